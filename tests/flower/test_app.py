@@ -330,6 +330,43 @@ def test_losses_that_would_train_another_model_are_refused(loss, message):
         ClientTask(scalar_model(1), x, y.double(), loss)
 
 
+def test_a_loss_that_reads_a_parameter_outside_the_model_is_refused():
+    x, y = shard(0)
+    net = scalar_model(1)
+
+    def ridge(z, y):
+        return (z.squeeze(-1) - y).square() + net[0].weight.square().sum()
+
+    with pytest.raises(ft.InvalidInputError, match=r"^loss: it depends on a parameter of shape"):
+        ClientTask(net, x, y.double(), ridge)
+
+
+def test_class_weights_of_a_loss_take_the_dtype_of_the_model():
+    x, y = shard(0)
+    loss = nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]), reduction="none")
+    task = ClientTask(nn.Linear(4, 3).double(), x, y, loss)
+    params = task.layout.unflatten(task.start)
+    weights = torch.ones(len(x), dtype=torch.float64)
+    found = task.loss(params, x, y, weights, torch.zeros((), dtype=torch.int64))
+    logits = x @ params["weight"].T + params["bias"]
+    expected = torch.stack(
+        [(1 + k) * -row.log_softmax(0)[k] for row, k in zip(logits, y, strict=True)]
+    )
+    torch.testing.assert_close(found, expected.mean())
+    assert loss.weight.dtype == torch.float32
+
+
+def test_a_last_layer_of_zeros_does_not_hide_that_samples_influence_one_another():
+    net = nn.Sequential(Centred(), nn.Linear(4, 3)).double()
+    nn.init.zeros_(net[1].weight)
+    assert ClientTask(net, *shard(0), cross_entropies).mixes_samples
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
 def test_loss_that_compares_samples_trains():
     x, y = shard(0)
     task = ClientTask(

@@ -18,6 +18,8 @@ KEYS = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 2
         (nn.Dropout1d, (200, 40, 7), (200, 40, 1)),
         (nn.Dropout2d, (200, 40, 3, 3), (200, 40, 1, 1)),
         (nn.Dropout3d, (200, 40, 2, 2, 2), (200, 40, 1, 1, 1)),
+        (nn.Dropout1d, (800, 9), (800, 1)),  # which they take for one sample without a batch
+        (nn.Dropout3d, (800, 5, 2, 2), (800, 1, 1, 1)),
     ],
 )
 def test_dropout_keeps_with_probability_1_minus_p_and_rescales(kind, shape, drawn):
@@ -57,3 +59,36 @@ def test_a_single_layer_of_probability_one_drops_everything():
 def test_networks_without_active_dropout_are_unchanged():
     net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0))
     assert replace_dropout(net) == (net, None)
+
+
+class Tripling(nn.Dropout):
+    """A subclass that drops nothing."""
+
+    def forward(self, x):
+        return 3 * x
+
+
+class Renamed(nn.Dropout):
+    """A subclass that computes the same."""
+
+
+def test_only_subclasses_that_drop_like_their_base_are_replaced():
+    net, masks = replace_dropout(nn.Sequential(Tripling(0.5), Tripling(0.5)))
+    assert masks is None
+    assert net(torch.ones(2)).tolist() == [9, 9]
+    net, masks = replace_dropout(nn.Sequential(Renamed(0.5)))
+    assert masks is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [(nn.Dropout1d, (60, 9)), (nn.Dropout1d, (6, 60, 9)), (nn.Dropout3d, (60, 5, 2, 2))],
+)
+def test_what_is_dropped_together_is_that_of_pytorch(kind, shape):
+    torch.manual_seed(0)
+    expected = kind(0.5)(torch.ones(shape))
+    net, masks = replace_dropout(nn.Sequential(kind(0.5)))
+    masks.start_pass(KEYS[0])
+    found = net(torch.ones(shape))
+    for dim in range(len(shape)):
+        assert bool(found.std(dim).any()) == bool(expected.std(dim).any())

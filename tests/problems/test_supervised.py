@@ -1260,3 +1260,29 @@ def test_a_given_network_drawn_anew_is_named_when_a_run_continues(tmp_path):
         InvalidInputError, match=r"other content .*draw new weights: use torch\.man"
     ):
         run(regression(model=nn.Linear(3, 1)), out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.astype(">f8"),
+        lambda x: x.astype(np.longdouble),
+        lambda x: x[::-1].copy()[::-1],
+        lambda x: np.asfortranarray(x),
+        lambda x: torch.complex(torch.zeros(x.shape).double(), -torch.tensor(x)).conj().imag,
+    ],
+    ids=["big-endian", "long double", "negative strides", "columns", "negative view"],
+)
+def test_numbers_may_lie_in_memory_in_any_way(change):
+    x = np.random.default_rng(0).normal(size=(6, 2))
+    rows = {"x": change(x), "y": x.sum(1), "client": [0, 0, 0, 1, 1, 1]}
+    problem = ft.problems.Supervised(rows, model=nn.Linear(2, 1), loss="mse")
+    task = problem.prepare(0, torch.device("cpu"), torch.float64)
+    assert torch.equal(task.batch_data[0], torch.tensor(x))
+
+
+def test_whole_numbers_that_pytorch_does_not_have_are_refused():
+    rows = {"x": np.array([1, 2**63 + 5], dtype=np.uint64), "y": [0.0, 1.0], "client": [0, 1]}
+    problem = ft.problems.Supervised(rows, inputs=["x"], model=nn.Linear(1, 1), loss="mse")
+    with pytest.raises(ft.InvalidInputError, match=r"^inputs: .*9223372036854775813.*; convert"):
+        problem.prepare(0, torch.device("cpu"), torch.float64)

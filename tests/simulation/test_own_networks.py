@@ -171,14 +171,22 @@ def contrastive(outputs, targets):
     return -torch.log_softmax(outputs @ outputs.T, 1).diagonal()
 
 
+def zero(layer):
+    """Return the layer with parameters of zero, as last layers often start."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer
+
+
 @pytest.mark.parametrize(
     ("model", "loss"),
     [
         (nn.Sequential(Centred(), nn.Linear(3, 1)), "mse"),
+        (nn.Sequential(Centred(), zero(nn.Linear(3, 1))), "mse"),
         (nn.Sequential(InBatch(), nn.Linear(3, 1)), "mse"),
         (nn.Linear(3, 2), contrastive),
     ],
-    ids=["mean", "attention", "loss"],
+    ids=["mean", "mean before zeros", "attention", "loss"],
 )
 @pytest.mark.parametrize("trainer", ["reference", "stacked"])
 def test_samples_that_influence_each_other_cannot_be_padded(model, loss, trainer):
@@ -252,6 +260,41 @@ def test_a_network_that_is_not_a_function_of_its_inputs_is_refused(draw):
     with pytest.raises(ft.InvalidInputError, match=r"^problem\.model: it (draws|gives other)"):
         simulate(table(), model)
     assert generator_states() == before
+
+
+class Noisy(nn.Module):
+    """Adds the same noise in every pass, from a generator that is seeded in the pass."""
+
+    def __init__(self, noise):
+        super().__init__()
+        self.layer, self.noise = nn.Linear(3, 1), noise
+
+    def forward(self, x):
+        return self.layer(x + self.noise())
+
+
+def noise_of_a_generator():
+    return torch.randn(3, generator=torch.Generator().manual_seed(0))
+
+
+def noise_of_a_fork():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return torch.randn(3)
+
+
+@pytest.mark.parametrize("noise", [noise_of_a_generator, noise_of_a_fork])
+def test_noise_that_is_seeded_in_every_pass_is_the_same_in_every_step(noise):
+    torch.manual_seed(0)
+    net = Noisy(noise)
+    shifted = table()
+    shifted[["a", "b", "c"]] += noise().numpy()
+    expected = simulate(shifted, net.layer).model
+    for trainer in ("reference", "auto"):
+        found = simulate(table(), net, trainer=trainer)
+        np.testing.assert_allclose(found.model, expected, rtol=1e-5)
+    with pytest.raises(ft.InvalidInputError, match=r"on threads \(it draws random.*; use trainer"):
+        simulate(table(), net, trainer="threaded")
 
 
 def generator_states():

@@ -17,6 +17,7 @@ from fedtide.problems.datasets.catalogue import Dataset, Normalise, load
 from fedtide.problems.datasets.parquet import Rows
 from fedtide.problems.losses import cross_entropy
 from fedtide.problems.models import Model, resolve_model
+from fedtide.problems.models.functional import cast_network
 from fedtide.problems.partitions import Partition
 from fedtide.problems.sample_metrics import METRICS
 from fedtide.problems.supervised import (
@@ -110,7 +111,7 @@ class Classification(Problem):
         module = build_network(self.model, data.train.features.shape[1:], data.classes, seed)
         return SupervisedTask(
             supervised,
-            module.to(device, kept),
+            cast_network(module.to(device), kept),
             cross_entropy,
             {"accuracy": METRICS["accuracy"]},
             self.buffers,

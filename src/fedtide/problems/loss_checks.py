@@ -12,6 +12,12 @@ from torch import Tensor, nn
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.losses import LossFunction, bce, cross_entropy, next_token
 from fedtide.problems.models.functional import refuse_impure
+from fedtide.problems.models.network_checks import (
+    Attributes,
+    are_close,
+    is_alike,
+    read_attributes,
+)
 
 _logger = logging.getLogger("fedtide")
 
@@ -31,14 +37,16 @@ def require_per_sample(
         masks: none, or that of sequences, (B, L).
 
     Raises:
-        InvalidInputError: it fails, changes the targets, draws from a global generator, or returns
-            something else than (B,).
+        InvalidInputError: it fails, changes the targets, draws from a global generator, keeps
+            something from call to call, or returns something else than (B,).
     """
-    count = len(target)
-    shapes = f"outputs {_shape(outputs)} and targets {_shape(target)} of {count} samples"
+    shapes = f"outputs {_shape(outputs)} and targets {_shape(target)} of {len(target)} samples"
     try:
-        with refuse_impure(field, (target, *masks), "target"):
+        with refuse_impure(field, (target, *masks), "target"), torch.enable_grad():
             values: object = function(outputs, target, *masks)
+            before = _read_state(function)
+            again: object = function(outputs, target, *masks)
+            after = _read_state(function)
     except InvalidInputError:
         raise
     except Exception as error:  # a user's code may raise anything
@@ -46,12 +54,40 @@ def require_per_sample(
             f"{field}: it fails on {shapes} ({first_line(error, 150)}); change it, the "
             "model's last layer or the target"
         ) from error
+    require_shape(field, values, outputs, target)
+    if not are_close(values, again, rtol=1e-6) or not all(
+        is_alike(value, after[name]) for name, value in before.items()
+    ):
+        raise InvalidInputError(
+            f"{field}: it keeps a count or a mean from call to call, which clients, and training "
+            "and evaluation, would share; compute it from outputs and targets alone"
+        )
+
+
+def require_shape(field: str, values: object, outputs: Any, target: Tensor) -> None:
+    """Raise InvalidInputError unless values of a function are one number for each sample.
+
+    Args:
+        field: what the error names.
+        values: what a loss or metric has returned.
+        outputs: what it was given, for the error.
+        target: (B, ...).
+    """
+    count = len(target)
     if not (isinstance(values, Tensor) and values.shape == (count,)):
         raise InvalidInputError(
-            f"{field}: on {shapes} it gives values {_shape(values)}; it must give one "
-            f"number per sample, shape ({count},), as torch's losses do with "
-            "reduction='none'"
+            f"{field}: on outputs {_shape(outputs)} and targets {_shape(target)} of {count} "
+            f"samples it gives values {_shape(values)}; it must give one number per sample, shape "
+            f"({count},), as torch's losses do with reduction='none'"
         )
+
+
+def _read_state(function: object) -> Attributes:
+    """Return what a module keeps: its buffers, and plain attributes of it; {} for a function."""
+    if not isinstance(function, nn.Module):
+        return {}
+    buffers = {f"buffer {name}": buffer.clone() for name, buffer in function.named_buffers()}
+    return read_attributes(function) | buffers
 
 
 def trial_rows(target: Tensor) -> Tensor:

@@ -30,8 +30,9 @@ from fedtide.problems.datasets.sources import (
 )
 from fedtide.problems.losses import LOSSES, TARGET_KINDS, LossFunction, TargetKind, resolve_function
 from fedtide.problems.models import Model, resolve_model
-from fedtide.problems.models.functional import copy_network, refuse_lazy
+from fedtide.problems.models.functional import cast_network, copy_network
 from fedtide.problems.models.initialisation import build_seeded
+from fedtide.problems.models.network_checks import check_network
 from fedtide.problems.partitions import FlwrInstance, Partition, Shards, StoredShards
 from fedtide.problems.partitions.base import to_names
 from fedtide.problems.sample_metrics import (
@@ -194,7 +195,7 @@ class Supervised(Problem):
         )
         shape = samples.inputs[0].shape[1:]
         module = build_network(self.model, shape, _outputs(target, kind, classes), seed)
-        module = module.to(device, parameter_dtype(dtype))
+        module = cast_network(module.to(device), parameter_dtype(dtype))
         return SupervisedTask(
             data, module, loss, self._metrics(), self.buffers, training_dtype=dtype
         )
@@ -351,12 +352,13 @@ def resolve_network(model: ModelLike) -> Model | nn.Module | Callable[[], nn.Mod
     """Return what makes the network.
 
     Raises:
-        InvalidInputError: an unknown name, something that makes no network, or lazy layers.
+        InvalidInputError: an unknown name, something that makes no network, or a network that
+            cannot be trained, see `check_network`.
     """
     if isinstance(model, str | Mapping | Model):
         return resolve_model(model)
     if isinstance(model, nn.Module):
-        refuse_lazy(model)
+        check_network(model)
     return model
 
 

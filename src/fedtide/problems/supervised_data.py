@@ -78,7 +78,7 @@ def to_device(
     """Return the samples as tensors: standardised pixels, integers, and numbers of the dtype."""
 
     def convert(array: NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(array).to(device)
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(device)
         if array.dtype == np.uint8:
             return pixels.apply(tensor)
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -240,6 +240,11 @@ def _input_column(table: Table, name: str, lengths: Mapping[str, int]) -> Column
             f"inputs: column {name!r} holds text{found}; turn it into numbers first: '3%' into "
             "0.03, categories into columns of 0 and 1, sentences into the ids of their tokens"
         )
+    if values.dtype.kind == "u" and values.size and values.max() > np.iinfo(np.int64).max:
+        raise InvalidInputError(
+            f"inputs: column {name!r} holds {values.max()}, which is no signed 64-bit integer; "
+            "convert the column to floats, or number its values from 0"
+        )
     values = _normalise_dtype(values, keep_pixels=values.ndim >= 3)
     _require_finite("inputs", name, values)
     return replace(column, values=values) if isinstance(column, Ragged) else values
@@ -265,12 +270,15 @@ def _is_number(value: Any) -> bool:
 
 
 def _normalise_dtype(values: NDArray[Any], keep_pixels: bool = False) -> NDArray[Any]:
-    """Return truth values and halves as float32, integers as int64; uint8 pixels are kept."""
+    """Return truth values and halves as float32, other numbers of a type that PyTorch has, integers
+    as int64; uint8 pixels are kept."""
     if values.dtype.kind in "iu" and not (keep_pixels and values.dtype == np.uint8):
         return values.astype(np.int64)
     if values.dtype == np.bool_ or values.dtype == np.float16:
         return values.astype(np.float32)
-    return values
+    if values.dtype == np.longdouble:
+        return values.astype(np.float64)
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
 def _require_finite(field: str, name: str, values: NDArray[Any]) -> None:

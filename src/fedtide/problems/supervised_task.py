@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,12 +23,14 @@ from fedtide.problems.layout import Layout, Params, to_channels_last
 from fedtide.problems.loss_checks import (
     depends_on_others,
     require_per_sample,
+    require_shape,
     trial_rows,
     warn_of_probabilities,
 )
 from fedtide.problems.losses import TARGET_KINDS, LossFunction, TargetKind
 from fedtide.problems.models import FunctionalModel
-from fedtide.problems.models.functional import mixes_samples
+from fedtide.problems.models.functional import cast_network, mixes_samples
+from fedtide.problems.models.network_checks import find_parameter, shift
 from fedtide.problems.partitions import Shards, StoredShards
 from fedtide.problems.sample_metrics import Metric, class_recalls, count_all
 from fedtide.problems.supervised_data import DeviceSamples
@@ -109,6 +112,9 @@ class SupervisedTask(Task):
         self._data, self._train, self._test = data, data.train, data.test
         masks = () if data.train.mask is None else (data.train.mask,)
         self.batch_data = (*data.train.inputs, data.train.target, *masks)
+        if isinstance(loss, nn.Module):  # it may hold weights, as of classes
+            moved = deepcopy(loss).to(data.train.target.device)
+            loss = cast_network(moved, next(module.parameters()).dtype)
         self._loss, self._metrics = loss, metrics
         if masks and not data.masks_target and data.train.target.dim() > 1:
             self._loss, self._metrics = (
@@ -139,9 +145,15 @@ class SupervisedTask(Task):
         warn_of_probabilities(module, loss, self.model.example_output)
         self._check_gradient()
         self._apart = self._check_independence()
-        self._apart |= mixes_samples(self._evaluated_loss, len(self._train))
+        tried = (self.model.params, shift(self.model.params))  # a last layer may start at zero
+        self._apart |= any(
+            mixes_samples(partial(self._evaluated_loss, params), len(self._train))
+            for params in tried
+        )
         self.warnings = (*([_APART] if self._apart else []), *self._untested_clients())
-        self.mixes_samples = mixes_samples(self._padded_loss, len(self._train))
+        self.mixes_samples = any(
+            mixes_samples(partial(self._padded_loss, params), len(self._train)) for params in tried
+        )
         self._needs_keys = bool(augmentations) or self.model.draws
         self.layout = Layout.from_params(self.model.params)
         self.start = self.layout.flatten(self.model.params)
@@ -528,15 +540,21 @@ class SupervisedTask(Task):
 
         Raises:
             InvalidInputError: a metric does, or the loss because broadcasting pairs every output
-                with every target.
+                with every target; or one of them gives no number for each of several samples.
         """
         if self._train.target.is_meta:
             return False
         samples = _take(self._train, trial_rows(self._train.target))
         outputs = self.model.evaluate(self.model.params, self._arguments(samples))
+        target, masks = samples.target, () if samples.mask is None else (samples.mask,)
+        for name, function in self._functions.items():
+            try:
+                values = function(outputs, target, *masks)
+            except Exception:  # as on an odd number of samples; training will say so
+                continue
+            require_shape(_field(name), values, outputs, target)
         if not isinstance(outputs, Tensor):
             return False
-        target, masks = samples.target, () if samples.mask is None else (samples.mask,)
         loss_depends = False
         for name, function in self._functions.items():
             if not depends_on_others(_field(name), function, outputs, target, *masks):
@@ -578,6 +596,11 @@ class SupervisedTask(Task):
                 "sparse=True, which changes no result"
             )
         if losses.requires_grad:
+            if hidden := find_parameter(losses, leaves.values()):
+                raise InvalidInputError(
+                    f"loss: it depends on {hidden} outside the model, which has its first values "
+                    "throughout; compute what it needs in forward, and return it with the outputs"
+                )
             return
         if isinstance(outputs, Tensor) and not outputs.requires_grad:
             raise InvalidInputError(
@@ -590,7 +613,7 @@ class SupervisedTask(Task):
         )
 
     @torch.no_grad()
-    def _padded_loss(self, samples: Tensor) -> Tensor:
+    def _padded_loss(self, params: Params, samples: Tensor) -> Tensor:
         """Return the loss of training samples, the last of which is padding."""
         device = self._train.target.device
         example = _take(self._train, samples.to(device))
@@ -598,14 +621,14 @@ class SupervisedTask(Task):
         masks = () if example.mask is None else (example.mask,)
         keys = (real.new_zeros((), dtype=torch.int64),) if self.model.draws else ()
         batch = (*example.inputs, example.target, *masks, real, *keys)
-        return self.loss(self.model.params, *batch)
+        return self.loss(params, *batch)
 
     @torch.no_grad()
-    def _evaluated_loss(self, samples: Tensor) -> Tensor:
+    def _evaluated_loss(self, params: Params, samples: Tensor) -> Tensor:
         """Return the losses of training samples but the last, which are evaluated together."""
         example = _take(self._train, samples.to(self._train.target.device))
         masks = () if example.mask is None else (example.mask,)
-        outputs = self.model.evaluate(self.model.params, self._arguments(example))
+        outputs = self.model.evaluate(params, self._arguments(example))
         return self._loss(outputs, example.target, *masks)[:-1]
 
     @torch.no_grad()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,7 +17,8 @@ from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Tas
 from fedtide.problems.layout import Layout, Params
 from fedtide.problems.loss_checks import depends_on_others, require_per_sample, trial_rows
 from fedtide.problems.models import FunctionalModel
-from fedtide.problems.models.functional import mixes_samples
+from fedtide.problems.models.functional import cast_network, mixes_samples
+from fedtide.problems.models.network_checks import find_parameter, shift
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """The loss of each sample, shape (B,), of the model's outputs (B, C) and the targets (B, ...)."""
@@ -38,7 +41,8 @@ class ClientTask(Task):
     Raises:
         InvalidInputError: a network that cannot be trained as a pure function
             (see `FunctionalModel`), or that keeps running statistics; a loss that does not give
-            one number for each sample, or pairs all outputs with all targets; no samples.
+            one number for each sample, pairs all outputs with all targets, or depends on
+            parameters outside the network; no samples.
     """
 
     def __init__(self, module: nn.Module, features: Tensor, targets: Tensor, loss: Loss) -> None:
@@ -53,13 +57,19 @@ class ClientTask(Task):
                 f"model: layer {layer!r} keeps running statistics, which Flower clients do not "
                 "send; use GroupNorm, or track_running_stats=False"
             )
+        if isinstance(loss, nn.Module):  # it may hold weights, as of classes
+            moved = deepcopy(loss).to(features.device)
+            loss = cast_network(moved, next(module.parameters()).dtype)
         self._features, self._targets, self._loss = features, targets, loss
         self._check_loss()
         self.population = Population(1, samples=np.array([len(features)]))
         self.layout = Layout.from_params(self._model.params)
         self.start = self.layout.flatten(self._model.params)
         self._seen: list[tuple[float, float]] = []
-        self.mixes_samples = mixes_samples(self._padded_loss, len(features))
+        self.mixes_samples = any(
+            mixes_samples(partial(self._padded_loss, params), len(features))
+            for params in (self._model.params, shift(self._model.params))  # it may start at zero
+        )
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
         """Return the mean loss over the minibatch, without the padding."""
@@ -72,17 +82,23 @@ class ClientTask(Task):
     def _check_loss(self) -> None:
         outputs, targets = self._model.example_output, self._targets[:2]
         require_per_sample("loss", self._loss, outputs, targets)
+        with torch.enable_grad():
+            if hidden := find_parameter(self._loss(outputs, targets), ()):
+                raise InvalidInputError(
+                    f"loss: it depends on {hidden} outside the model, which would keep its first "
+                    "values; compute what it needs in forward"
+                )
         if outputs.numel() == targets.numel():  # they could be paired wrongly
             rows = trial_rows(self._targets)
             outputs = self._model.evaluate(self._model.params, (self._features[rows],))
             depends_on_others("loss", self._loss, outputs, self._targets[rows])
 
     @torch.no_grad()
-    def _padded_loss(self, samples: Tensor) -> Tensor:
+    def _padded_loss(self, params: Params, samples: Tensor) -> Tensor:
         """Return the loss of samples, the last of which is padding."""
         real = (torch.arange(len(samples)) < len(samples) - 1).to(self.start.dtype)
         batch = (self._features[samples], self._targets[samples], real, torch.zeros(()).long())
-        return self.loss(self._model.params, *batch)
+        return self.loss(params, *batch)
 
     def loss_and_buffers(
         self, params: Params, buffers: Params, *batch: Tensor

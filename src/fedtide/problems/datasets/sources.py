@@ -413,7 +413,8 @@ def to_column(value: Any) -> Column:
         raise InvalidInputError(f"it is sparse; give a dense array, such as its .{dense}()")
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
-        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        value = value.float() if value.dtype == torch.bfloat16 else value
+        value = value.resolve_conj().resolve_neg().numpy()
     if isinstance(value, np.ma.MaskedArray):
         missing = np.ma.getmaskarray(value).reshape(len(value), -1).any(1)
         if missing.any():

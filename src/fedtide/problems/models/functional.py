@@ -13,13 +13,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map
 
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.layout import Params
 from fedtide.problems.models.batch_norm import RunningStatistics, replace_batch_norm
 from fedtide.problems.models.keyed_dropout import DropoutMasks, replace_dropout
+from fedtide.problems.models.network_checks import (
+    agree,
+    are_close,
+    check_network,
+    read_attributes,
+    refuse_changes,
+    refuse_hidden_parameters,
+    shift,
+)
 
 Inputs = tuple[Tensor, ...]
 """The arguments of a network's `forward` for a minibatch; the first dimension is the sample."""
@@ -47,12 +55,12 @@ class _TrainingModule:
             copied.train()
         replaced, masks = replace_dropout(copied)
         replaced, statistics = replace_batch_norm(replaced)
-        return cls(replaced.to(dtype), masks, statistics)
+        return cls(cast_network(replaced, dtype), masks, statistics)
 
     def copy(self) -> _TrainingModule:
         """Return a copy that shares all tensors, so that it can be made during tracing, too."""
-        tensors = (*self.module.parameters(), *self.module.buffers())
-        tensors += () if self.statistics is None else tuple(self.statistics.initial.values())
+        tensors = [*self.module.parameters(), *self.module.buffers()]
+        tensors += [] if self.statistics is None else self.statistics.initial.values()
         return copy.deepcopy(self, {id(t): t for t in tensors})
 
 
@@ -83,7 +91,8 @@ class FunctionalModel:
     Raises:
         InvalidInputError: the network does not take the arguments, changes them, its parameters or
             buffers other than those of batch normalisation, or is no function of them, as it draws
-            random numbers outside dropout, attention and recurrent layers.
+            random numbers outside dropout, attention and recurrent layers, counts its calls, or
+            reads parameters elsewhere than under their names; or see `check_network`.
 
     >>> net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     >>> model = FunctionalModel(net, (torch.ones(4, 3),))
@@ -99,7 +108,7 @@ class FunctionalModel:
         names: tuple[str | None, ...] | None = None,
         training_dtype: torch.dtype | None = None,
     ) -> None:
-        refuse_lazy(module)
+        check_network(module)
         self.params: Params = {
             name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad
         }
@@ -107,6 +116,7 @@ class FunctionalModel:
             raise InvalidInputError(
                 "model: it has no parameters to train; set requires_grad to True"
             )
+        self._ties = _find_ties(module)
         self._names = names or (None,) * len(example)
         self._dtype = next(iter(self.params.values())).dtype
         self._training_dtype = training_dtype or self._dtype
@@ -118,7 +128,9 @@ class FunctionalModel:
         statistics = self._training.statistics
         self.buffers: Params = {} if statistics is None else _cast(statistics.initial, self._dtype)
         self._thread_local = threading.local()
-        self.example_output: Any = self._try(example)
+        trial = self._training.copy()
+        self.example_output: Any = self._try(trial, example)
+        statistics = trial.statistics
         few = statistics is not None and statistics.fewest_values <= len(example[0])
         self.fewest_samples = 2 if few else 1
 
@@ -147,9 +159,7 @@ class FunctionalModel:
 
     def evaluate(self, params: Params, inputs: Inputs, buffers: Params | None = None) -> Any:
         """Return the outputs in evaluation: no dropout, normalisation by running statistics."""
-        args, kwargs = self._arguments(inputs, self._dtype)
-        values = params | (buffers or {})
-        return torch.func.functional_call(self._evaluating, values, args, kwargs)
+        return self._evaluate(self._evaluating, params, inputs, buffers)
 
     @torch.no_grad()
     def module(self, params: Params, buffers: Params | None = None) -> nn.Module:
@@ -163,6 +173,13 @@ class FunctionalModel:
             target = tensors[name]
             target.copy_(value if target.is_floating_point() else value.round())
         return module
+
+    def _evaluate(
+        self, module: nn.Module, params: Params, inputs: Inputs, buffers: Params | None = None
+    ) -> Any:
+        args, kwargs = self._arguments(inputs, self._dtype)
+        values = self._tied(params) | (buffers or {})
+        return torch.func.functional_call(module, values, args, kwargs, tie_weights=False)
 
     def _run(
         self,
@@ -178,12 +195,25 @@ class FunctionalModel:
         if training.statistics is not None:
             training.statistics.start_pass(buffers or self.buffers, sample_mask)
         args, kwargs = self._arguments(inputs, self._training_dtype)
-        values = _cast(params, self._training_dtype)
-        outputs = torch.func.functional_call(training.module, values, args, kwargs)
-        if isinstance(outputs, Tensor) and outputs.is_floating_point():
-            outputs = outputs.to(self._dtype)
+        values = self._tied(_cast(params, self._training_dtype))
+        outputs = torch.func.functional_call(
+            training.module, values, args, kwargs, tie_weights=False
+        )
+        outputs = tree_map(self._in_own_dtype, outputs)
         end = {} if training.statistics is None else training.statistics.end_pass()
         return (outputs, end) if self.buffers else outputs
+
+    def _tied(self, params: Params) -> Params:
+        """Return the parameters under all names that they have in different layers.
+
+        `functional_call` would also find both names of a layer that is used twice, and leave what
+        it sets in the network.
+        """
+        return params | {name: params[first] for name, first in self._ties.items()}
+
+    def _in_own_dtype(self, output: Any) -> Any:
+        floating = isinstance(output, Tensor) and output.is_floating_point()
+        return output.to(self._dtype) if floating else output
 
     def _arguments(
         self, inputs: Inputs, dtype: torch.dtype
@@ -197,59 +227,163 @@ class FunctionalModel:
         )
 
     @torch.no_grad()
-    def _try(self, example: Inputs) -> Any:
+    def _try(self, training: _TrainingModule, example: Inputs) -> Any:
         """Return the outputs for the example.
+
+        Args:
+            training: the network for training, a copy that later passes do not use.
+            example: the arguments.
 
         Raises:
             InvalidInputError: unless the network is a pure function in training.
         """
-        training, key = self._training, torch.zeros((), dtype=torch.int64, device=example[0].device)
-        before = {name: buffer.clone() for name, buffer in training.module.named_buffers()}
-        params = {name: value.clone() for name, value in self.params.items()}
+        key = torch.zeros((), dtype=torch.int64, device=example[0].device)
+        evaluating = _copy_sharing(self._evaluating)
+        modules = {"training": training.module, "evaluation": evaluating}
+        buffers = {mode: _clone(module.named_buffers()) for mode, module in modules.items()}
+        frozen = _sum_frozen(modules.values())
+        params = _clone(self.params.items())
         with refuse_impure("model", example, "input"), _shape_errors(example, self._names):
-            self.evaluate(params, example)
-            outputs, again = (self._run(training, params, example, key) for _ in range(2))
+            self._evaluate(evaluating, params, example)
+            outputs = self._run(training, params, example, key)
+            attributes = read_attributes(training.module)
+            again = self._run(training, params, example, key)
         written = any(  # .data keeps the version
             not (value.is_meta or torch.equal(params[name], value))
             for name, value in self.params.items()
         )
-        if written or any(_versions(params.values())):
+        if written or any(_versions(params.values())) or _sum_frozen(modules.values()) != frozen:
             raise InvalidInputError(
                 "model: it changes its parameters while it computes outputs (as "
                 "nn.Embedding(max_norm=...) does), so that evaluating would change the model, too; "
                 "compute outputs from limited copies, as weight.clamp(-1, 1)"
             )
+        refuse_changes(attributes, read_attributes(training.module))
         if not are_close(outputs, again):
             raise InvalidInputError(
                 "model: it gives other outputs when it gets the same inputs again, so a step is "
                 "not reproducible; use nn.Dropout for what is random, and keep no counts"
             )
-        if training.masks is not None:
-            training.masks.start_pass(None)
-        for name, buffer in training.module.named_buffers():
-            if not _is_equal(buffer, before[name]):
-                layer = name.rpartition(".")[0] or type(training.module).__name__
-                raise InvalidInputError(
-                    f"model: layer {layer!r} changes its buffer {name!r} in training; use "
-                    "BatchNorm or GroupNorm, or track_running_stats=False"
-                )
+        for mode, module in modules.items():
+            _refuse_changed_buffers(module, buffers[mode], mode)
+        self._try_other_parameters(training, evaluating, example, key)
+        leaves = {name: p.detach().requires_grad_() for name, p in self.params.items()}
+        refuse_hidden_parameters(lambda: self._run(training, leaves, example, key), leaves.values())
         return outputs[0] if self.buffers else outputs
+
+    def _try_other_parameters(
+        self, training: _TrainingModule, evaluating: nn.Module, example: Inputs, key: Tensor
+    ) -> None:
+        """Refuse a network that has kept something of its parameters, or keeps to its own ones.
+
+        Args:
+            training, evaluating: the network after passes with the initial parameters.
+            example: the arguments.
+            key: of the dropout.
+        """
+        others = shift(self.params)
+        own = _copy_sharing(self._evaluating, except_for=others)
+        for name, parameter in own.named_parameters():
+            if name in others:
+                parameter.copy_(others[name])
+        args, kwargs = self._arguments(example, self._dtype)
+        try:
+            trained = [
+                self._run(module, others, example, key)
+                for module in (training, self._training.copy())
+            ]
+            evaluated = [self._evaluate(evaluating, others, example), own(*args, **kwargs)]
+        except Exception:  # these parameters may be none for which the network is defined
+            return
+        if not (agree(*trained) and agree(*evaluated)):
+            raise InvalidInputError(
+                "model: with other parameters its outputs are not those of a copy with these "
+                "parameters, because it keeps values computed from them, or reads them elsewhere "
+                "than under their names; compute outputs from attributes of the module in each "
+                "forward pass"
+            )
+
+
+def cast_network(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert the floating-point parameters and buffers of a network in place, and return it.
+
+    Complex ones stay as they are: `module.to(dtype)` would drop their imaginary parts.
+
+    >>> net = nn.Linear(1, 1)
+    >>> net.register_buffer("turn", torch.tensor(1j))
+    >>> cast_network(net, torch.float64).turn
+    tensor(0.+1.j)
+    """
+    convert: dict[torch.dtype, Callable[[], nn.Module]] = {
+        torch.float64: module.double,
+        torch.float32: module.float,
+        torch.bfloat16: module.bfloat16,
+        torch.float16: module.half,
+    }
+    return convert[dtype]()
+
+
+def _find_ties(module: nn.Module) -> dict[str, str]:
+    """Return the further names of trainable parameters that several layers share, each with the
+    first one.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> net[1].weight = net[0].weight
+    >>> _find_ties(net)
+    {'1.weight': '0.weight'}
+    """
+    first: dict[int, str] = {}
+    ties = {}
+    for prefix, layer in module.named_modules():
+        for key, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
+            name = f"{prefix}.{key}".lstrip(".")
+            known = first.setdefault(id(parameter), name)
+            if known != name and parameter.requires_grad:
+                ties[name] = known
+    return ties
+
+
+def _copy_sharing(module: nn.Module, except_for: Iterable[str] = ()) -> nn.Module:
+    """Return a copy of a network that shares its tensors, except for these parameters."""
+    own = set(except_for)
+    shared = [p for name, p in module.named_parameters() if name not in own]
+    return copy.deepcopy(module, {id(t): t for t in (*shared, *module.buffers())})
+
+
+def _clone(tensors: Iterable[tuple[str, Tensor]]) -> Params:
+    return {name: tensor.clone() for name, tensor in tensors}
+
+
+def _sum_frozen(modules: Iterable[nn.Module]) -> list[str]:
+    """Return a sum of each frozen parameter, as text, so that NaN equals itself."""
+    frozen = [p for module in modules for p in module.parameters() if not p.requires_grad]
+    return [] if any(p.is_meta for p in frozen) else [str(p.sum().item()) for p in frozen]
+
+
+def _refuse_changed_buffers(module: nn.Module, before: Params, mode: str) -> None:
+    """Raise InvalidInputError if the network has changed its buffers in this mode."""
+    for name, buffer in module.named_buffers():
+        if name in before and not _is_equal(buffer, before[name]):
+            layer = name.rpartition(".")[0] or type(module).__name__
+            raise InvalidInputError(
+                f"model: layer {layer!r} changes its buffer {name!r} in {mode}; use BatchNorm or "
+                "GroupNorm, or track_running_stats=False, or put the layer in evaluation mode "
+                "(layer.eval()) if it keeps its buffers there"
+            )
 
 
 def _is_equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two buffers hold the same values; the matrix of a graph may be sparse."""
     if one.layout is torch.strided:
         return torch.equal(one, other)
-    one, other = (tensor.to_sparse().coalesce() for tensor in (one, other))
+    one, other = (_to_coordinates(tensor) for tensor in (one, other))
     return torch.equal(one.indices(), other.indices()) and torch.equal(one.values(), other.values())
 
 
-def refuse_lazy(module: nn.Module) -> None:
-    """Raise InvalidInputError if a network has layers whose sizes its first input determines."""
-    if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
-        raise InvalidInputError(
-            "model: it has lazy layers without parameters; give them sizes, or call it once"
-        )
+def _to_coordinates(tensor: Any) -> Tensor:
+    """Return a sparse tensor of any layout in the coordinate format."""
+    coordinates: Tensor = tensor.to_sparse_coo()
+    return coordinates.coalesce()
 
 
 def copy_network(module: nn.Module) -> nn.Module:
@@ -337,16 +471,6 @@ def mixes_samples(loss: Callable[[Tensor], Tensor], count: int) -> bool:
 def _versions(tensors: Iterable[Tensor]) -> list[int]:
     """Return how often each tensor was changed in place; inference tensors do not count it."""
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-
-
-def are_close(first: Any, second: Any, rtol: float = 1e-3) -> bool:
-    """Return whether two outputs or losses are equal up to rounding, as far as they have values."""
-    pairs = zip(tree_leaves(first), tree_leaves(second), strict=True)
-    return all(
-        torch.allclose(a, b, rtol=rtol, atol=rtol / 1e3, equal_nan=True)
-        for a, b in pairs
-        if isinstance(a, Tensor) and not a.is_meta
-    )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,10 @@ from fedtide.problems.models.keyed_attention import KeyedAttention
 from fedtide.problems.models.keyed_recurrent import KEYED_RECURRENT
 from fedtide.problems.models.layer_replacement import replace_layers
 
-_ELEMENTS = (nn.Dropout,)
 _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+_FORWARDS = {kind.forward for kind in (nn.Dropout, *_CHANNELS)}
+"""What these layers compute; a subclass may compute something else."""
 
 
 class DropoutMasks:
@@ -43,17 +46,18 @@ class DropoutMasks:
         self._calls += 1
         return (draws < round((1 - p) * WORDS)).reshape(shape)
 
-    def drop(self, x: Tensor, p: float, channels: bool = False) -> Tensor:
+    def drop(self, x: Tensor, p: float, dims: int | None = None) -> Tensor:
         """Return x with elements zeroed with probability p, and the others divided by 1 − p.
 
         Args:
             x: of any shape.
             p: the probability.
-            channels: whether to zero whole channels, one draw per x[b, c].
+            dims: for how many of its first dimensions there is one draw each, such as 2 for
+                channels, x[b, c]; None: for all.
         """
         if p == 1:
             return x * 0
-        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if channels else tuple(x.shape)
+        shape = tuple(x.shape) if dims is None else (*x.shape[:dims], *[1] * (x.dim() - dims))
         return x * self.draw(shape, p) / (1 - p)
 
 
@@ -61,18 +65,22 @@ class KeyedDropout(nn.Module):
     """Zeroes elements (or whole channels) with probability p and divides the others by 1 − p.
 
     Args:
-        p: the probability of zeroing.
+        layer: the layer whose probability p it takes over. One that drops channels has one draw per
+            x[b, c], or per x[c] for inputs that it takes for a single sample, as Dropout1d does for
+            two dimensions.
         masks: the source of the masks.
-        channels: whether to zero whole channels, one draw per x[b, c] (Dropout1d, 2d, 3d).
     """
 
-    def __init__(self, p: float, masks: DropoutMasks, channels: bool) -> None:
+    def __init__(self, layer: Any, masks: DropoutMasks) -> None:
         super().__init__()
-        self.p, self.masks, self.channels = p, masks, channels
+        self.p, self.masks, self.channels = layer.p, masks, isinstance(layer, _CHANNELS)
+        unbatched = {nn.Dropout1d.forward: 2, nn.Dropout3d.forward: 4}
+        self.unbatched = unbatched.get(type(layer).forward)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x with dropped elements set to 0 and the others divided by 1 − p."""
-        return self.masks.drop(x, self.p, self.channels)
+        dims = 1 if x.dim() == self.unbatched else 2
+        return self.masks.drop(x, self.p, dims if self.channels else None)
 
 
 def replace_dropout(module: nn.Module) -> tuple[nn.Module, DropoutMasks | None]:
@@ -90,8 +98,8 @@ def replace_dropout(module: nn.Module) -> tuple[nn.Module, DropoutMasks | None]:
     def keyed(name: str, layer: nn.Module) -> nn.Module | None:
         if not layer.training:
             return None
-        if isinstance(layer, _ELEMENTS + _CHANNELS) and layer.p > 0:
-            return KeyedDropout(layer.p, masks, isinstance(layer, _CHANNELS))
+        if isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d) and layer.p:
+            return KeyedDropout(layer, masks) if type(layer).forward in _FORWARDS else None
         if type(layer) is nn.MultiheadAttention and layer.dropout > 0:
             return KeyedAttention(layer, masks) if KeyedAttention.accepts(layer) else None
         if isinstance(layer, nn.RNNBase) and layer.dropout and layer.num_layers > 1:
@@ -100,6 +108,10 @@ def replace_dropout(module: nn.Module) -> tuple[nn.Module, DropoutMasks | None]:
         return None
 
     replaced = replace_layers(module, keyed)
-    keyed_layers = (KeyedDropout, KeyedAttention, *KEYED_RECURRENT.values())
+    keyed_layers: tuple[type[nn.Module], ...] = (
+        KeyedDropout,
+        KeyedAttention,
+        *KEYED_RECURRENT.values(),
+    )
     is_active = any(isinstance(m, keyed_layers) for m in replaced.modules())
     return replaced, masks if is_active else None

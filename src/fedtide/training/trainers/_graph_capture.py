@@ -44,6 +44,10 @@ _FOLDER = "compiled-2"
 
 _marks_pointers: ContextVar[bool] = ContextVar("marks_pointers", default=False)
 
+_DROPPING = ("attention", "rnn", "lstm", "gru")
+"""Operations that draw random numbers only if their dropout is positive, which the trial of a model
+refuses."""
+
 _RESHAPES = ("aten.expand.default", "aten.view.default", "aten._unsafe_view.default")
 
 
@@ -133,6 +137,29 @@ def has_constants(graph: TensorFunction) -> bool:
     if not isinstance(graph, torch.fx.GraphModule):
         return True
     return any(node.op == "get_attr" for node in module.graph.nodes)
+
+
+def draws_random_numbers(graph: TensorFunction) -> bool:
+    """Return whether a graph has operations that draw from a random generator.
+
+    Every run of the graph draws further numbers, and other ones than the function that was
+    captured, whose seeding leaves no trace in the graph.
+
+    >>> one = torch.ones(2)
+    >>> functions = (lambda x: (torch.rand_like(x),), lambda x: (x + x,))
+    >>> [draws_random_numbers(capture(function, [one])) for function in functions]
+    [True, False]
+    """
+    module: Any = graph
+    if not isinstance(graph, torch.fx.GraphModule):
+        return False
+    targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
+    return any(
+        torch.Tag.nondeterministic_seeded in target.tags
+        and not any(part in str(target) for part in _DROPPING)
+        for target in targets
+        if isinstance(target, torch._ops.OpOverload)
+    )
 
 
 def compile_graph(graph: TensorFunction, examples: list[Tensor]) -> TensorFunction:

@@ -26,6 +26,7 @@ from fedtide.training.trainers._graph_capture import (
     TensorFunction,
     capture,
     compile_graph,
+    draws_random_numbers,
     has_constants,
 )
 from fedtide.training.trainers._recurrent_layers import StackableRecurrence
@@ -241,6 +242,8 @@ class BlockRunner:
             operations = cpu_operations(inputs.batch_inputs[0].shape[1] if stacked else 0)
         with _stacking(block.stacked):
             graph = capture(function, examples, operations)
+            if draws_random_numbers(graph):
+                raise RuntimeError("it draws random numbers")
         if graph is function:  # which holds the task
             return graph, self._uncaptured
         blocks = self._own if has_constants(graph) else self._shared

@@ -1,0 +1,407 @@
+"""Networks of all kinds: ordinary ones follow their parameters as in plain PyTorch, and what would
+silently compute something else is refused."""
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+import fedtide as ft
+from fedtide.problems.base import loss_gradient
+from fedtide.problems.models import FunctionalModel
+
+COUNT = 12
+RNG = np.random.default_rng(0)
+DATA = {
+    "x": RNG.normal(size=(COUNT, 4)),
+    "y": RNG.normal(size=(COUNT, 2)),
+    "client": np.repeat([0, 1, 2], [3, 4, 5]),
+}
+
+
+class Net(nn.Module):
+    """Two linear layers, what `setup` adds, and the given `forward`."""
+
+    def __init__(self, compute, setup=lambda net: None):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+        setup(self)
+        self.compute = compute
+
+    def forward(self, x):
+        return self.compute(self, x)
+
+
+def squares(outputs, target):
+    return (outputs - target).square().mean(1)
+
+
+def prepare(network, loss=squares, dtype=torch.float64):
+    problem = ft.problems.Supervised(DATA, model=network, loss=loss)
+    return problem.prepare(0, torch.device("cpu"), dtype)
+
+
+def tie(net):
+    net.c = nn.Linear(4, 4)
+    net.c.weight = net.a.weight
+
+
+def add_rotation(net):
+    net.register_buffer("rotation", torch.tensor(0.6 + 0.8j))
+
+
+def rotate(net, x):
+    return torch.view_as_real(torch.view_as_complex(net.b(net.a(x))) * net.rotation)
+
+
+def add_lora(net):
+    net.requires_grad_(False)
+    net.down, net.up = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.zeros(4, 2))
+
+
+def add_lists(net):
+    net.layers, net.by_name = nn.ModuleList([net.a]), nn.ModuleDict({"out": net.b})
+    net.scales = nn.ParameterList([nn.Parameter(torch.ones(4))])
+
+
+def keep_activations(net, x):
+    net.activations = net.a(x)
+    return net.b(net.activations)
+
+
+def cache_constant(net, x):
+    if net.positions is None:
+        net.positions = torch.arange(4, dtype=x.dtype)
+    return net.b(net.a(x) + net.positions)
+
+
+def forces(net, x):
+    x = x.clone().requires_grad_()
+    with torch.enable_grad():
+        energy = net.b(net.a(x).tanh())
+        (gradient,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+    return energy + gradient[:, :2]
+
+
+def with_statistics(net):
+    net.norm = nn.BatchNorm1d(4)
+
+
+def without_parameters_in_lists(net):
+    net.hidden = [nn.Linear(4, 4).double().requires_grad_(False)]
+
+
+ORDINARY = {
+    "plain": lambda: Net(lambda net, x: net.b(net.a(x).tanh())),
+    "tied": lambda: Net(lambda net, x: net.b(net.c(net.a(x).tanh())), tie),
+    "a layer used twice": lambda: Net(lambda net, x: net.b(net.a(net.a(x).tanh()))),
+    "a layer with two names": lambda: Net(
+        lambda net, x: net.b(net.again(net.a(x).tanh())), lambda net: setattr(net, "again", net.a)
+    ),
+    "weight norm": lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 2))),
+    "orthogonal": lambda: nn.Sequential(
+        parametrizations.orthogonal(nn.Linear(4, 4)), nn.Linear(4, 2)
+    ),
+    "spectral norm in evaluation mode": lambda: nn.Sequential(
+        parametrizations.spectral_norm(nn.Linear(4, 4)).eval(), nn.Linear(4, 2)
+    ),
+    "lists": lambda: Net(
+        lambda net, x: net.by_name["out"](net.layers[0](x) * net.scales[0]), add_lists
+    ),
+    "low-rank adapter": lambda: Net(
+        lambda net, x: net.b(net.a(x) + linear(linear(x, net.down), net.up)), add_lora
+    ),
+    "kept activations": lambda: Net(keep_activations),
+    "cached constant": lambda: Net(cache_constant, lambda net: setattr(net, "positions", None)),
+    "gradient with respect to inputs": lambda: Net(forces),
+    "complex buffer": lambda: Net(rotate, add_rotation),
+    "frozen layer in a list": lambda: Net(
+        lambda net, x: net.b(net.hidden[0](net.a(x))), without_parameters_in_lists
+    ),
+    "batch norm": lambda: Net(lambda net, x: net.b(net.norm(net.a(x))), with_statistics),
+    "scripted layer": lambda: nn.Sequential(torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 2)),
+    "graph": lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:.*is deprecated", "ignore:The .grad")
+@pytest.mark.parametrize("kind", ORDINARY)
+def test_gradients_and_losses_of_ordinary_networks_are_those_of_autograd(kind):
+    torch.manual_seed(0)
+    network = ORDINARY[kind]()
+    task = prepare(network)
+    draw = torch.Generator().manual_seed(1)
+    x = task.start + 0.1 * torch.randn(len(task.start), generator=draw, dtype=torch.float64)
+    params = task.layout.unflatten(x)
+    plain = copy.deepcopy(network).double()
+    if "scripted" in kind:  # a copy of which has no leaves
+        torch.manual_seed(0)
+        plain = ORDINARY[kind]().double()
+    own = {name: p for name, p in plain.named_parameters() if p.requires_grad}
+    assert list(own) == list(params)
+    with torch.no_grad():
+        for name, value in params.items():
+            own[name].copy_(value)
+    inputs, target = torch.tensor(DATA["x"][:5]), torch.tensor(DATA["y"][:5])
+    loss = squares(plain(inputs), target).mean()
+    expected = torch.autograd.grad(loss, list(own.values()))
+    found = loss_gradient(task.loss)(params, inputs, target)
+    for gradient, other in zip(found.values(), expected, strict=True):
+        assert torch.allclose(gradient, other, rtol=1e-10, atol=1e-12)
+    plain = task.module(x, task.start_buffers)
+    with torch.no_grad():
+        losses = squares(plain(torch.tensor(DATA["x"])), torch.tensor(DATA["y"]))
+    means = [part.mean() for part in losses.split([3, 4, 5])]
+    np.testing.assert_allclose(task.evaluate(x).clients["loss"], means, rtol=1e-10)
+
+
+def test_a_network_may_return_a_learnable_parameter():
+    def add_scale(net):
+        net.scale = nn.Parameter(torch.zeros(2))
+
+    def likelihood(outputs, target):
+        mean, log_scale = outputs
+        return ((mean - target).square() / log_scale.exp() + log_scale).mean(1)
+
+    task = prepare(Net(lambda net, x: (net.b(net.a(x)), net.scale), add_scale), likelihood)
+    inputs, target = torch.tensor(DATA["x"]), torch.tensor(DATA["y"])
+    gradient = loss_gradient(task.loss)(task.layout.unflatten(task.start), inputs, target)
+    outputs = task.module(task.start)(inputs)[0]
+    expected = (1 - (outputs - target).square()).mean(0) / 2
+    assert torch.allclose(gradient["scale"], expected)
+
+
+def test_a_copy_of_a_network_keeps_the_parameters_of_a_layer_with_two_names():
+    network = ORDINARY["a layer with two names"]()
+    task = prepare(network)
+    task.evaluate(task.start)
+    module = task.module(task.start)
+    assert module.again is module.a
+    assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in module.parameters())
+
+
+def test_all_outputs_of_a_network_have_the_dtype_of_its_parameters():
+    network = Net(lambda net, x: {"mean": net.b(net.a(x)), "parts": [net.a(x)]})
+    model = FunctionalModel(network, (torch.ones(2, 4),), training_dtype=torch.bfloat16)
+    outputs = model(model.params, (torch.ones(2, 4),))
+    assert outputs["mean"].dtype == outputs["parts"][0].dtype == torch.float32
+
+
+def add_weights_in_list(net):
+    net.weights = [net.a.weight, net.a.bias]
+
+
+def add_closure(net):
+    net.scale = nn.Parameter(torch.tensor(0.5))
+    net.activation = lambda x: x * net.scale
+
+
+def add_layer_in_list(net):
+    net.hidden = [nn.Linear(4, 4).double()]
+
+
+def add_count(net):
+    net.calls = 0
+
+
+def add_frozen_mean(net):
+    net.mean = nn.Parameter(torch.zeros(4, 4), requires_grad=False)
+
+
+def add_mean(net):
+    net.mean = torch.zeros(4)
+
+
+def recompute(net, x):
+    return net.b(checkpoint(lambda z: net.a(z).tanh(), x, use_reentrant=False))
+
+
+class Scaled(torch.autograd.Function):
+    """The identity with a scaled gradient, as adversarial training has."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.factor * gradient, None
+
+
+def anneal(net, x):
+    net.calls += 1
+    return net.b(Scaled.apply(net.a(x), -0.1 * net.calls))
+
+
+def count_slightly(net, x):
+    net.calls += 1
+    return net.b(net.a(x)) * (1 + 1e-4 * net.calls)
+
+
+def average_weights(net, x):
+    if net.training:
+        net.mean.data.mul_(0.9).add_(net.a.weight.detach(), alpha=0.1)
+        return net.b(net.a(x))
+    return net.b(linear(x, net.mean))
+
+
+def average_activations(net, x):
+    states = net.a(x)
+    if net.training:
+        net.mean = 0.9 * net.mean + 0.1 * states.detach().mean(0).to(net.mean)
+        return net.b(states)
+    return net.b(states - net.mean.to(states))
+
+
+def add_history(net):
+    net.history = []
+
+
+def average_history(net, x):
+    net.history.append(x.mean())
+    return net.b(net.a(x) + torch.stack(net.history).mean())
+
+
+def count_evaluations(net, x):
+    if not net.training:
+        net.count.data += 1
+    return net.b(net.a(x)) + (0 if net.training else net.count)
+
+
+def keep_weight(net, x):
+    if not hasattr(net, "kept"):
+        net.kept = 2 * net.a.weight.detach()
+    return net.b(net.a(x) + linear(x, net.kept))
+
+
+def keep_weight_in_evaluation(net, x):
+    if net.training:
+        return net.b(linear(x, net.a.weight.exp()))
+    if not hasattr(net, "kept"):
+        net.kept = net.a.weight.exp()
+    return net.b(linear(x, net.kept))
+
+
+def with_hook(kind):
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    getattr(network[0].weight, kind)(lambda gradient: None)
+    return network
+
+
+def with_complex_parameter(net):
+    net.spectrum = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+
+def filtered(net, x):
+    return net.b(torch.fft.irfft(torch.fft.rfft(x) * net.spectrum, n=4))
+
+
+UNREACHED = "depend on a parameter of shape .* that training does not reach.*; make it"
+UNLIKE = "with other parameters its outputs are not those of a copy.*; compute"
+COUNTS = "every forward pass changes its attribute .*; compute"
+REFUSED = {
+    "checkpointing": (partial(Net, recompute), "recomputes parts .*; switch checkpointing off"),
+    "complex parameter": (
+        partial(Net, filtered, with_complex_parameter),
+        "'spectrum' is complex.*; store real and imaginary",
+    ),
+    "parameters in a list": (
+        partial(Net, lambda net, x: net.b(linear(x, *net.weights).tanh()), add_weights_in_list),
+        UNLIKE,
+    ),
+    "values of parameters in a list": (
+        partial(
+            Net,
+            lambda net, x: net.b(net.a(x) * net.weights[1].detach()),
+            add_weights_in_list,
+        ),
+        UNLIKE,
+    ),
+    "parameter in a closure": (
+        partial(Net, lambda net, x: net.b(net.activation(net.a(x))), add_closure),
+        UNREACHED,
+    ),
+    "layer in a list": (
+        partial(Net, lambda net, x: net.b(net.hidden[0](net.a(x))), add_layer_in_list),
+        UNREACHED,
+    ),
+    "hook": (partial(with_hook, "register_hook"), "'0.weight' has a hook .*; change"),
+    "hook after accumulation": (
+        partial(with_hook, "register_post_accumulate_grad_hook"),
+        "'0.weight' has a hook .*; change",
+    ),
+    "schedule of gradients": (partial(Net, anneal, add_count), COUNTS),
+    "count of little effect": (partial(Net, count_slightly, add_count), COUNTS),
+    "list that grows": (partial(Net, average_history, add_history), COUNTS),
+    "mean of activations": (partial(Net, average_activations, add_mean), COUNTS),
+    "mean of weights": (
+        partial(Net, average_weights, add_frozen_mean),
+        "changes its parameters while",
+    ),
+    "buffer in evaluation": (
+        partial(
+            Net,
+            count_evaluations,
+            lambda net: net.register_buffer("count", torch.zeros(()), persistent=False),
+        ),
+        "changes its buffer 'count' in evaluation; use",
+    ),
+    "kept weight": (partial(Net, keep_weight), UNLIKE),
+    "kept weight in evaluation": (partial(Net, keep_weight_in_evaluation), UNLIKE),
+    "wrapper": (
+        lambda: nn.DataParallel(nn.Linear(4, 2)),
+        "DataParallel distributes .*; give the network that it wraps",
+    ),
+    "script": (
+        lambda: torch.jit.script(nn.Linear(4, 2)),
+        "compiled by torch.jit.*; give the network as it was",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:.*is deprecated")
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_silently_compute_something_else_is_refused(case):
+    network, complaint = REFUSED[case]
+    torch.manual_seed(0)
+    with pytest.raises(ft.InvalidInputError, match=rf"^model: .*{complaint}"):
+        prepare(network)
+
+
+def test_outputs_that_grow_from_pass_to_pass_are_refused():
+    kept = []
+
+    def grow(net, x):
+        kept.append(x)
+        return {"mean": net.b(net.a(x)), "kept": [*kept]}
+
+    with pytest.raises(ft.InvalidInputError, match=r"^model: it gives other outputs"):
+        prepare(Net(grow), lambda outputs, target: squares(outputs["mean"], target))
+
+
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+def test_gradients_by_the_frequency_of_tokens_are_refused(layer):
+    network = layer(5, 2, scale_grad_by_freq=True)
+    tokens = (torch.tensor([[1, 2], [3, 3]]),)
+    with pytest.raises(ft.InvalidInputError, match=r"^model: .*; leave out scale_grad_by_freq"):
+        FunctionalModel(network, tokens)
+    both = nn.Sequential(network.requires_grad_(False), nn.Linear(2, 1))
+    FunctionalModel(both, tokens)  # without gradients it has no effect
+
+
+@pytest.mark.parametrize("share", ["removed hook", "hook on a frozen parameter"])
+def test_hooks_that_are_never_called_are_not_refused(share):
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    handle = network[0].weight.register_hook(lambda gradient: None)
+    if share == "removed hook":
+        handle.remove()
+    else:
+        network[0].requires_grad_(False)
+    prepare(network)
