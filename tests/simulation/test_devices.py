@@ -228,7 +228,7 @@ def test_recorded_rounds_give_the_bits_of_others(name, recordings):
 
 
 def test_a_recording_is_made_once_for_data_in_one_place(recordings):
-    replay = devices.Replay(lambda x, data: (x + data,), fixed=1)
+    replay = devices.RecordedFunction(lambda x, data: (x + data,), fixed=1)
     data = torch.tensor([1.0, 2.0])
     first, second = replay(torch.zeros(2), data)[0], replay(torch.ones(2), data)[0]
     assert len(recordings) == 1
@@ -245,7 +245,7 @@ def test_what_cannot_be_recorded_is_called_with_a_warning(monkeypatch):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(devices, "_record", record)
-    replay = devices.Replay(lambda x, data: (x + data,), fixed=1)
+    replay = devices.RecordedFunction(lambda x, data: (x + data,), fixed=1)
     data = torch.ones(2)
     with pytest.warns(RuntimeWarning, match=r"not recorded on the GPU .*: operation not permitted"):
         found = replay(torch.zeros(2), data)
@@ -259,7 +259,7 @@ def test_recordings_keep_a_part_of_the_memory_and_lose_the_one_unused_for_longes
     """Each keeps its inputs and outputs: 2 * 8 bytes for every number."""
     monkeypatch.setattr(devices, "recording_bytes", lambda like: 16 * 12)
     data, calls = torch.zeros(1, dtype=torch.float64), []
-    replays = [devices.Replay(lambda x, data: (x + data,), fixed=1) for _ in range(4)]
+    replays = [devices.RecordedFunction(lambda x, data: (x + data,), fixed=1) for _ in range(4)]
     for which in (0, 1, 0, 2, 3, 3, 0, 1):  # of sizes 4, 5, 4, 6, ...: 12 numbers fit
         made = len(recordings)
         x = torch.full((4 + which,), float(which), dtype=torch.float64)
@@ -294,7 +294,7 @@ def test_cohorts_of_many_sizes_have_the_bits_of_others_if_recordings_are_dropped
 def test_recordings_that_do_not_fit_together_are_not_made_in_turn_forever(recordings, monkeypatch):
     monkeypatch.setattr(devices, "recording_bytes", lambda like: 16.0)
     data = torch.zeros(1, dtype=torch.float64)
-    replays = [devices.Replay(lambda x, data: (x + data,), fixed=1) for _ in range(3)]
+    replays = [devices.RecordedFunction(lambda x, data: (x + data,), fixed=1) for _ in range(3)]
     for k in range(20):
         for which, replay in enumerate(replays):
             x = torch.full((4,), float(k + which), dtype=torch.float64)
@@ -318,7 +318,7 @@ def test_threads_do_not_write_where_another_has_not_read_yet(monkeypatch):
         return repeat, (shared,)
 
     monkeypatch.setattr(devices, "_record", record)
-    replays += [devices.Replay(lambda x, data: (x + data,), fixed=1) for _ in range(2)]
+    replays += [devices.RecordedFunction(lambda x, data: (x + data,), fixed=1) for _ in range(2)]
     data = torch.ones(2)
     assert replays[0](torch.ones(2), data)[0].tolist() == [2.0, 2.0]
     others[0].join(timeout=60)
@@ -328,7 +328,7 @@ def test_threads_do_not_write_where_another_has_not_read_yet(monkeypatch):
 def test_a_recording_without_room_leaves_its_memory_to_the_call(recordings, monkeypatch):
     """Recordings keep their memory from other uses; without it the call would fail, too."""
     data = torch.ones(2)
-    kept, other = (devices.Replay(lambda x, data: (x + data,), fixed=1) for _ in range(2))
+    kept, other = (devices.RecordedFunction(lambda x, data: (x + data,), fixed=1) for _ in range(2))
     kept(data, data)
     assert kept.bytes
 

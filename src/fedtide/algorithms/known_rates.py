@@ -67,7 +67,7 @@ class KnownRates(WeightedSum[KnownRatesState]):
 
     def init(self, model: Tensor, population: Population) -> KnownRatesState:
         """Return the state before round 0, with the rates given or those of the population."""
-        rates = resolve_rates(self.rates, population)
+        rates = order_rates(self.rates, population)
         if self.rates is not None:
             _require_rates_of_participants(rates, population)
         tensor = torch.as_tensor(rates, dtype=torch.float64)
@@ -96,7 +96,7 @@ class KnownRates(WeightedSum[KnownRatesState]):
         return float(state.population)
 
 
-def resolve_rates(
+def order_rates(
     rates: Sequence[float] | Mapping[Name, float] | None, population: Population
 ) -> NDArray[np.float64]:
     """Return p_n of all clients, (N,): those given, or else those of the population.

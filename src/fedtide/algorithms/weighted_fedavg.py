@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
-from fedtide.algorithms.known_rates import KnownRatesState, resolve_rates
+from fedtide.algorithms.known_rates import KnownRatesState, order_rates
 from fedtide.client_values import Name
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
@@ -56,7 +56,7 @@ class WeightedFedAvg(WeightedSum[KnownRatesState]):
 
     def init(self, model: Tensor, population: Population) -> KnownRatesState:
         """Return the state before round 0, with rates that sum to 1."""
-        rates = torch.as_tensor(resolve_rates(self.rates, population), dtype=torch.float64)
+        rates = torch.as_tensor(order_rates(self.rates, population), dtype=torch.float64)
         if not rates.any():
             raise InvalidInputError("rates: all are 0; give the client that takes part a rate")
         return KnownRatesState.initial(model, population, rates=rates / rates.sum())

@@ -33,8 +33,8 @@ from fedtide.auditing.statistics.pattern import Pattern, find_pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
 from fedtide.auditing.statistics.recent_influence import measure_recent_influence
 from fedtide.auditing.statistics.stages import (
-    Availability,
-    Selection,
+    AvailabilityBias,
+    SelectionBias,
     measure_availability,
     measure_selection,
 )
@@ -81,8 +81,8 @@ class Audit:
     coverage: Coverage
     rates: RateEstimates
     objectives: ObjectiveComparison
-    availability: Availability | None
-    selection: Selection | None
+    availability: AvailabilityBias | None
+    selection: SelectionBias | None
     churn: Churn
     unseen: UnseenClients | None
     groups: list[GroupInfluence]
@@ -326,7 +326,7 @@ def _describe_people(
     log: ParticipationLog,
     pattern: Pattern,
     rates: RateEstimates,
-    availability: Availability | None,
+    availability: AvailabilityBias | None,
 ) -> tuple[Churn, UnseenClients | None]:
     """Return who left or joined, and how many clients the log has not seen.
 

@@ -6,7 +6,7 @@ So a round asks once, at its end (`read`); methods whose weights follow the upda
 as far as memory allows, since an operation takes about as long for a hundred clients as for one.
 
 To start an operation from Python takes longer than most operations do, so a block of local steps is
-recorded as a CUDA graph, and repeated in one call (`Replay`).
+recorded as a CUDA graph, and repeated in one call (`RecordedFunction`).
 
 The tests run without a GPU: on the device "meta", whose tensors have no values, so that any look at
 one fails, and with a stand-in for graphs. `benchmarks/gpu.py` compares a GPU with the CPU.
@@ -104,7 +104,7 @@ def lacks_bfloat16(like: Tensor) -> bool:
 
 
 def can_replay(like: Tensor) -> bool:
-    """Return whether `Replay` records functions on the device of a tensor."""
+    """Return whether `RecordedFunction` records functions on the device of a tensor."""
     return like.device.type == "cuda"
 
 
@@ -163,7 +163,7 @@ def recording_bytes(like: Tensor) -> float:
     return torch.cuda.get_device_properties(like.device).total_memory / _RECORDED
 
 
-class Replay:
+class RecordedFunction:
     """A function of tensors that is recorded on a GPU once, and then repeated in a single call.
 
     A recording keeps its inputs and outputs. If those of a device take too much of its memory, as
@@ -240,14 +240,14 @@ class _Recordings:
     """The recordings on a device, in the order of their last use; they live elsewhere."""
 
     def __init__(self) -> None:
-        self._known: dict[int, ReferenceType[Replay]] = {}
+        self._known: dict[int, ReferenceType[RecordedFunction]] = {}
 
-    def move_to_end(self, replay: Replay) -> None:
+    def move_to_end(self, replay: RecordedFunction) -> None:
         """Note that a recording is used."""
         self._known.pop(id(replay), None)
         self._known[id(replay)] = ref(replay)
 
-    def add(self, replay: Replay, most: float) -> None:
+    def add(self, replay: RecordedFunction, most: float) -> None:
         """Add a recording, and drop others until all take at most so many bytes."""
         self.move_to_end(replay)
         alive = {key: found for key, known in self._known.items() if (found := known())}

@@ -8,7 +8,7 @@ from fedtide.auditing.log.participation_log import Ints, ParticipationLog
 from fedtide.auditing.log.refusals import format_reasons
 from fedtide.auditing.recommend.findings import Findings
 from fedtide.auditing.statistics.churn import Churn
-from fedtide.auditing.statistics.stages import Availability, Selection
+from fedtide.auditing.statistics.stages import AvailabilityBias, SelectionBias
 from fedtide.auditing.statistics.unseen import UnseenClients
 
 _NAMED = 3
@@ -17,8 +17,8 @@ _NAMED = 3
 
 def list_limits(
     findings: Findings,
-    selection: Selection | None,
-    availability: Availability | None,
+    selection: SelectionBias | None,
+    availability: AvailabilityBias | None,
     churn: Churn,
     unseen: UnseenClients | None,
 ) -> list[str]:
@@ -45,8 +45,8 @@ def list_limits(
 def _describe_unused(
     log: ParticipationLog,
     never: int,
-    selection: Selection | None,
-    availability: Availability | None,
+    selection: SelectionBias | None,
+    availability: AvailabilityBias | None,
 ) -> list[str]:
     """Return why clients were never used, as far as the log tells."""
     if not never:

@@ -46,7 +46,7 @@ class StageShift:
 
 
 @dataclass(frozen=True, eq=False)
-class Availability:
+class AvailabilityBias:
     """The bias of availability alone.
 
     Args:
@@ -69,7 +69,7 @@ class Availability:
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
+class SelectionBias:
     """What selection, and what happens to the selected clients, adds to the bias of availability.
 
     Args:
@@ -100,7 +100,7 @@ class Selection:
     weighted: bool
 
 
-def measure_availability(log: ParticipationLog, wanted: Floats) -> Availability | None:
+def measure_availability(log: ParticipationLog, wanted: Floats) -> AvailabilityBias | None:
     """Return the bias of availability alone; None if the log does not say who was available.
 
     Args:
@@ -113,7 +113,7 @@ def measure_availability(log: ParticipationLog, wanted: Floats) -> Availability 
     objective, pattern, rates = _find_objective(log.available, wanted, samples)
     counts = log.available.counts
     never = np.flatnonzero(counts == 0)
-    return Availability(objective, pattern, rates, counts, never, samples is not None)
+    return AvailabilityBias(objective, pattern, rates, counts, never, samples is not None)
 
 
 def find_samples_in_force(log: ParticipationLog) -> Floats | None:
@@ -133,7 +133,7 @@ def find_samples_in_force(log: ParticipationLog) -> Floats | None:
     return samples
 
 
-def measure_selection(log: ParticipationLog, wanted: Floats, seed: int = 0) -> Selection | None:
+def measure_selection(log: ParticipationLog, wanted: Floats, seed: int = 0) -> SelectionBias | None:
     """Return the bias after availability; None if the log has no stage but "used".
 
     Args:
@@ -152,7 +152,7 @@ def measure_selection(log: ParticipationLog, wanted: Floats, seed: int = 0) -> S
     alternatives = {}
     if available is not None:
         alternatives = _try_selections(available, chosen, wanted, samples, seed)
-    return Selection(
+    return SelectionBias(
         objective=None if selected is None else _find_objective(selected, wanted, samples)[0],
         selecting=None if available is None else measure_shift(available, chosen),
         dropping=None if selected is None else measure_shift(selected, log),

@@ -251,7 +251,7 @@ class BlockRunner:
             with activity(COMPILING):
                 graph = compile_graph(graph, examples)
         if block.stacked and devices.can_replay(examples[0]):  # one chunk at a time
-            graph = devices.Replay(graph, fixed=len(task.batch_data))
+            graph = devices.RecordedFunction(graph, fixed=len(task.batch_data))
         return graph, blocks
 
 
