@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -78,6 +79,18 @@ class ParticipationLog:
     def show_name(self, n: int) -> str:
         """Return the name of the client at a position, for people: printable and not too long."""
         return printable(str(self.names[int(n)]), most=80)
+
+    def of_clients(self, values: NDArray[Any], chosen: Ints) -> NDArray[Any]:
+        """Return the values of these clients, one after the other.
+
+        Args:
+            values: one for each entry, ordered by client as `rounds` is, (E,).
+            chosen: positions of clients, ascending, (C,).
+        """
+        if len(chosen) == self.size:
+            return values
+        bounds = self.client_starts
+        return np.concatenate([values[bounds[n] : bounds[n + 1]] for n in chosen])
 
     @classmethod
     def from_entries(

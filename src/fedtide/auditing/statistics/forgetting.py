@@ -153,13 +153,13 @@ class _Entries:
         counts = log.counts[chosen]
         self._length = log.length
         self._owner = np.repeat(np.arange(len(chosen)), counts)
-        self._rounds = _concatenate(log.rounds, log.client_starts, chosen).astype(np.int64)
+        self._rounds = log.of_clients(log.rounds, chosen).astype(np.int64)
         recorded = recorded_weights(log)
         if recorded is None:
             shares = log.cohort_weights[self._rounds]
         else:
             by_client = np.argsort(log.clients, kind="stable")
-            shares = _concatenate(recorded[by_client], log.client_starts, chosen)
+            shares = log.of_clients(recorded[by_client], chosen)
         # Influences sum to 1 over the log; those of a subset too, as if it were all clients.
         self._shares = shares * (log.length / max(float(shares.sum()), 1e-300))
         self._sums = np.bincount(self._owner, self._shares, minlength=len(chosen))
@@ -198,13 +198,6 @@ def _p_value(mean: float, error: float, freedom: int) -> float:
         return 1.0
     p = float(student_t_sf(mean / error, freedom)) if error > 0 else 0.0
     return max(p, 0.5 ** (freedom + 1))
-
-
-def _concatenate(values: np.ndarray, bounds: Ints, chosen: Ints) -> np.ndarray:
-    """Return the values of the chosen clients, one after the other."""
-    if len(chosen) == len(bounds) - 1:
-        return values
-    return np.concatenate([values[bounds[n] : bounds[n + 1]] for n in chosen])
 
 
 def _choose_windows(length: int, cycle: int | None) -> Ints:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
 from fedtide.auditing.statistics.influence import list_parts, recorded_weights
@@ -93,7 +91,7 @@ class _Windows:
         self._log, self._wanted = log, wanted
         chosen = np.arange(0, log.size, _client_step(log))
         counts = log.counts[chosen]
-        self.rounds = _concatenate(log.rounds, log.client_starts, chosen)
+        self.rounds = log.of_clients(log.rounds, chosen)
         self._factor = len(log.clients) / max(1, int(counts.sum()))
         self._owner = np.repeat(chosen, counts)
         self._new = np.ones(len(self._owner), dtype=bool)
@@ -103,7 +101,7 @@ class _Windows:
             self._share = log.cohort_weights[self.rounds]
         else:
             by_client = list_parts(log)[2][np.argsort(log.clients, kind="stable")]
-            self._share = _concatenate(by_client, log.client_starts, chosen)
+            self._share = log.of_clients(by_client, chosen)
             self._share = self._share * (len(self._busy) / log.length)
         terms = weights**2 - 2 * weights * wanted
         self.floor = float(log.size * ((weights - wanted) ** 2).sum())
@@ -126,13 +124,6 @@ class _Windows:
         if (filled := busy[:count] > 0).any():
             values = values[filled]
         return float(values.mean()), float(values.max())
-
-
-def _concatenate(values: NDArray[Any], bounds: Ints, chosen: Ints) -> NDArray[Any]:
-    """Return the values of the chosen clients, one after the other."""
-    if len(chosen) == len(bounds) - 1:
-        return values
-    return np.concatenate([values[bounds[n] : bounds[n + 1]] for n in chosen])
 
 
 def _client_step(log: ParticipationLog) -> int:
