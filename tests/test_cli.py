@@ -116,6 +116,34 @@ def test_a_run_makes_its_folder_and_says_where(fedtide):
 
 
 @pytest.mark.parametrize("command", ["run", "sweep"])
+def test_names_that_no_folder_can_have(command, fedtide):
+    """Linux allows 255 bytes."""
+    plain = EXPERIMENT | {"rounds": 2, "seeds": [1, 2]}
+    for options in ([], ["--resume"] if command == "run" else ["--force-resume"]):
+        status, _, err = fedtide(command, write(plain), "--out", "x" * 300, *options)
+        assert status == 2
+        assert "fedtide: out: xxx" in err
+        assert "choose another" in err
+
+
+def test_a_run_below_a_folder_with_brackets(fedtide):
+    status, out, err = fedtide("run", write(EXPERIMENT), "--out", "runs/[a]*")
+    assert status == 0, err
+    assert Path("runs/[a]*/comparison.png").exists()
+    assert "runs/[a]*" in out
+
+
+def test_an_audit_of_several_runs_names_one(fedtide):
+    plain = EXPERIMENT | {"rounds": 2, "seeds": [2, 1]}
+    assert fedtide("run", write(plain), "--out", "runs/small", "--workers=1")[0] == 0
+    status, _, err = fedtide("audit", "runs")
+    assert status == 2
+    (folder,) = re.findall("such as (.*)", err)
+    assert (Path(folder) / "participation.parquet").is_file()
+    assert fedtide("audit", folder)[0] == 0
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
 def test_a_folder_below_home(command, fedtide, tmp_path, monkeypatch):
     for variable in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(variable, str(tmp_path / "home"))

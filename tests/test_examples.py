@@ -72,6 +72,25 @@ def test_copies_never_replace_files(tmp_path):
     assert (tmp_path / "digits.yaml").read_text() == "mine"
 
 
+def test_files_that_examples_share_may_be_there_already(tmp_path):
+    first = copy_example("digits", tmp_path)
+    copies = copy_example("digits-sweep", tmp_path)
+    assert {*first} < {*copies}
+    text = copies[1].read_text()
+    copies[1].write_text(text + "# mine\n")
+    with pytest.raises(ft.InvalidInputError, match=r"^out: .*digits\.yaml exists; "):
+        copy_example("digits-sweep", tmp_path)
+    assert copies[1].read_text() == text + "# mine\n"
+
+
+@pytest.mark.parametrize("name", ["flower", "flower_secure"])
+def test_a_flower_app_is_no_experiment(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ft.InvalidInputError, match=f"^{name}: is a Flower app.* examples {name}"):
+        find_example(Path(name))
+    assert "Flower app" in list_examples()[name]
+
+
 def test_an_unknown_example_is_refused_with_the_nearest(tmp_path):
     with pytest.raises(ft.InvalidInputError, match=r"^name: .*did you mean 'digits'"):
         copy_example("digit", tmp_path)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedtide.errors import InvalidInputError
 from fedtide.participation import GroupCycle
 from fedtide.population import Population
 
@@ -84,3 +85,41 @@ def test_on_and_off_probabilities_of_zero_and_one(on: float, off: float) -> None
     running = GroupCycle(2, 1, 0, on, off).begin(Population(clients=4), seed=0)
     expected = [0, 1] * int(on) + [2, 3] * int(off)
     assert running.round(0).clients.tolist() == expected
+
+
+@given(labels=st.lists(st.sampled_from(["north", "east", "Süd", ""]), min_size=1, max_size=12))
+def test_groups_may_be_texts_and_take_turns_in_sorted_order(labels: list[str]) -> None:
+    names = sorted(set(labels))
+    turns = [2 + k for k in range(len(names))]
+    numbers = [names.index(label) for label in labels]
+    named = {f"client {n}": label for n, label in enumerate(labels)}
+    population = Population(clients=len(labels), names=np.array([*named]))
+    expected = GroupCycle(numbers, turns, offset=3)
+    for groups in (labels, np.array(labels), dict(reversed(named.items()))):
+        process = GroupCycle(groups, turns, offset=3)
+        running, reference = (one.begin(population, seed=0) for one in (process, expected))
+        for t in range(30):
+            assert running.round(t).clients.tolist() == reference.round(t).clients.tolist()
+        rates = process.known_rates(population, seed=0)
+        np.testing.assert_array_equal(rates, expected.known_rates(population, seed=0))
+        shares, wanted = process.shares(population), expected.shares(population)
+        assert shares is not None
+        assert wanted is not None
+        np.testing.assert_array_equal(shares, wanted)
+
+
+def test_numbers_in_quotes_are_numbers() -> None:
+    """As a text, "10" would come before "9"."""
+    turns = [1] * 11
+    running, expected = (
+        GroupCycle(groups, turns, offset=9).begin(Population(clients=2), seed=0)
+        for groups in (["10", "9"], [10, 9])
+    )
+    for t in range(11):
+        assert running.round(t).clients.tolist() == expected.round(t).clients.tolist()
+
+
+@pytest.mark.parametrize("groups", [[], [-1, 0], [0.5, 1], {"a": "north", "b": 1}, [["a"], ["b"]]])
+def test_groups_that_are_neither_numbers_nor_texts(groups: object) -> None:
+    with pytest.raises(InvalidInputError, match=r"^groups: "):
+        GroupCycle(groups, 1)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedtide.errors import InvalidInputError
-from fedtide.participation import Trace
+from fedtide.participation import Replay, Table, Trace
 from fedtide.population import Population
 
 CLIENTS = 4
@@ -181,3 +181,22 @@ def test_invalid_parameters_are_rejected(tmp_path: Path) -> None:
     pl.DataFrame({"client": [0], "begin": [1], "end": [2]}).write_csv(path)
     with pytest.raises(InvalidInputError, match=r"^file: .*'start'.*'client', 'begin'.*; "):
         Trace(path, 1).begin(Population(clients=1), seed=0)
+
+
+def test_files_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    population = Population(clients=2)
+    write_trace(tmp_path / "trace.csv", [(0, 0, 2), (1, 1, 2)])
+    pl.DataFrame({"round": [0, 1], "client": [1, 0], "weight": 1.0}).write_csv(tmp_path / "log.csv")
+    run = tmp_path / "run"
+    run.mkdir()
+    pl.read_csv(tmp_path / "log.csv").write_parquet(run / "participation.parquet")
+    for process, clients in (
+        (Trace("~/trace.csv", 1.0), [[0], [0, 1]]),
+        (Table("~/log.csv"), [[1], [0]]),
+        (Replay("~/log.csv"), [[1], [0]]),
+        (Replay("~/run"), [[1], [0]]),
+    ):
+        running = process.begin(population, seed=0)
+        assert [running.round(t).clients.tolist() for t in range(2)] == clients

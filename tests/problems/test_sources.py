@@ -309,6 +309,7 @@ def test_sequences_of_vectors_may_differ_in_length(kind):
 
 def test_a_masked_array_without_missing_values_is_an_array():
     assert to_column(np.ma.masked_array(NUMBERS)).tolist() == NUMBERS.tolist()
+    assert to_column(np.ma.masked_array(np.zeros((0, 3)))).shape == (0, 3)
 
 
 class Stream(IterableDataset):

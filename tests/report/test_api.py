@@ -57,3 +57,31 @@ def test_a_mapping_by_names_may_mix_numbers_and_text(tmp_path):
     compared = ft.compare(*results)
     assert len(compared.frame) == 1, "the same settings"
     write_report(tmp_path / "page.html", *results)
+
+
+def test_home_folders_and_paths_with_brackets(tmp_path, monkeypatch):
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+    for out in ("~/run", "[a]/*", "plain"):
+        result = ft.simulate(**RUN, out=out)
+    assert {path.name for path in tmp_path.iterdir()} == {"home", "[a]", "plain"}
+    wanted = ft.compare(result).frame.drop("rounds_per_second", strict=False)
+    for out in ("~/run", "[a]/*", "[a]"):
+        found = ft.compare(out).frame.drop("rounds_per_second", strict=False)
+        assert found.equals(wanted)
+        assert write_report("~/page.html", out) == tmp_path / "home" / "page.html"
+    done = CliRunner().invoke(app, ["report", "~/run", "--figures=~/figures"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "home/run/report.html").is_file()
+    assert [*(tmp_path / "home/figures").glob("*.png")]
+    done = CliRunner().invoke(app, ["compare", "~/run", "--figure=~/figure.png"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "home/figure.png").is_file()
+    assert not (tmp_path / "~").exists()
+
+
+def test_a_path_that_is_too_long_is_a_sentence():
+    with pytest.raises(ft.InvalidInputError, match=r"^a+: holds no run; "):
+        ft.compare("a" * 300)

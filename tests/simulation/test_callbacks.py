@@ -10,6 +10,7 @@ import fedtide as ft
 from fedtide.callbacks import Callback, EarlyStopping
 from fedtide.problems import Evaluation
 from fedtide.simulation import Experiment, execute
+from fedtide.simulation import loop as fedtide_loop
 from fedtide.simulation.loop import Run
 
 
@@ -289,3 +290,21 @@ def test_an_interrupted_run_has_not_failed(regression, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         ft.simulate(**regression, out=tmp_path / "run", callbacks=[Interrupting()])
     assert not (tmp_path / "run" / "failure.json").exists()
+
+
+def test_early_stopping_reads_each_evaluation_once(regression, monkeypatch):
+    """Reading all of them after each one takes hours in runs of 100,000 evaluations."""
+    reads = []
+
+    class Row(dict):
+        def __getitem__(self, name):
+            reads.append(self.get("round"))
+            return super().__getitem__(name)
+
+    original = fedtide_loop.metrics_row
+    monkeypatch.setattr(fedtide_loop, "metrics_row", lambda *given: Row(original(*given)))
+    fields = regression | {"rounds": 100, "evaluation": {"every": 1}}
+    ft.simulate(**fields)
+    others, reads[:] = len(reads), []
+    ft.simulate(**fields, callbacks=[EarlyStopping("loss", patience=1000)])
+    assert len(reads) - others == 101

@@ -22,6 +22,7 @@ from fedtide.participation import (
 from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
 from fedtide.problems.models.networks import CNN, MLP
 from fedtide.simulation.experiment import BUILDER, override
+from fedtide.sweep import Sweep
 from fedtide.training import PROJECTIONS, SCHEDULES
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
@@ -326,3 +327,31 @@ def test_what_is_of_the_wrong_type_is_named_with_what_it_should_be(field, value,
 def test_one_metric_may_be_named_without_a_list():
     plain = {"type": "supervised", "train": "x.csv", "metrics": "accuracy"}
     assert BUILDER.build(ft.problems.Problem, plain, "problem").metrics == "accuracy"
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("lr", "did you mean 'local.lr'?"),
+        ("batch_size", "did you mean 'local.batch_size'?"),
+        ("cutoff", "did you mean 'algorithm.cutoff'?"),
+        ("dataset", "did you mean 'problem.dataset'?"),
+        ("every", "did you mean 'checkpoint.every' or 'evaluation.every'?"),
+        ("rouns", "did you mean 'rounds'?"),
+    ],
+)
+def test_a_key_without_its_section_is_found(key, hint):
+    plain = {"problem": "quadratic", "algorithm": "fedau", key: 1}
+    for load in (ft.Experiment.from_dict, Sweep.from_dict):
+        with pytest.raises(ft.InvalidInputError) as error:
+            load(plain)
+        assert str(error.value) == f"{key}: unknown key; {hint}"
+
+
+@pytest.mark.parametrize("problem", ["digits", "cifar10", {"type": "mnist", "clients": 3}])
+def test_a_data_set_is_no_problem(problem):
+    name = problem if isinstance(problem, str) else problem["type"]
+    with pytest.raises(ft.InvalidInputError) as error:
+        ft.Experiment.from_dict({"problem": problem})
+    assert str(error.value).startswith(f"problem: {name!r} is a data set; ")
+    assert f"dataset: {name}, " in str(error.value)

@@ -333,7 +333,15 @@ def test_the_path_and_the_time_of_data_do_not_matter(regression, killed_at, tmp_
     for name in ("train", "test"):  # the same rows in a file written differently
         file = tmp_path / "data" / f"{name}.parquet"
         pl.read_parquet(file).write_parquet(file, compression="uncompressed")
-    ft.simulate(**fields, out=tmp_path / "run", resume=True)
+    starts = []
+
+    class Note(ft.callbacks.Callback):
+        def on_start(self, run):
+            starts.append(run.round)
+
+    ft.simulate(**fields, out=tmp_path / "run", resume=True, callbacks=[Note()])
+    (began,) = starts
+    assert 0 < began <= 7, "it resumed from a checkpoint"
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -388,10 +396,16 @@ def test_folders_without_fingerprints_are_continued(regression, killed_at, tmp_p
     assert f"{tmp_path / 'run'} has no fingerprints" in caplog.text
 
 
-def test_changed_files_of_the_participation_are_refused(regression, killed_at, tmp_path):
+@pytest.mark.parametrize("below_home", [False, True])
+def test_changed_files_of_the_participation_are_refused(
+    below_home, regression, killed_at, tmp_path, monkeypatch
+):
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(tmp_path))
     log = tmp_path / "log.csv"
     log.write_text("round,client\n" + "".join(f"{t},{t % 3}\n" for t in range(12)))
-    fields = regression | {"participation": {"type": "replay", "log": str(log)}}
+    named = "~/log.csv" if below_home else str(log)
+    fields = regression | {"participation": {"type": "replay", "log": named}}
     killed_at(7, fields, tmp_path / "run")
     log.write_text("round,client\n" + "".join(f"{t},{t % 2}\n" for t in range(12)))
     with pytest.raises(ft.InvalidInputError, match=r"version of the file of participation\.log; "):

@@ -52,6 +52,10 @@ OWN = """
         pass
 
 
+    class Undecorated(ft.algorithms.Algorithm):
+        pass
+
+
     @dataclass(frozen=True)
     class Everyone(ft.participation.Full):
         pass
@@ -174,6 +178,11 @@ def test_an_import_path_stands_wherever_a_type_does(base, name, values, own):
         ("Nobody", "here.type: '{}:Nobody' cannot be imported (AttributeError"),
         ("Everyone", "here.type: '{}:Everyone' is not a dataclass derived from Algorithm; "),
         ("number", "here.type: '{}:number' is not a dataclass derived from Algorithm; "),
+        (
+            "Undecorated",
+            "here.type: '{}:Undecorated' is not a dataclass derived from Algorithm; decorate it "
+            "with @dataclass(frozen=True)",
+        ),
         ("Unfinished", "here: Unfinished cannot be created (TypeError: Can't instantiate"),
         ("Picky", "here: Picky cannot be created (RuntimeError: not today); "),
     ],

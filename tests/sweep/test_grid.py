@@ -40,6 +40,11 @@ def test_a_grid_is_every_combination_with_every_seed(sweep):
     assert len({member.path for member in found.runs}) == len(asked)
 
 
+def test_false_and_zero_are_two_values():
+    points = combine_points({"a.b": [False, 0, True, 1]}, None)
+    assert [[*point.shown.values()] for (point,) in points] == [[False], [0], [True], [1]]
+
+
 def test_fields_outside_the_grid_keep_their_values(sweep, base):
     member = sweep(grid={"local.lr": [0.2]}).runs[0]
     wanted = base | {"local": base["local"] | {"lr": 0.2}, "name": "local.lr=0.2"}

@@ -1,21 +1,27 @@
 """Sweeps in worker processes that are killed, one by one or all together."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import polars as pl
 import pytest
 import yaml
 
 import fedtide as ft
 from fedtide.sweep import Sweep, run_sweep
-from fedtide.sweep.job import Job
-from fedtide.sweep.local_workers import available_cores
+from fedtide.sweep.job import Job, _StatusReporter, run_job
+from fedtide.sweep.local_workers import _needs_main_module, _send_status, available_cores
 
 COMMAND = [sys.executable, "-c", "from fedtide.cli.main import main; main()", "sweep"]
 
@@ -126,7 +132,7 @@ def test_a_run_that_always_loses_its_process_fails_and_the_others_finish(
 STARTING = """
 import os, signal
 from fedtide.sweep.local_workers import _Worker
-worker = _Worker(threads=1)
+worker = _Worker(threads=1, imports_main=False)
 for number in (signal.SIGINT, signal.SIGTERM):
     os.kill(worker.process.pid, number)
 worker.pipe.close()
@@ -201,6 +207,27 @@ def test_workers_import_a_script_whose_classes_they_need(tmp_path):
     assert (tmp_path / "started").read_text() == "xxx"
 
 
+NUMERIC = """
+torch.set_default_dtype(torch.float64)
+fields["problem"] = ft.problems.Supervised(data, model="network:Net")
+frames = [run_sweep(Sweep.from_dict(fields), f"out{n}", workers=n) for n in (1, 2)]
+print([frame["loss"].to_list() for frame in frames])
+"""
+
+
+@pytest.mark.process
+def test_settings_that_change_numbers_reach_the_workers(tmp_path):
+    """By default, single precision decides how an initial network is drawn."""
+    (tmp_path / "network.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self):\n"
+        "        super().__init__(2, 2)\n"
+    )
+    run = run_script(tmp_path, "plain", NUMERIC)
+    alone, workers = json.loads(run.stdout or "[0, 1]")
+    assert alone == workers, run.stderr
+    assert alone[0] != alone[1]
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("kind", "message"), [("own", "cannot import the classes"), ("lock", "cannot be sent to")]
@@ -211,6 +238,12 @@ def test_objects_that_workers_cannot_get_are_refused(kind, message, tmp_path):
     assert message in run.stderr
     assert "give workers=1" in run.stderr
     assert (tmp_path / "started").read_text() == "x"
+
+
+def test_text_that_mentions_the_main_module_is_no_class_of_a_script():
+    text = {"x": np.array(["import __main__"]), "y": np.array([0.0])}
+    job = SimpleNamespace(data=text, more=pl.DataFrame({"a": ["__main__"]}), plain="__main__")
+    assert not _needs_main_module([job])
 
 
 @pytest.mark.parametrize("missing", [("sched_getaffinity",), ("sched_getaffinity", "cpu_count")])
@@ -226,3 +259,32 @@ def test_cores_are_counted_on_systems_without_affinity(missing, monkeypatch):
 def test_a_retry_resumes_and_counts_the_loss(base, tmp_path):
     job = Job("a", ft.Experiment.from_dict(base), tmp_path, resume=False)
     assert (job.retry().resume, job.retry().retry().losses) == (True, 2)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a broken pipe is that of POSIX")
+def test_the_death_of_the_parent_is_no_failure_of_a_run(base, tmp_path, monkeypatch):
+    """A worker may notice it first when it sends how far its run is."""
+    ours, theirs = Pipe()
+    theirs.close()
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    job = Job("a", ft.Experiment.from_dict(base), tmp_path / "run")
+    with pytest.raises(SystemExit):
+        run_job(job, partial(_send_status, ours))
+    assert not (tmp_path / "run" / "failure.json").exists()
+
+
+def test_rounds_are_reported_at_intervals(base, tmp_path, monkeypatch):
+    """A report takes time that grows with the number of runs, a round may take far less."""
+    clock = [100.0]
+
+    class Tick(ft.callbacks.Callback):
+        def on_round_end(self, run):
+            clock[0] += 0.03
+
+    monkeypatch.setattr("fedtide.sweep.job.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    seen = []
+    callbacks = [_StatusReporter(seen.append), Tick()]
+    ft.simulate(**base | {"rounds": 70}, callbacks=callbacks)
+    rounds = [status.ended for status in seen if status.ended is not None]
+    assert rounds[0] == 0
+    assert [b - a for a, b in pairwise(rounds)] == [8, *[7] * 8]

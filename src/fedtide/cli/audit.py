@@ -20,6 +20,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.plotting.console import new_console
 from fedtide.validation import PAGE_SUFFIXES, require_not_read, require_suffix
 
+_LOG_FILE = "participation.parquet"
 _RUN_FILES = (
     "experiment.yaml",
     "failure.json",
@@ -138,6 +139,7 @@ def audit_command(
 
     fedtide audit runs/digits/fedau/seed-1 --simulate --json audit.json
     """
+    _require_one_run(Path(log))
     read = [*_list_files(Path(log)), *(file for file in (roster, privacy) if file is not None)]
     for field, file, suffixes in (
         ("json", json_file, [".json"]),
@@ -195,6 +197,17 @@ def audit_command(
     show(result, console)
     for line in chain.from_iterable(privacy_lines):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _require_one_run(log: Path) -> None:
+    """Raise InvalidInputError, naming a run, for a folder that is none and contains some."""
+    if log.is_dir() and not (log / _LOG_FILE).is_file():
+        below = (path.parent for path in log.glob(f"**/{_LOG_FILE}"))
+        if first := min(below, default=None):
+            raise InvalidInputError(
+                f"log: {log} contains runs and is none itself; give the folder of one, such as "
+                f"{first}"
+            )
 
 
 def _list_files(log: Path) -> list[Path]:

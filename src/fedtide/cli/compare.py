@@ -13,7 +13,7 @@ from fedtide.plotting.saving import FIGURE_SUFFIXES, save_figure
 from fedtide.report.comparison import print_comparison
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import load_runs
-from fedtide.validation import require_suffix
+from fedtide.validation import expand_home, require_suffix
 
 
 def compare_command(
@@ -31,6 +31,7 @@ def compare_command(
     Example: fedtide compare runs/digits --figure digits.pdf
     """
     if figure is not None:
+        figure = expand_home(figure)
         require_suffix("figure", figure, FIGURE_SUFFIXES)
     runs = load_runs(folders)
     console = new_console()

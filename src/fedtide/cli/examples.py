@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fedtide.examples import copy_example, list_examples
 from fedtide.plotting.console import new_console
+from fedtide.validation import expand_home
 
 
 def examples_command(
@@ -21,17 +22,19 @@ def examples_command(
 ) -> None:
     """List the examples that come with fedtide, or copy one to start from.
 
-    An experiment also runs without a copy, by its name: fedtide run digits
+    An experiment also runs without a copy, by its name: fedtide run digits. Files that are there
+    already stay as they are if they have the content of the copy; others are never replaced.
 
     Example: fedtide examples digits-sweep --out my-experiments
     """
     if name is None:
         _print_list()
         return
+    out = expand_home(out)
     copies = copy_example(name, out)
     print(f"copied: {', '.join(map(str, copies))}")
     if copies[0].is_dir():
-        print("docs/deploy.md explains how to run the app with Flower.")
+        print('The page "Deploying on Flower" of the documentation explains how to run the app.')
     else:
         command = "sweep" if name.endswith(("-search", "-sweep")) else "run"
         enter = "" if out == Path() else f"cd {out} && "  # modules are found in this folder

@@ -18,6 +18,7 @@ from fedtide.plotting.saving import save_figure
 from fedtide.report.comparison import comparison_table
 from fedtide.report.loading import IncompleteRun, find_runs
 from fedtide.report.page import Section, check_page, make_sections, read_sections, write_page
+from fedtide.validation import expand_home
 
 
 def report_command(
@@ -54,7 +55,7 @@ def report_command(
         typer.Option(
             metavar="SECONDS",
             min=1.0,
-            help="Write the page again and again, and let browsers reload it, until all runs have "
+            help="Write the page at this interval, and let browsers reload it, until all runs have "
             "ended; end it with Ctrl-C.",
             show_default=False,
         ),
@@ -69,13 +70,15 @@ def report_command(
 
     Example: fedtide report runs/digits --html digits.html
     """
-    html = html or folders[0] / "report.html"
+    folders = [expand_home(folder) for folder in folders]
+    html = expand_home(html or folders[0] / "report.html")
     check_page(html)
     if watch is not None:
         _watch(folders, target, smooth, html, watch)
     sections, incomplete = read_sections(folders, target, smooth)
     write_page(html, sections, incomplete)
     if figures is not None:
+        figures = expand_home(figures)
         _save_figures(sections, figures)
     _print_summary(sections, incomplete)
     print(f"report: {html}" + (f"; figures: {figures}" if figures else ""))
@@ -84,7 +87,7 @@ def report_command(
 def _watch(
     folders: Sequence[Path], target: str | None, smooth: float, html: Path, seconds: float
 ) -> None:
-    """Write the page every so many seconds until no run is under way, or Ctrl-C."""
+    """Write the page at this interval until no run is under way, or Ctrl-C."""
     try:
         while True:
             shown, incomplete = find_runs(folders)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -58,7 +59,7 @@ def run_command(
     """
     sweep = Sweep.load(find_example(file), overrides or ())
     out = expand_home(out or _default_out(sweep.name, resume or force_resume))
-    if (resume or force_resume) and not out.exists():
+    if (resume or force_resume) and not os.path.exists(out):  # a path may be too long
         print(
             f"fedtide: {out} does not exist, so the run starts from the beginning", file=sys.stderr
         )

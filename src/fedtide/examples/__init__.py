@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 from fedtide.errors import InvalidInputError, did_you_mean
@@ -28,21 +29,26 @@ def list_examples() -> dict[str, str]:
     """
     files = sorted(_ROOT.glob("*.yaml"))
     found = {file.stem: _describe(file) for file in files}
-    apps = sorted(file.parent for file in _ROOT.glob("*/pyproject.toml"))
-    return found | {app.name: _describe(app / "server_app.py") for app in apps}
+    return found | {app.name: _describe_app(app) for app in _list_apps()}
 
 
 def find_example(file: Path) -> Path:
     """Return `file`, or the bundled experiment of this name if there is no such file.
 
     Raises:
-        InvalidInputError: neither a file nor an experiment has this name, which has no suffix.
+        InvalidInputError: neither a file nor an experiment has this name, which has no suffix; or
+            it is that of a Flower app.
     """
     if file.is_file() or len(file.parts) != 1:
         return file
     experiments = {path.stem: path for path in _ROOT.glob("*.yaml")}
     if file.name in experiments or file.suffix or file.exists():
         return experiments.get(file.name, file)
+    if file.name in [app.name for app in _list_apps()]:
+        raise InvalidInputError(
+            f"{file.name}: is a Flower app, not an experiment; copy it with fedtide examples "
+            f"{file.name}, or see fedtide flower demo"
+        )
     raise InvalidInputError(
         f"{file.name}: no file and no example has this name; "
         f"{did_you_mean(file.name, sorted(experiments))}"
@@ -52,32 +58,48 @@ def find_example(file: Path) -> Path:
 def copy_example(name: str, folder: Path) -> list[Path]:
     """Copy an example, and the files that it builds on, into a folder; return the copies.
 
-    Where a copy names modules of `tasks`, it names their copies, which lie next to it.
+    Where a copy names modules of `tasks`, it names their copies, which lie next to it. Files that
+    have the content of the copy already, as those that two examples share, stay.
 
     Raises:
-        InvalidInputError: no such example, or a copy would replace a file.
+        InvalidInputError: no such example, or a copy would replace a file of another content.
     """
     if name not in list_examples():
         raise InvalidInputError(f"name: unknown {name!r}; {did_you_mean(name, list_examples())}")
     is_app = (_ROOT / name).is_dir()
     sources = [_ROOT / name] if is_app else _list_files(_ROOT / f"{name}.yaml")
     copies = [folder / source.name for source in sources]
-    for copy in copies:
-        if copy.exists():
+    for source, copy in zip(sources, copies, strict=True):
+        if copy.exists() and not _is_copy(source, copy):
             raise InvalidInputError(f"out: {copy} exists; choose another folder with --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for source, copy in zip(sources, copies, strict=True):
             if source.is_dir():
                 shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                text = source.read_text(encoding="utf-8").replace(f"{_TASKS}.", "")
-                copy.write_text(text, encoding="utf-8")
+            elif not copy.exists():
+                copy.write_text(_text_of_copy(source), encoding="utf-8")
     except OSError as error:
         raise InvalidInputError(
             f"out: {folder} cannot be written ({error.strerror}); choose another"
         ) from None
     return copies
+
+
+def _list_apps() -> list[Path]:
+    """Return the folders of the Flower apps."""
+    return sorted(file.parent for file in _ROOT.glob("*/pyproject.toml"))
+
+
+def _text_of_copy(source: Path) -> str:
+    return source.read_text(encoding="utf-8").replace(f"{_TASKS}.", "")
+
+
+def _is_copy(source: Path, copy: Path) -> bool:
+    """Return whether a file has the content that a copy of `source` has; folders do not count."""
+    if source.is_dir() or not copy.is_file():
+        return False
+    return copy.read_bytes().replace(b"\r\n", b"\n") == _text_of_copy(source).encode()
 
 
 def _list_files(file: Path) -> list[Path]:
@@ -88,6 +110,11 @@ def _list_files(file: Path) -> list[Path]:
     named += [path for name in _TEXT.findall(text) if (path := file.with_name(name)).is_file()]
     inner = (part for path in named for part in _list_files(path))
     return list(dict.fromkeys([file, *inner]))
+
+
+def _describe_app(folder: Path) -> str:
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return f"{project['description'].rstrip('.')} (a Flower app)."
 
 
 def _describe(file: Path) -> str:

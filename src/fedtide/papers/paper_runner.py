@@ -24,7 +24,7 @@ from fedtide.papers.record import Record, find_record, make_record, record_path,
 from fedtide.papers.shared_runs import find_identical, group_identical
 from fedtide.problems.datasets import catalogue
 from fedtide.simulation.experiment import Experiment
-from fedtide.simulation.run_folder import RunFolder
+from fedtide.simulation.run_folder import RunFolder, read_frame
 from fedtide.sweep import Sweep, SweepRun, run_sweep
 from fedtide.sweep.configurations import Configuration
 from fedtide.sweep.sweep_runner import OnProgress
@@ -222,7 +222,7 @@ class _Recorder:
         }
         if (device := run.resolved["device"]) != "cpu":
             execution["device"] = devices.describe(device)
-        metrics = pl.read_parquet(folder.metrics)
+        metrics = read_frame(folder.metrics)
         return RunOutcome(metrics, seconds, None, execution, folder.model)
 
 

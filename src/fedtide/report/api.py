@@ -7,6 +7,7 @@ from pathlib import Path
 from fedtide.errors import InvalidInputError
 from fedtide.report.page import check_page, read_sections, write_page
 from fedtide.simulation import Result, Results
+from fedtide.validation import expand_home
 
 
 def write_report(
@@ -18,7 +19,7 @@ def write_report(
     """Write an HTML report on runs, as `fedtide report` does, and return its path.
 
     Args:
-        page: the file, such as "report.html".
+        page: the file, such as "report.html"; ~ is the home folder, also in `runs`.
         runs: folders with runs, or results of runs with a folder.
         target: METRIC=LEVEL, such as "test_accuracy=0.9": what it takes to reach it.
         smooth: the share of the evaluations to smooth curves over.
@@ -27,10 +28,11 @@ def write_report(
         InvalidInputError: no run, a result without a folder, a folder that cannot be read, or a
             page that cannot be written.
     """
-    check_page(Path(page))
+    page = expand_home(page)
+    check_page(page)
     folders = [folder for run in runs for folder in _folders(run)]
-    write_page(Path(page), *read_sections(folders, target, smooth))
-    return Path(page)
+    write_page(page, *read_sections(folders, target, smooth))
+    return page
 
 
 def _folders(run: str | Path | Result | Results) -> list[Path]:

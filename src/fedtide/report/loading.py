@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from polars.exceptions import PolarsError
 
@@ -25,7 +26,8 @@ from fedtide.participation.log.client_ids import number_clients
 from fedtide.population import Population
 from fedtide.simulation.experiment import BUILDER, HOW, Experiment, read_yaml
 from fedtide.simulation.fingerprints import Fingerprints
-from fedtide.simulation.run_folder import RunFolder, UnreadableFileError, numbered
+from fedtide.simulation.run_folder import RunFolder, UnreadableFileError, numbered, read_frame
+from fedtide.validation import expand_home
 
 _OWN_TEST_METRIC = re.compile(r"test_(?!(accuracy|loss)$|recall_).+")
 
@@ -111,7 +113,7 @@ class LoadedRun:
         log = self.participation
         if log is None:
             with _reading(self.folder.participation):
-                log = pl.read_parquet(self.folder.participation)
+                log = read_frame(self.folder.participation)
         population = Population(len(self.clients), names=self.clients["client"].to_numpy())
         rows = number_clients(str(self.folder.participation), log["client"], population)
         return log.with_columns(client=rows)
@@ -186,7 +188,7 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[LoadedRun], list[Inco
     Raises:
         InvalidInputError: a folder that is missing or holds no run.
     """
-    paths = dict.fromkeys(path.resolve() for f in folders for path in _run_folders(Path(f)))
+    paths = dict.fromkeys(path.resolve() for f in folders for path in _run_folders(expand_home(f)))
     found = [_load(_relative(path)) for path in paths]
     loaded = [run for run in found if isinstance(run, LoadedRun)]
     finished = {_identity(run) for run in loaded if run.is_finished}
@@ -202,9 +204,11 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[LoadedRun], list[Inco
 
 def _run_folders(folder: Path) -> list[Path]:
     """Return the folders of runs in and below a folder, also of one without its experiment."""
-    found = {path.parent for path in folder.glob("**/experiment.yaml")}
-    logs = (path.parent for path in folder.glob("**/participation.parquet"))
-    found |= {path for path in logs if RunFolder(path).metrics.exists()}
+    found = set[Path]()
+    with suppress(OSError):  # the path is too long
+        found = {path.parent for path in folder.glob("**/experiment.yaml")}
+        logs = (path.parent for path in folder.glob("**/participation.parquet"))
+        found |= {path for path in logs if RunFolder(path).metrics.exists()}
     if not found:
         raise InvalidInputError(f"{folder}: holds no run; give the folder that `fedtide run` wrote")
     return sorted(found)
@@ -248,17 +252,17 @@ def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun:
         rounds, names = int(summary["rounds"]), summary.get("lower_is_better")
         warnings = tuple(map(str, summary.get("warnings", ())))
     with _reading(folder.metrics):
-        metrics = pl.read_parquet(folder.metrics)
+        metrics = read_frame(folder.metrics)
         _require(metrics.columns, _METRICS_COLUMNS)
         if len(metrics) == 0 or metrics["round"][-1] != rounds:
             raise ValueError(f"it does not end at round {rounds}")
     with _reading(folder.clients):
-        clients = pl.read_parquet(folder.clients)
+        clients = read_frame(folder.clients)
         _require(clients.columns, _CLIENTS_COLUMNS)
     metric_names = [*metrics.columns, *clients.columns]
     directions = {} if names is None else {name: name in names for name in metric_names}
     with _reading(folder.participation):
-        _require(pl.read_parquet_schema(folder.participation), _LOG_COLUMNS)
+        _require(pq.read_schema(folder.participation).names, _LOG_COLUMNS)
     with _reading(folder.timings):
         timings = folder.read_json(folder.timings, ["rounds_per_second"])
         speed = float(timings["rounds_per_second"])
@@ -301,7 +305,7 @@ def _load_under_way(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun 
     metrics, parts = folder.read_metrics(), folder.read_log()
     if folder.failure.exists() or metrics.is_empty() or not parts or not folder.clients.exists():
         return None
-    ended, clients = _last_saved_round(folder), pl.read_parquet(folder.clients)
+    ended, clients = _last_saved_round(folder), read_frame(folder.clients)
     log = pl.concat(parts).filter(pl.col("round") < ended)
     prints = folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {}
     return LoadedRun(

@@ -19,6 +19,34 @@ from fedtide.simulation.metrics import declared_directions
 from fedtide.validation import require_at_least
 
 
+@dataclass
+class _Improvement:
+    """How long ago a sequence of values had its lowest one.
+
+    Attributes:
+        values: how many there were.
+        best: the lowest one.
+        since: how many came after it.
+
+    >>> found = _Improvement()
+    >>> for value in (3.0, 2.0, 2.5, math.inf):
+    ...     found.add(value, min_delta=0.0)
+    >>> found
+    _Improvement(values=4, best=2.0, since=2)
+    """
+
+    values: int = 0
+    best: float = math.inf
+    since: int = 0
+
+    def add(self, value: float, min_delta: float) -> None:
+        """Add a value; it is the new best if it is lower by more than `min_delta`."""
+        self.values += 1
+        self.since += 1
+        if value < self.best - min_delta:
+            self.best, self.since = value, 0
+
+
 class RunView:
     """What a callback sees of a run, and how it ends it.
 
@@ -35,6 +63,7 @@ class RunView:
         self._run = run
         self.out = out
         self.stopped = ""
+        self._improvements: dict[tuple[str, bool, float], _Improvement] = {}
 
     @property
     def experiment(self) -> Experiment:
@@ -72,6 +101,22 @@ class RunView:
         evaluation = self._run.evaluation
         declared = {} if evaluation is None else declared_directions(evaluation)
         return lower_is_better(metric, declared)
+
+    def count_without_improvement(self, metric: str, lower: bool, min_delta: float) -> int:
+        """Return how many evaluations follow the last one that was better than all before it.
+
+        Args:
+            metric: a metric of the evaluations; a value that is missing or NaN improves nothing.
+            lower: whether a smaller value is better.
+            min_delta: by how much a value must be better than the best one before to count.
+        """
+        # Each evaluation is looked at once, as a long run has very many.
+        found = self._improvements.setdefault((metric, lower, min_delta), _Improvement())
+        for row in self.metrics[found.values :]:
+            value = row[metric]
+            value = math.inf if value is None or math.isnan(value) else value if lower else -value
+            found.add(value, min_delta)
+        return found.since
 
     def stop(self, reason: str) -> None:
         """End the run after the current round, or after the first one; it counts as finished.
@@ -167,23 +212,6 @@ class EarlyStopping(Callback):
                 f"metric: the run has no {self.metric!r}; {did_you_mean(self.metric, names)}"
             )
         known = self.lower_is_better
-        sign = 1 if (run.lower_is_better(self.metric) if known is None else known) else -1
-        values = [row[self.metric] for row in run.metrics]
-        values = [math.inf if v is None or math.isnan(v) else sign * v for v in values]
-        if count_without_improvement(values, self.min_delta) >= self.patience:
+        lower = run.lower_is_better(self.metric) if known is None else known
+        if run.count_without_improvement(self.metric, lower, self.min_delta) >= self.patience:
             run.stop(f"{self.metric} did not improve in {self.patience} evaluations")
-
-
-def count_without_improvement(values: Sequence[float], min_delta: float) -> int:
-    """Return how many values follow the last one that was lower than all before it.
-
-    >>> count_without_improvement([3.0, 2.0, 2.5, math.inf], 0.0)
-    2
-    """
-    best, since = math.inf, 0
-    for value in values:
-        if value < best - min_delta:
-            best, since = value, 0
-        else:
-            since += 1
-    return since

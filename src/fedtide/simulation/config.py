@@ -8,7 +8,7 @@ method or process needs no code here.
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -114,6 +114,34 @@ class Builder:
             "describe it by name, or run without a folder"
         )
 
+    def find_key(self, cls: type, name: str) -> list[str]:
+        """Return the dotted keys that end in `name` and stand nearest below a dataclass.
+
+        They are those of any class that a field may hold, at most two levels below.
+        """
+        level = [("", cls)]
+        for _ in range(3):
+            fields_of = [(path, *item) for path, one in level for item in field_types(one).items()]
+            if found := [f"{path}{name}" for path, field, _ in fields_of if field == name]:
+                return sorted(set(found))
+            level = [
+                (f"{path}{field}.", inner)
+                for path, field, kind in fields_of
+                for inner in self._classes_of(kind)
+            ]
+        return []
+
+    def _classes_of(self, kind: Any) -> list[type]:
+        """Return the dataclasses of which a field with this annotation may hold an object."""
+        found: list[type] = []
+        for annotation in get_args(kind) if is_union(kind) else (kind,):
+            member = get_origin(annotation) or annotation
+            if member in self.registries:
+                found += self.registries[member].values()
+            elif isinstance(member, type) and is_dataclass(member):
+                found.append(member)
+        return found
+
     def _type_name(self, cls: type) -> str | None:
         """Return the `type` of a class; None if the field that it stands in implies it."""
         implied = not is_own(cls) and not issubclass(cls, self._bases)
@@ -177,12 +205,26 @@ class Builder:
             ) from error
 
 
-def refuse_unknown_keys(given: Iterable[Any], known: Collection[str], path: str = "") -> None:
-    """Raise InvalidInputError if a key of the mapping at this path is unknown."""
+def refuse_unknown_keys(
+    given: Iterable[Any],
+    known: Collection[str],
+    path: str = "",
+    find: Callable[[str], Sequence[str]] = lambda name: (),
+) -> None:
+    """Raise InvalidInputError if a key of the mapping at this path is unknown.
+
+    Args:
+        given: the keys of the mapping.
+        known: the keys that it may have.
+        path: of the mapping.
+        find: returns the dotted keys that end in a name, for the hint.
+    """
     for key in given:
         if key not in known:
             is_number = isinstance(key, int | float) and not isinstance(key, bool)
             hint = "write decimals with a point, such as 0.1" if is_number else ""
+            if found := find(str(key)):
+                hint = f"did you mean {' or '.join(map(repr, found))}?"
             raise InvalidInputError(
                 f"{_join(path, key)}: unknown key; {hint or did_you_mean(str(key), known)}"
             )
@@ -221,9 +263,10 @@ def _import_class(name: str, base: type, path: str) -> type:
     field = _join(path, "type")
     cls = import_object(name, field)
     if not (isinstance(cls, type) and issubclass(cls, base) and is_dataclass(cls)):
+        is_derived = isinstance(cls, type) and issubclass(cls, base)
+        hint = "decorate it with @dataclass(frozen=True)" if is_derived else _derive(base)
         raise InvalidInputError(
-            f"{field}: {name!r:.60} is not a dataclass derived from {base.__name__}; "
-            f"{_derive(base)}"
+            f"{field}: {name!r:.60} is not a dataclass derived from {base.__name__}; {hint}"
         )
     try:
         field_types(cls)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,9 +28,10 @@ from fedtide.participation import (
     Selection,
 )
 from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
+from fedtide.problems.datasets.catalogue import KNOWN
 from fedtide.problems.models.model_registry import MODEL_TYPES
 from fedtide.problems.weighted_objective import Objective
-from fedtide.simulation.config import Builder
+from fedtide.simulation.config import Builder, refuse_unknown_keys
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
 from fedtide.training.devices import require_device
 from fedtide.training.lr_schedules import LearningRateSchedule
@@ -245,6 +247,8 @@ class Experiment:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Experiment:
         """Return the experiment described by plain data (a parsed file) or finished objects."""
+        refuse_unknown_fields(plain, [field.name for field in fields(cls)])
+        _refuse_dataset(plain.get("problem"))
         experiment: Experiment = BUILDER.build(cls, dict(plain))
         return experiment
 
@@ -270,6 +274,22 @@ class Experiment:
         """Return the experiment as plain data, including all defaults."""
         plain: dict[str, Any] = BUILDER.to_dict(self)
         return plain
+
+
+def refuse_unknown_fields(given: Iterable[Any], known: Collection[str]) -> None:
+    """Raise InvalidInputError if a key of an experiment is unknown, such as `lr` for `local.lr`."""
+    refuse_unknown_keys(given, known, find=partial(BUILDER.find_key, Experiment))
+
+
+def _refuse_dataset(problem: Any) -> None:
+    """Raise InvalidInputError for the name of a data set in place of a problem."""
+    name = problem.get("type") if isinstance(problem, Mapping) else problem
+    if isinstance(name, str) and name in ("digits", *KNOWN):
+        raise InvalidInputError(
+            f"problem: {name!r} is a data set; give {{type: classification, dataset: {name}, "
+            f"partition: ..., clients: ...}}, or in Python ft.problems.Classification({name!r}, "
+            "partition, clients)"
+        )
 
 
 def read_yaml(

@@ -19,6 +19,7 @@ from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.import_paths import LIBRARIES, import_object, is_import_path, is_installed_file
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.task_cache import content_key
+from fedtide.validation import expand_home
 
 Fingerprints = Mapping[str, Any]
 """`data`: of the problem's data, or None; `files`: of the files that the participation names;
@@ -58,8 +59,8 @@ def _hash_files(experiment: Experiment) -> dict[str, str]:
         for path, thing in _walk(name, getattr(experiment, name)):
             for field, kind in _field_types(thing).items():
                 named = getattr(thing, field) if Path in (kind, *get_args(kind)) else None
-                if isinstance(named, str | Path) and Path(named).is_file():
-                    found[f"{path}.{field}"] = hash_file(named)
+                if isinstance(named, str | Path) and expand_home(named).is_file():
+                    found[f"{path}.{field}"] = hash_file(expand_home(named))
     return found
 
 

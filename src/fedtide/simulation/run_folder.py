@@ -150,8 +150,13 @@ class RunFolder:
 
         Raises:
             InvalidInputError: not a folder, not empty without `resume`, or a folder of another
-                experiment with `resume`.
+                experiment with `resume`; a path that is too long, or below a folder that cannot be
+                entered.
         """
+        with folder_errors(self.path):
+            self._check(experiment, resume)
+
+    def _check(self, experiment: dict[str, Any], resume: Resume) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInputError(f"out: {self.path} is a file; give a folder")
         if self.experiment.exists() and resume:
@@ -288,6 +293,19 @@ class RunFolder:
             if list_changes(before, now):
                 earlier = [*before.pop("earlier", []), before]
                 write_json(self.fingerprints, {**now, "earlier": earlier})
+
+
+@contextmanager
+def folder_errors(path: Path) -> Iterator[None]:
+    """Name the output folder in errors of the operating system from looking at it.
+
+    Raises:
+        InvalidInputError: the system raises an error.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise unwritable("out", path, error, "choose another") from None
 
 
 def read_frame(file: Path) -> pl.DataFrame:

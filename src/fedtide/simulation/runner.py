@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -34,7 +33,7 @@ from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.loop import Run
 from fedtide.simulation.result import Result
 from fedtide.simulation.run_folder import Failure, Resume, RunFolder, finite_row, read_frame
-from fedtide.training.devices import lacks_bfloat16
+from fedtide.training.devices import lacks_bfloat16, lacks_memory
 from fedtide.training.threads import restored_threads
 from fedtide.training.trainers.select import TrainerName
 
@@ -95,14 +94,9 @@ def _memory_errors() -> Iterator[None]:
         raise explained from None
 
 
-_LACKS_MEMORY = re.compile("out of memory|not enough memory|allocate memory", re.IGNORECASE)
-"""What PyTorch says where memory is short; many other errors mention memory formats."""
-
-
 def _explain_memory(error: Exception) -> Exception:
     """Return what to do about an error of missing memory; any other error as it is."""
-    of_torch = isinstance(error, RuntimeError) and _LACKS_MEMORY.search(str(error))
-    if not (of_torch or isinstance(error, MemoryError)):
+    if not lacks_memory(error):
         return error
     return InvalidInputError(
         f"problem: not enough memory ({first_line(error)}); give fewer clients, samples or "

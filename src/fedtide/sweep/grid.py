@@ -94,7 +94,8 @@ def _parse_axis(field: Any, values: Any) -> list[Point]:
             f"grid.{field}: {values!r:.40} is not a list of values; write [0.1, 0.3]"
         )
     points = [_point(field, value) for value in values]
-    if len({point.shown[field] for point in points}) < len(points):
+    shown = [point.shown[field] for point in points]
+    if len({(isinstance(one, bool), one) for one in shown}) < len(points):  # False equals 0
         raise InvalidInputError(f"grid.{field}: a value is repeated; give each once")
     _refuse_equal_folders(f"grid.{field}", [point.label for point in points])
     return points

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +18,10 @@ from fedtide.simulation.run_folder import Failure, Resume, RunFolder
 from fedtide.simulation.runner import execute
 
 OnStatus = Callable[["RunStatus"], None]
-"""Called with the status of a run after each round, and when a long activity begins or ends."""
+"""Called with the status of a run when it starts, after rounds, at most once per
+`_STATUS_SECONDS`, and when a long activity begins or ends."""
+
+_STATUS_SECONDS = 0.2  # every status costs time that grows with the number of runs of a sweep
 
 OnFinished = Callable[["Job", "Outcome"], None]
 """Called with every run that has ended."""
@@ -72,14 +76,20 @@ class _StatusReporter(Callback):
 
     def __init__(self, on_status: OnStatus) -> None:
         self._on_status = on_status
+        self._last = 0.0
 
     def on_activity(self, activity: str) -> None:
         self._on_status(RunStatus(activity))
 
     def on_start(self, run: RunView) -> None:
-        self.on_round_end(run)
+        self._report(run)
 
     def on_round_end(self, run: RunView) -> None:
+        if time.monotonic() - self._last > _STATUS_SECONDS:
+            self._report(run)
+
+    def _report(self, run: RunView) -> None:
+        self._last = time.monotonic()
         loss = run.metrics[-1].get("loss") if run.metrics else None
         self._on_status(RunStatus(ended=run.round, loss=loss))
 

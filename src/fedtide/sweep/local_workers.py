@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import signal
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from types import ModuleType
+from typing import Any, Self
 
+import numpy as np
+import polars as pl
+import pyarrow as pa
 import torch
 
 from fedtide.content_hash import hash_once
@@ -35,9 +40,12 @@ from fedtide.sweep.job import (
 )
 from fedtide.sweep.sweep_progress import SweepProgress
 
+_LARGE = (np.ndarray, torch.Tensor, pl.DataFrame, pl.Series, pa.Table)
+"""What is not pickled to look for objects of the script: it may be large, and holds none."""
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXIT_SECONDS = 5.0
-_POLL_SECONDS = 0.2  # between two progress messages of a worker, and two checks whether to stop
+_POLL_SECONDS = 0.2  # between two checks whether to stop
 
 
 def available_cores() -> int:
@@ -104,7 +112,7 @@ class _Worker:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(
-            target=_worker_main, args=(theirs, threads), daemon=True
+            target=_worker_main, args=(theirs, threads, _NumericSettings.current()), daemon=True
         )
         with _signals_blocked(), nullcontext() if imports_main else _main_module_hidden():
             self.process.start()
@@ -156,15 +164,15 @@ def _needs_main_module(jobs: Sequence[Job]) -> bool:
         InvalidInputError: they do, and it is no script but a notebook or an interpreter; or an
             object cannot be sent to other processes.
     """
+    search = _MainModuleSearch(io.BytesIO())
     try:
-        # Arrays stay out of the stream (their callback returns nothing), so that it is short.
-        stream = pickle.dumps(list(jobs), protocol=5, buffer_callback=lambda _: None)
+        search.dump(list(jobs))
     except Exception as error:  # an object of the user's may raise anything
         raise InvalidInputError(
             f"workers: an object of the experiment cannot be sent to worker processes "
             f"({first_line(error, with_type=True)}); give workers=1"
         ) from error
-    if b"__main__" not in stream:
+    if not search.found:
         return False
     if not hasattr(sys.modules["__main__"], "__file__"):
         raise InvalidInputError(
@@ -172,6 +180,24 @@ def _needs_main_module(jobs: Sequence[Job]) -> bool:
             "them to a module (a .py file that is imported), or give workers=1"
         )
     return True
+
+
+class _MainModuleSearch(pickle.Pickler):
+    """Pickles objects without numbers and tables, and looks for those that the script defines.
+
+    Attributes:
+        found: whether an object, or its class, is defined by the script.
+    """
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, protocol=5)
+        self.found = False
+
+    def persistent_id(self, thing: Any) -> str | None:
+        places = {getattr(thing, "__module__", None), type(thing).__module__}
+        self.found |= "__main__" in places
+        holds_objects = isinstance(thing, np.ndarray) and thing.dtype.hasobject
+        return "data" if isinstance(thing, _LARGE) and not holds_objects else None
 
 
 class _WorkerPool:
@@ -254,9 +280,37 @@ class _WorkerPool:
             self._on_finished(job, lost_worker(job, f"exit code {worker.process.exitcode}"))
 
 
-def _worker_main(pipe: Connection, threads: int) -> None:
+@dataclass(frozen=True)
+class _NumericSettings:
+    """PyTorch's settings of a process that change numbers, as a script may have set them."""
+
+    dtype: torch.dtype
+    matmul_precision: str
+    tf32_convolutions: bool
+    deterministic: bool
+    warns_only: bool
+
+    @classmethod
+    def current(cls) -> Self:
+        return cls(
+            torch.get_default_dtype(),
+            torch.get_float32_matmul_precision(),
+            torch.backends.cudnn.allow_tf32,
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+
+    def apply(self) -> None:
+        torch.set_default_dtype(self.dtype)
+        torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.backends.cudnn.allow_tf32 = self.tf32_convolutions
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
+
+
+def _worker_main(pipe: Connection, threads: int, settings: _NumericSettings) -> None:
     """Run the jobs that arrive through the pipe until it delivers None, or its other end closes."""
     torch.set_num_threads(threads)
+    settings.apply()
     for number in _SIGNALS:  # an active run installs its own handlers
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
@@ -264,21 +318,15 @@ def _worker_main(pipe: Connection, threads: int) -> None:
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     with hash_once(), suppress(EOFError):  # the jobs of one sweep share their tasks
         while (job := pipe.recv()) is not None:
-            pipe.send(run_job(job, _ProgressSender(pipe).send))
+            pipe.send(run_job(job, partial(_send_status, pipe)))
 
 
-class _ProgressSender:
-    """Sends the status of a run to the parent; rounds at most once per `_POLL_SECONDS`."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._last = 0.0
-
-    def send(self, status: RunStatus) -> None:
-        now = time.monotonic()
-        if status.ended is None or now - self._last > _POLL_SECONDS:
-            self._last = now
-            self._pipe.send(status)
+def _send_status(pipe: Connection, status: RunStatus) -> None:
+    """Send a status to the parent; if it has died, end this process: the run has not failed."""
+    try:
+        pipe.send(status)
+    except OSError:
+        os._exit(1)
 
 
 def _exit_with_parent() -> None:

@@ -9,7 +9,7 @@ from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.simulation.experiment import BUILDER, read_yaml
 from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.loop import Run
-from fedtide.simulation.run_folder import Resume, RunFolder
+from fedtide.simulation.run_folder import Resume, RunFolder, folder_errors
 from fedtide.sweep.configurations import SweepRun
 from fedtide.sweep.sweep_spec import SWEEP_FILE, Sweep
 from fedtide.yaml_text import dump
@@ -25,10 +25,11 @@ def check_runs(runs: Sequence[SweepRun], out: Path, strict: bool, resume: Resume
         InvalidInputError: the first run or folder that cannot be used.
     """
     single = len(runs) == 1 and runs[0].path == ""
-    if out.exists() and not out.is_dir():
-        raise InvalidInputError(f"out: {out} is a file; give a folder")
-    if not single and out.is_dir() and any(out.iterdir()):
-        _check_existing(runs, out, resume)
+    with folder_errors(out):
+        if out.exists() and not out.is_dir():
+            raise InvalidInputError(f"out: {out} is a file; give a folder")
+        if not single and out.is_dir() and any(out.iterdir()):
+            _check_existing(runs, out, resume)
     for run in runs:
         folder = RunFolder(out / run.path)
         folder.check(run.experiment.to_dict(), resume)

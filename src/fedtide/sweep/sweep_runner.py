@@ -28,7 +28,7 @@ from fedtide.sweep.sweep_spec import BEST_FILE, SWEEP_FILE, Sweep
 from fedtide.validation import expand_home
 
 OnProgress = Callable[[SweepProgress], None]
-"""Called with the progress of all runs after every change."""
+"""Called with the progress of all runs when the state of one changes, and after rounds."""
 
 OnRunEnd = Callable[[SweepRun, Path], None]
 """Called with each run that has finished or failed, in this call or an earlier one; its folder."""
@@ -66,7 +66,8 @@ def run_sweep(
             runs continue.
         resume: whether `out` may hold the results of an earlier call; "force": also if data or
             imported code have changed since.
-        progress: called with the progress of all runs after every change.
+        progress: called with the progress of all runs when the state of one changes, and after
+            rounds, at most five times a second for each active run.
         done: called with each run that has finished or failed, and its folder; also for those of
             earlier calls.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedtide.content_hash import is_data
 from fedtide.errors import InvalidInputError, list_names
-from fedtide.simulation.config import refuse_missing_keys, refuse_unknown_keys
+from fedtide.simulation.config import refuse_missing_keys
 from fedtide.simulation.experiment import (
     BUILDER,
     REQUIRED,
@@ -21,6 +21,7 @@ from fedtide.simulation.experiment import (
     override,
     read_override,
     read_yaml,
+    refuse_unknown_fields,
 )
 from fedtide.sweep.configurations import Configuration, SweepRun
 from fedtide.sweep.grid import Point, combine_points, merge, parse_methods
@@ -94,7 +95,7 @@ class Sweep:
         Raises:
             InvalidInputError: an invalid value, or an object that plain data cannot describe.
         """
-        refuse_unknown_keys(plain, _KEYS)
+        refuse_unknown_fields(plain, _KEYS)
         listed = {key: _list_values(plain[key]) for key in ("seeds", "grid") if key in plain}
         plain = {key: _to_plain(key, value) for key, value in {**plain, **listed}.items()}
         if plain.get("name", name) is None:

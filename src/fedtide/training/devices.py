@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
@@ -39,6 +40,9 @@ _RECORDED = 4  # inputs and outputs of recordings take this part of it, beside t
 _MOST_DROPS = 2  # of a recording; to make it anew takes longer than it saves if it is then dropped
 _OCTAVE = 4  # sizes of chunks per doubling
 _MOST = 2**14  # clients in a chunk
+
+_NO_MEMORY = re.compile("out of memory|not enough memory|allocate memory", re.IGNORECASE)
+"""What PyTorch says where memory is short; many other errors mention memory formats."""
 
 _replaying = Lock()
 """Recordings share their memory, and PyTorch makes one at a time: no two threads are in one."""
@@ -161,6 +165,17 @@ def recording_bytes(like: Tensor) -> float:
     if like.device.type != "cuda":
         return math.inf
     return torch.cuda.get_device_properties(like.device).total_memory / _RECORDED
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error says that there is not enough memory, of the computer or a GPU.
+
+    >>> lacks_memory(RuntimeError("unsupported memory format")), lacks_memory(MemoryError())
+    (False, True)
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
 
 
 class RecordedFunction:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +36,10 @@ class GroupCycle(Availability):
     Crawshaw & Liu 2024; two groups with turns E and αE: Yan et al.'s FedLaAvg.)
 
     Args:
-        groups: the group of each client, numbered from 0, (N,) or by name; or K: equal blocks of
-            consecutive clients, block k ending before client round((k+1) N / K).
-        rounds: g, the length of a turn: one number, or one for each group.
+        groups: the group of each client, numbered from 0 or as a text such as "north", (N,) or by
+            name of the client; or K: equal blocks of consecutive clients, block k ending before
+            client round((k+1) N / K). Groups given as texts take their turns in sorted order.
+        rounds: g, the length of a turn: one number, or one for each group in the order of turns.
         offset: o; "random": drawn once, uniform on 0..g_0 − 1, so group 0 comes first and its first
             turn may be cut short (as in the authors' programs).
         on: the probability that a client is available in a round of its group's turn, independent
@@ -52,9 +54,21 @@ class GroupCycle(Availability):
     >>> running = GroupCycle(groups=2, rounds=[2, 1], offset=0).begin(Population(clients=4), seed=0)
     >>> [running.round(t).clients.tolist() for t in range(4)]
     [[0, 1], [0, 1], [2, 3], [0, 1]]
+    >>> running = GroupCycle(groups=["north", "east", "north"], rounds=1, offset=0).begin(
+    ...     Population(clients=3), seed=0
+    ... )
+    >>> [running.round(t).clients.tolist() for t in range(2)]
+    [[1], [0, 2]]
     """
 
-    groups: int | Sequence[int] | NDArray[np.integer] | Mapping[Name, int]
+    groups: (
+        int
+        | Sequence[int]
+        | Sequence[str]
+        | NDArray[np.integer | np.str_]
+        | Mapping[Name, int]
+        | Mapping[Name, str]
+    )
     rounds: int | Sequence[int]
     offset: str | int = "random"
     on: float = 1.0
@@ -118,20 +132,31 @@ class GroupCycle(Availability):
         if isinstance(self.groups, int):
             require_whole_number("groups", self.groups)
             return int(self.groups)
-        labels = np.asarray(in_any_order(self.groups))
-        if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size or labels.min() < 0:
-            raise InvalidInputError(
-                "groups: not an array of group numbers; give a number of groups, or a group 0, 1, "
-                "... for each client"
-            )
-        return int(labels.max()) + 1
+        names, numbers = self._number(in_any_order(self.groups))
+        return int(numbers.max()) + 1 if names is None else len(names)
+
+    def _number(self, given: Any) -> tuple[NDArray[np.str_] | None, NDArray[np.integer]]:
+        """Return the groups' names in the order of turns, None if numbered; each label's group."""
+        labels = np.asarray(given)
+        if labels.ndim == 1 and labels.size:
+            is_text = labels.dtype.kind == "U" and all(isinstance(label, str) for label in given)
+            if is_text and all(label.isdecimal() for label in labels.tolist()):
+                labels, is_text = labels.astype(np.int64), False  # numbers, as quoted in a file
+            if is_text:
+                return np.unique(labels, return_inverse=True)
+            if labels.dtype.kind in "iu" and labels.min() >= 0:
+                return None, labels
+        raise InvalidInputError(
+            "groups: neither numbers nor names of groups; give a number of groups, or for each "
+            "client a group 0, 1, ..., or a text such as 'north'"
+        )
 
     def _labels(self, population: Population) -> NDArray[np.int32]:
         """Return the group of each client, (N,)."""
         clients = population.clients
         if not isinstance(self.groups, int):
-            given = order_by_id("groups", self.groups, population)
-            labels = np.asarray(given, dtype=np.int32)
+            _, numbers = self._number(order_by_id("groups", self.groups, population))
+            labels = numbers.astype(np.int32)
             require_one_per_client("groups", labels, clients)
             return labels
         count = self._count_groups()

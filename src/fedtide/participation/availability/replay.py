@@ -18,7 +18,7 @@ from fedtide.participation.log.client_ids import number_clients
 from fedtide.participation.log.schema import CLAIMED, STAGES, normalise_log
 from fedtide.participation.log.tables import read_table
 from fedtide.population import Population
-from fedtide.validation import require_choice, require_whole_number
+from fedtide.validation import expand_home, require_choice, require_whole_number
 
 _logger = getLogger("fedtide")
 
@@ -63,7 +63,7 @@ class Replay(Availability):
         require_choice("stage", self.stage, STAGES)
         if self.first_round is not None:
             require_whole_number("first_round", self.first_round, low=0)
-        if not isinstance(self.log, pl.DataFrame) and Path(self.log).is_dir():
+        if not isinstance(self.log, pl.DataFrame) and expand_home(self.log).is_dir():
             object.__setattr__(self, "log", Path(self.log) / "participation.parquet")
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
@@ -100,7 +100,7 @@ class Replay(Availability):
         """
         columns, frame = self.columns or {}, self.log
         if not isinstance(frame, pl.DataFrame):
-            frame = read_table("log", frame, columns.get("client", "client"))
+            frame = read_table("log", expand_home(frame), columns.get("client", "client"))
         log = normalise_log(frame, columns)
         ids = number_clients("log", log["client"], population)
         reached = log["stage"].is_in(STAGES[STAGES.index(self.stage) :])

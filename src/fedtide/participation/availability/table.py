@@ -16,7 +16,7 @@ from fedtide.participation.log.client_ids import number_clients
 from fedtide.participation.log.schema import normalise_log
 from fedtide.participation.log.tables import read_table, require_columns
 from fedtide.population import Population
-from fedtide.validation import require_nonnegative
+from fedtide.validation import expand_home, require_nonnegative
 
 Weights = NDArray[np.float64]
 
@@ -73,7 +73,7 @@ class Table(Availability):
 def _read_entries(
     path: str | Path, population: Population
 ) -> tuple[NDArray[np.int64], Ids, Weights, int]:
-    frame = read_table("weights", path)
+    frame = read_table("weights", expand_home(path))
     require_columns("weights", frame, ["round", "client"], "rename the column")
     with error_prefix("weights"):
         log = normalise_log(frame)

@@ -22,7 +22,7 @@ from fedtide.participation.availability.base import (
 from fedtide.participation.log.client_ids import normalise_clients, number_clients
 from fedtide.participation.log.tables import read_table, require_columns
 from fedtide.population import Population
-from fedtide.validation import require_numbers
+from fedtide.validation import expand_home, require_numbers
 
 _Times = NDArray[np.float64]
 
@@ -118,7 +118,7 @@ class Trace(Availability):
 
     def _intervals(self, population: Population) -> tuple[Ids, _Times, _Times]:
         """Return client, start and end of every nonempty interval, ordered by client and start."""
-        frame = read_table("file", self.file)
+        frame = read_table("file", expand_home(self.file))
         require_columns("file", frame, ["client", "start", "end"], "rename the column")
         names = normalise_clients("file", frame["client"])
         starts, ends = _parse_times(frame["start"]), _parse_times(frame["end"])

@@ -416,9 +416,10 @@ def to_column(value: Any) -> Column:
         value = value.float() if value.dtype == torch.bfloat16 else value
         value = value.resolve_conj().resolve_neg().numpy()
     if isinstance(value, np.ma.MaskedArray):
-        missing = np.ma.getmaskarray(value).reshape(len(value), -1).any(1)
-        if missing.any():
-            raise _missing(int(missing.sum()), len(value), int(missing.argmax()))
+        mask = np.ma.getmaskarray(value)
+        if mask.ndim and mask.any():
+            missing = mask.reshape(len(mask), -1).any(1)
+            raise _missing(int(missing.sum()), len(mask), int(missing.argmax()))
         value = value.data
     if isinstance(value, pl.Series):
         try:

@@ -273,7 +273,7 @@ def _stacking(stacked: bool) -> Iterator[None]:
         with kernels, StackableRecurrence() if stacked else nullcontext():
             yield
     except RuntimeError as error:
-        if "memory" in str(error):
+        if devices.lacks_memory(error):
             raise
         reason = first_line(error).partition(". ")[0]
         fails, others = "stacked over clients", "threaded or reference"
