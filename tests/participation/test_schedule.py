@@ -199,7 +199,9 @@ class Marks(Own):
 @pytest.mark.parametrize(
     "process", [Full(), SubsetLaw([[0, 1, 3]], [1.0]), Table([[1, 1, 0, 1]])], ids=repr
 )
-@pytest.mark.parametrize("parts", [{"selection": Own(InPlace())}, {"dropout": Marks()}], ids=repr)
+@pytest.mark.parametrize(
+    "parts", [{"selection": Own(InPlace())}, {"dropout": Marks()}], ids=["selection", "dropout"]
+)
 def test_the_clients_that_ones_own_code_is_shown_cannot_be_changed(
     process: Availability, parts: dict[str, Any]
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -16,6 +15,7 @@ from functools import partial
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import Any, Self
 
@@ -182,7 +182,7 @@ def _needs_main_module(jobs: Sequence[Job]) -> bool:
     return True
 
 
-class _MainModuleSearch(pickle.Pickler):
+class _MainModuleSearch(ForkingPickler):
     """Pickles objects without numbers and tables, and looks for those that the script defines.
 
     Attributes:
@@ -190,7 +190,7 @@ class _MainModuleSearch(pickle.Pickler):
     """
 
     def __init__(self, stream: io.BytesIO) -> None:
-        super().__init__(stream, protocol=5)
+        super().__init__(stream)
         self.found = False
 
     def persistent_id(self, thing: Any) -> str | None:

@@ -374,6 +374,8 @@ def _refuse_changed_buffers(module: nn.Module, before: Params, mode: str) -> Non
 
 def _is_equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two buffers hold the same values; the matrix of a graph may be sparse."""
+    if one.is_meta:  # it has no values
+        return True
     if one.layout is torch.strided:
         return torch.equal(one, other)
     one, other = (_to_coordinates(tensor) for tensor in (one, other))
