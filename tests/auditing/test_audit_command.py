@@ -13,6 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import fedtide as ft
 from fedtide.cli.main import app, main
 from fedtide.errors import InvalidInputError
 from fedtide.participation import GroupCycle, Schedule, UniformOf
@@ -152,6 +153,26 @@ def test_an_earlier_audit_in_a_run_folder_is_replaced(tmp_path: Path) -> None:
         out = str(tmp_path / "audit.json")
         done = CliRunner().invoke(app, ["audit", str(tmp_path), "--json", out])
         assert done.exit_code == 0, done.output
+
+
+def test_home_folders_and_paths_with_brackets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    frame = pl.DataFrame({"round": [0, 0, 1], "client": [0, 1, 0], "stage": ["used"] * 3})
+    run = tmp_path / "[a]*"
+    run.mkdir()
+    frame.write_parquet(run / "participation.parquet")
+    clients = pl.DataFrame({"client": [0, 1, 2]})
+    clients.write_parquet(run / "clients.parquet")
+    clients.write_csv(tmp_path / "roster.csv")
+    assert ft.audit("~/[a]*").log.size == 3
+    assert ft.audit("~/[a]*/participation.parquet", roster="~/roster.csv").log.size == 3
+    done = CliRunner().invoke(app, ["audit", "~/[a]*", "--json=~/a.json", "--html=~/a.html"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "a.json").is_file()
+    assert (tmp_path / "a.html").is_file()
 
 
 def test_outputs_into_pipes_need_no_suffix(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fedtide.auditing.output.terminal import show
 from fedtide.auditing.recommend.step_sizes import Training
 from fedtide.errors import InvalidInputError
 from fedtide.plotting.console import new_console
-from fedtide.validation import PAGE_SUFFIXES, require_not_read, require_suffix
+from fedtide.validation import PAGE_SUFFIXES, expand_home, require_not_read, require_suffix
 
 _LOG_FILE = "participation.parquet"
 _RUN_FILES = (
@@ -139,6 +139,11 @@ def audit_command(
 
     fedtide audit runs/digits/fedau/seed-1 --simulate --json audit.json
     """
+    log = log if "://" in log else str(expand_home(log))
+    json_file, html, experiment, strategy, roster, privacy = (
+        None if path is None else expand_home(path)
+        for path in (json_file, html, experiment, strategy, roster, privacy)
+    )
     _require_one_run(Path(log))
     read = [*_list_files(Path(log)), *(file for file in (roster, privacy) if file is not None)]
     for field, file, suffixes in (

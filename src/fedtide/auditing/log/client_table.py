@@ -14,6 +14,7 @@ from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.participation.log.client_ids import normalise_clients
 from fedtide.participation.log.tables import read_table, require_columns
 from fedtide.text_files import DAMAGE, read_header, split_suffix
+from fedtide.validation import expand_home
 
 _MAX_GROUPS = 50
 
@@ -39,7 +40,8 @@ class ClientTable:
         Raises:
             InvalidInputError: an unreadable file, or a table that `from_frame` refuses.
         """
-        return cls.from_frame(read_table("roster", path, _find_ids(Path(path))), group)
+        path = expand_home(path)
+        return cls.from_frame(read_table("roster", path, _find_ids(path)), group)
 
     @classmethod
     def from_frame(cls, frame: pl.DataFrame, group: str | None = None) -> ClientTable:

@@ -25,7 +25,7 @@ from fedtide.auditing.log.table_source import (
 )
 from fedtide.auditing.log.values import refuse_absent
 from fedtide.errors import InvalidInputError, first_line
-from fedtide.validation import require_positive, require_whole_number
+from fedtide.validation import expand_home, require_positive, require_whole_number
 
 LogSource = str | Path | pl.DataFrame | ArrowTable
 OnProgress = Callable[[str, float], None]
@@ -81,8 +81,10 @@ def read_participation_log(
                 "round_step: rounds of times follow one another; leave it or round_seconds out"
             )
     columns, span, recorded = columns or {}, None, False
-    if isinstance(source, str | Path) and Path(source).is_dir():
-        source, span, clients_of_run = _open_run_folder(Path(source))
+    if isinstance(source, Path) or (isinstance(source, str) and "://" not in source):
+        source = expand_home(source)
+    if isinstance(source, Path) and source.is_dir():
+        source, span, clients_of_run = _open_run_folder(source)
         roster = roster if roster or clients else clients_of_run
         recorded = True
         if round_seconds is not None:
@@ -186,7 +188,7 @@ def _open_run_folder(folder: Path) -> tuple[Path, tuple[int, int] | None, Client
         )
     summary, table = folder / "summary.json", folder / "clients.parquet"
     span = (0, int(json.loads(summary.read_text())["rounds"])) if summary.is_file() else None
-    roster = ClientTable(pl.read_parquet(table)["client"]) if table.is_file() else None
+    roster = ClientTable(pl.read_parquet(table, glob=False)["client"]) if table.is_file() else None
     return path, span, roster
 
 

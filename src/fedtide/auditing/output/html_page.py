@@ -14,6 +14,7 @@ from fedtide.atomic_io import write_text
 from fedtide.auditing.api import Audit
 from fedtide.auditing.log.refusals import format_reasons
 from fedtide.auditing.output import audit_figures, formatting, text
+from fedtide.validation import expand_home
 
 _ROWS = 12
 
@@ -29,7 +30,8 @@ def write_page(audit: Audit, path: str | Path, privacy: Sequence[Sequence[str]] 
     Raises:
         InvalidInputError: the file cannot be written.
     """
-    write_text(Path(path), render_page(audit, privacy), field="html", hint="choose another path")
+    page = render_page(audit, privacy)
+    write_text(expand_home(path), page, field="html", hint="choose another path")
 
 
 def render_page(audit: Audit, privacy: Sequence[Sequence[str]] = ()) -> str:
