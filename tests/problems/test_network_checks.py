@@ -306,8 +306,60 @@ def filtered(net, x):
 UNREACHED = "depend on a parameter of shape .* that training does not reach.*; make it"
 UNLIKE = "with other parameters its outputs are not those of a copy.*; compute"
 COUNTS = "every forward pass changes its attribute .*; compute"
+
+
+class Merging(nn.Linear):
+    """A low-rank adapter that adds its product to the weight when it is not trained."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+        self.weight.requires_grad_(False)
+        self.down = nn.Parameter(torch.randn(2, 4))
+        self.up = nn.Parameter(torch.zeros(2, 2))
+        self.is_merged = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode == self.is_merged:
+            self.weight.data += (-1 if mode else 1) * (self.up @ self.down)
+            self.is_merged = not mode
+        return self
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y if self.is_merged else y + x @ self.down.T @ self.up.T
+
+
+class Converting(nn.Linear):
+    """A network that converts a tensor of its own with the rest, in `to`."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+        self.turn = torch.eye(4)
+
+    def to(self, *args, **kwargs):
+        self.turn = self.turn.to(*args, **kwargs)
+        return super().to(*args, **kwargs)
+
+    def forward(self, x):
+        return super().forward(x @ self.turn)
+
+
+class Unset(nn.Linear):
+    """A network with a buffer that is not known yet."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+        self.register_buffer("norm", torch.tensor(torch.nan))
+
+
+@pytest.mark.parametrize("network", [Converting, Unset])
+def test_networks_that_convert_themselves_or_know_no_value_yet_are_accepted(network):
+    prepare(network())
+
+
 REFUSED = {
-    "checkpointing": (partial(Net, recompute), "recomputes parts .*; switch checkpointing off"),
+    "checkpointing": (partial(Net, recompute), "recomputes or moves .*; switch that off"),
     "complex parameter": (
         partial(Net, filtered, with_complex_parameter),
         "'spectrum' is complex.*; store real and imaginary",
@@ -355,6 +407,7 @@ REFUSED = {
     ),
     "kept weight": (partial(Net, keep_weight), UNLIKE),
     "kept weight in evaluation": (partial(Net, keep_weight_in_evaluation), UNLIKE),
+    "weight merged for evaluation": (Merging, UNLIKE),
     "wrapper": (
         lambda: nn.DataParallel(nn.Linear(4, 2)),
         "DataParallel distributes .*; give the network that it wraps",

@@ -1,5 +1,7 @@
 """Losses and metrics of the user's: what they hold, what they keep, and what they return."""
 
+from threading import Lock
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedtide as ft
+from fedtide.problems.loss_checks import adapt_loss
 
 COUNT = 12
 RNG = np.random.default_rng(0)
@@ -22,6 +25,24 @@ def prepare(loss, target="y", outputs=2, dtype=torch.float64, **fields):
     torch.manual_seed(0)
     given = {"target": target, "loss": loss, "model": nn.Linear(4, outputs)} | fields
     return ft.problems.Supervised(ROWS, **given).prepare(0, torch.device("cpu"), dtype)
+
+
+def test_only_a_loss_with_tensors_needs_to_be_copied():
+    class Locked(nn.Module):
+        def __init__(self, *weights):
+            super().__init__()
+            self.lock = Lock()
+            for weight in weights:
+                self.register_buffer("weight", weight)
+
+        def forward(self, outputs, target):
+            return (outputs - target).square().mean(dim=1)
+
+    cpu = torch.device("cpu")
+    loss = Locked()
+    assert adapt_loss(loss, cpu, torch.float32) is loss
+    with pytest.raises(ft.InvalidInputError, match=r"^loss: it cannot be copied .*lock"):
+        adapt_loss(Locked(torch.ones(2)), cpu, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

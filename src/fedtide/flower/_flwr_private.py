@@ -180,11 +180,14 @@ class PulledReplies:
     Args:
         messages: the replies that could be decoded.
         unreadable: why the others could not, by the id of the request that each answers.
+        failing: the requests at whose reply the SuperLink fails alone: it cannot deliver this
+            reply, or none for a moment, as while its disk is full.
         failure: how the SuperLink failed at all of them, which can be pulled again; "": it did not.
     """
 
     messages: list[Message] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
+    failing: set[str] = field(default_factory=set)
     failure: str = ""
 
 
@@ -226,7 +229,7 @@ def pull_replies(
 
     The SuperLink fails at a whole call because of one reply with, for example, NaN as its time to
     live. The ids are then pulled in halves, and those halves again; a reply at which it fails alone
-    is unreadable. If it fails without any id, too, the replies can be pulled again.
+    is in `failing`. If it fails without any id, too, the replies can be pulled again.
 
     Any other exception of the grid itself, such as a lost connection, is raised.
 
@@ -274,6 +277,7 @@ class _Pull:
         self._envelopes: dict[str, Any] = {}  # the metadata that the SuperLink checked
         self._refused: dict[str, str] = {}  # why a reply is not decoded, by its id
         self._unreadable: dict[str, str] = {}
+        self._failing: set[str] = set()
         self._failure = ""
         with _decoding:  # else they may be those of a pull in another thread
             self._client = grid._runtime_client
@@ -303,7 +307,7 @@ class _Pull:
             if isinstance(message, Message)
             and message.metadata.reply_to_message_id not in incomplete
         ]
-        return PulledReplies(messages, self._unreadable, self._failure)
+        return PulledReplies(messages, self._unreadable, self._failing, self._failure)
 
     def _list_incomplete(self) -> set[str]:
         """Return the requests whose reply has been announced and is not complete."""
@@ -338,8 +342,7 @@ class _Pull:
         if response is None:
             return []
         parts, failed = _call_in_halves(self._pull_part, ids)
-        reason = f"the SuperLink cannot deliver it (HTTP status {_INTERNAL_ERROR})"
-        self._unreadable |= {request_id: reason for request_id, _ in failed}
+        self._failing |= {request_id for request_id, _ in failed}
         return parts
 
     def _pull_part(self, ids: Sequence[str]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.losses import LossFunction, bce, cross_entropy, next_token
-from fedtide.problems.models.functional import refuse_impure
+from fedtide.problems.models.functional import cast_network, refuse_impure
 from fedtide.problems.models.network_checks import (
     Attributes,
     are_close,
@@ -22,6 +23,24 @@ from fedtide.problems.models.network_checks import (
 _logger = logging.getLogger("fedtide")
 
 _TRIED = 32  # samples on which a function is tried
+
+
+def adapt_loss(loss: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Return a loss whose tensors, such as weights of classes, have this device and this dtype.
+
+    Raises:
+        InvalidInputError: it has tensors and cannot be copied.
+    """
+    if not [*loss.parameters(), *loss.buffers()]:
+        return loss
+    try:
+        copied = deepcopy(loss)
+    except Exception as error:  # a user's object may hold anything
+        raise InvalidInputError(
+            f"loss: it cannot be copied ({first_line(error, 150)}); leave out what cannot, such as "
+            "locks and open files"
+        ) from error
+    return cast_network(copied.to(device), dtype)
 
 
 def require_per_sample(
@@ -55,12 +74,13 @@ def require_per_sample(
             "model's last layer or the target"
         ) from error
     require_shape(field, values, outputs, target)
-    if not are_close(values, again, rtol=1e-6) or not all(
+    if not are_close(values, again, rtol=1e-5) or not all(
         is_alike(value, after[name]) for name, value in before.items()
     ):
         raise InvalidInputError(
             f"{field}: it keeps a count or a mean from call to call, which clients, and training "
-            "and evaluation, would share; compute it from outputs and targets alone"
+            "and evaluation, would share; compute it from outputs and targets alone, and keep "
+            "notes for yourself in a dictionary"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,6 +21,7 @@ from fedtide.problems.datasets.catalogue import PixelStandardisation
 from fedtide.problems.datasets.sources import Ints
 from fedtide.problems.layout import Layout, Params, to_channels_last
 from fedtide.problems.loss_checks import (
+    adapt_loss,
     depends_on_others,
     require_per_sample,
     require_shape,
@@ -29,7 +30,7 @@ from fedtide.problems.loss_checks import (
 )
 from fedtide.problems.losses import TARGET_KINDS, LossFunction, TargetKind
 from fedtide.problems.models import FunctionalModel
-from fedtide.problems.models.functional import cast_network, mixes_samples
+from fedtide.problems.models.functional import mixes_samples
 from fedtide.problems.models.network_checks import find_parameter, shift
 from fedtide.problems.partitions import Shards, StoredShards
 from fedtide.problems.sample_metrics import Metric, class_recalls, count_all
@@ -113,8 +114,7 @@ class SupervisedTask(Task):
         masks = () if data.train.mask is None else (data.train.mask,)
         self.batch_data = (*data.train.inputs, data.train.target, *masks)
         if isinstance(loss, nn.Module):  # it may hold weights, as of classes
-            moved = deepcopy(loss).to(data.train.target.device)
-            loss = cast_network(moved, next(module.parameters()).dtype)
+            loss = adapt_loss(loss, data.train.target.device, next(module.parameters()).dtype)
         self._loss, self._metrics = loss, metrics
         if masks and not data.masks_target and data.train.target.dim() > 1:
             self._loss, self._metrics = (
@@ -145,15 +145,13 @@ class SupervisedTask(Task):
         warn_of_probabilities(module, loss, self.model.example_output)
         self._check_gradient()
         self._apart = self._check_independence()
-        tried = (self.model.params, shift(self.model.params))  # a last layer may start at zero
-        self._apart |= any(
-            mixes_samples(partial(self._evaluated_loss, params), len(self._train))
-            for params in tried
-        )
+        self.mixes_samples = False
+        for params in (self.model.params, shift(self.model.params)):  # a last layer may be zero
+            self._apart |= mixes_samples(partial(self._evaluated_loss, params), len(self._train))
+            self.mixes_samples |= mixes_samples(
+                partial(self._padded_loss, params), len(self._train)
+            )
         self.warnings = (*([_APART] if self._apart else []), *self._untested_clients())
-        self.mixes_samples = any(
-            mixes_samples(partial(self._padded_loss, params), len(self._train)) for params in tried
-        )
         self._needs_keys = bool(augmentations) or self.model.draws
         self.layout = Layout.from_params(self.model.params)
         self.start = self.layout.flatten(self.model.params)

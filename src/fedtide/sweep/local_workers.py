@@ -40,7 +40,7 @@ from fedtide.sweep.job import (
 )
 from fedtide.sweep.sweep_progress import SweepProgress
 
-_LARGE = (np.ndarray, torch.Tensor, pl.DataFrame, pl.Series, pa.Table)
+_LARGE = (np.ndarray, torch.Tensor, pl.DataFrame, pl.Series, pa.Table, pa.Array, pa.ChunkedArray)
 """What is not pickled to look for objects of the script: it may be large, and holds none."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -194,8 +194,11 @@ class _MainModuleSearch(ForkingPickler):
         self.found = False
 
     def persistent_id(self, thing: Any) -> str | None:
-        places = {getattr(thing, "__module__", None), type(thing).__module__}
-        self.found |= "__main__" in places
+        place = getattr(thing, "__module__", None)
+        self.found |= "__main__" in (
+            type(thing).__module__,
+            place if isinstance(place, str) else "",
+        )
         holds_objects = isinstance(thing, np.ndarray) and thing.dtype.hasobject
         return "data" if isinstance(thing, _LARGE) and not holds_objects else None
 
@@ -282,28 +285,39 @@ class _WorkerPool:
 
 @dataclass(frozen=True)
 class _NumericSettings:
-    """PyTorch's settings of a process that change numbers, as a script may have set them."""
+    """PyTorch's settings of a process that change numbers, as a script may have set them.
+
+    Those of precision are None if the script has set them by `torch.backends.*.fp32_precision`:
+    PyTorch then refuses to tell the others, and these stay as they are in the worker.
+    """
 
     dtype: torch.dtype
-    matmul_precision: str
-    tf32_convolutions: bool
+    matmul_precision: str | None
+    tf32_convolutions: bool | None
     deterministic: bool
     warns_only: bool
 
     @classmethod
     def current(cls) -> Self:
+        matmul_precision = tf32_convolutions = None
+        with suppress(RuntimeError):
+            matmul_precision = torch.get_float32_matmul_precision()
+        with suppress(RuntimeError):
+            tf32_convolutions = torch.backends.cudnn.allow_tf32
         return cls(
             torch.get_default_dtype(),
-            torch.get_float32_matmul_precision(),
-            torch.backends.cudnn.allow_tf32,
+            matmul_precision,
+            tf32_convolutions,
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         )
 
     def apply(self) -> None:
         torch.set_default_dtype(self.dtype)
-        torch.set_float32_matmul_precision(self.matmul_precision)
-        torch.backends.cudnn.allow_tf32 = self.tf32_convolutions
+        if self.matmul_precision is not None:
+            torch.set_float32_matmul_precision(self.matmul_precision)
+        if self.tf32_convolutions is not None:
+            torch.backends.cudnn.allow_tf32 = self.tf32_convolutions
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
 
 

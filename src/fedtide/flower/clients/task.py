@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from functools import partial
 
 import numpy as np
@@ -15,9 +14,14 @@ from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Task
 from fedtide.problems.layout import Layout, Params
-from fedtide.problems.loss_checks import depends_on_others, require_per_sample, trial_rows
+from fedtide.problems.loss_checks import (
+    adapt_loss,
+    depends_on_others,
+    require_per_sample,
+    trial_rows,
+)
 from fedtide.problems.models import FunctionalModel
-from fedtide.problems.models.functional import cast_network, mixes_samples
+from fedtide.problems.models.functional import mixes_samples
 from fedtide.problems.models.network_checks import find_parameter, shift
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -58,8 +62,7 @@ class ClientTask(Task):
                 "send; use GroupNorm, or track_running_stats=False"
             )
         if isinstance(loss, nn.Module):  # it may hold weights, as of classes
-            moved = deepcopy(loss).to(features.device)
-            loss = cast_network(moved, next(module.parameters()).dtype)
+            loss = adapt_loss(loss, features.device, next(module.parameters()).dtype)
         self._features, self._targets, self._loss = features, targets, loss
         self._check_loss()
         self.population = Population(1, samples=np.array([len(features)]))

@@ -27,6 +27,7 @@ from fedtide.flower.server.round_log import LimitedWarnings
 
 log = getLogger("flwr")
 
+_FAILING_PATIENCE = 30.0  # seconds; a full disk or a lock of the database passes
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two polls
 _PAUSE_SHARE = 0.03  # a pause, as a share of the time waited so far: bounds what polling adds
 _MEANWHILE = 10.0  # seconds between two looks for nodes while replies are awaited
@@ -159,6 +160,7 @@ class Transport:
         self.malformed: list[PendingReply] = []
         self.unreadable = LimitedWarnings("Further replies that cannot be read: %d")
         self._partial: dict[str, PartialReply] = {}
+        self._failing: dict[str, float] = {}  # since when the SuperLink fails at a reply alone
         self._is_failing = False
 
     def list_nodes(self) -> list[OnlineNode]:
@@ -227,6 +229,11 @@ class Transport:
         ids = sorted(self.pending.messages)
         pulled = pull_replies(self.grid, ids, self._partial, self._largest)
         self._report_failure(pulled.failure)
+        now = self.clock.tick()
+        self._failing = {one: self._failing.get(one, now) for one in pulled.failing}
+        for one, since in self._failing.items():
+            if now - since >= _FAILING_PATIENCE:
+                pulled.unreadable[one] = "the SuperLink cannot deliver it (HTTP status 500)"
         for request_id, reason in pulled.unreadable.items():
             pending = self.pending.settle(request_id)
             if pending is not None:

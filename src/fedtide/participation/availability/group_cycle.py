@@ -38,7 +38,8 @@ class GroupCycle(Availability):
     Args:
         groups: the group of each client, numbered from 0 or as a text such as "north", (N,) or by
             name of the client; or K: equal blocks of consecutive clients, block k ending before
-            client round((k+1) N / K). Groups given as texts take their turns in sorted order.
+            client round((k+1) N / K). Groups given as texts take their turns in sorted order;
+            texts of digits alone are numbers, so write "zip-90210" for such a name.
         rounds: g, the length of a turn: one number, or one for each group in the order of turns.
         offset: o; "random": drawn once, uniform on 0..g_0 − 1, so group 0 comes first and its first
             turn may be cut short (as in the authors' programs).
@@ -140,7 +141,7 @@ class GroupCycle(Availability):
         labels = np.asarray(given)
         if labels.ndim == 1 and labels.size:
             is_text = labels.dtype.kind == "U" and all(isinstance(label, str) for label in given)
-            if is_text and all(label.isdecimal() for label in labels.tolist()):
+            if is_text and all(x.isdecimal() and len(x) < 19 for x in labels.tolist()):
                 labels, is_text = labels.astype(np.int64), False  # numbers, as quoted in a file
             if is_text:
                 return np.unique(labels, return_inverse=True)

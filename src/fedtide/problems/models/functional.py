@@ -129,7 +129,7 @@ class FunctionalModel:
         self.buffers: Params = {} if statistics is None else _cast(statistics.initial, self._dtype)
         self._thread_local = threading.local()
         trial = self._training.copy()
-        self.example_output: Any = self._try(trial, example)
+        self.example_output: Any = self._try(trial, module, example)
         statistics = trial.statistics
         few = statistics is not None and statistics.fewest_values <= len(example[0])
         self.fewest_samples = 2 if few else 1
@@ -227,11 +227,12 @@ class FunctionalModel:
         )
 
     @torch.no_grad()
-    def _try(self, training: _TrainingModule, example: Inputs) -> Any:
+    def _try(self, training: _TrainingModule, module: nn.Module, example: Inputs) -> Any:
         """Return the outputs for the example.
 
         Args:
             training: the network for training, a copy that later passes do not use.
+            module: the network as it was given.
             example: the arguments.
 
         Raises:
@@ -240,7 +241,7 @@ class FunctionalModel:
         key = torch.zeros((), dtype=torch.int64, device=example[0].device)
         evaluating = _copy_sharing(self._evaluating)
         modules = {"training": training.module, "evaluation": evaluating}
-        buffers = {mode: _clone(module.named_buffers()) for mode, module in modules.items()}
+        buffers = {mode: _clone(tried.named_buffers()) for mode, tried in modules.items()}
         frozen = _sum_frozen(modules.values())
         params = _clone(self.params.items())
         with refuse_impure("model", example, "input"), _shape_errors(example, self._names):
@@ -258,34 +259,42 @@ class FunctionalModel:
                 "nn.Embedding(max_norm=...) does), so that evaluating would change the model, too; "
                 "compute outputs from limited copies, as weight.clamp(-1, 1)"
             )
+        del params
         refuse_changes(attributes, read_attributes(training.module))
         if not are_close(outputs, again):
             raise InvalidInputError(
                 "model: it gives other outputs when it gets the same inputs again, so a step is "
                 "not reproducible; use nn.Dropout for what is random, and keep no counts"
             )
-        for mode, module in modules.items():
-            _refuse_changed_buffers(module, buffers[mode], mode)
-        self._try_other_parameters(training, evaluating, example, key)
+        for mode, tried in modules.items():
+            _refuse_changed_buffers(tried, buffers[mode], mode)
+        self._try_other_parameters(training, evaluating, module, example, key)
         leaves = {name: p.detach().requires_grad_() for name, p in self.params.items()}
         refuse_hidden_parameters(lambda: self._run(training, leaves, example, key), leaves.values())
         return outputs[0] if self.buffers else outputs
 
     def _try_other_parameters(
-        self, training: _TrainingModule, evaluating: nn.Module, example: Inputs, key: Tensor
+        self,
+        training: _TrainingModule,
+        evaluating: nn.Module,
+        module: nn.Module,
+        example: Inputs,
+        key: Tensor,
     ) -> None:
         """Refuse a network that has kept something of its parameters, or keeps to its own ones.
 
         Args:
             training, evaluating: the network after passes with the initial parameters.
+            module: the network as it was given.
             example: the arguments.
             key: of the dropout.
         """
         others = shift(self.params)
-        own = _copy_sharing(self._evaluating, except_for=others)
+        own = copy_network(module).train()  # merges nothing yet
         for name, parameter in own.named_parameters():
             if name in others:
                 parameter.copy_(others[name])
+        own.eval()  # now: a layer may merge its parameters when its mode changes, as LoRA does
         args, kwargs = self._arguments(example, self._dtype)
         try:
             trained = [
@@ -314,6 +323,8 @@ def cast_network(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     >>> cast_network(net, torch.float64).turn
     tensor(0.+1.j)
     """
+    if not any(tensor.is_complex() for tensor in (*module.parameters(), *module.buffers())):
+        return module.to(dtype)  # which a network may override, to convert what it keeps besides
     convert: dict[torch.dtype, Callable[[], nn.Module]] = {
         torch.float64: module.double,
         torch.float32: module.float,
@@ -343,11 +354,9 @@ def _find_ties(module: nn.Module) -> dict[str, str]:
     return ties
 
 
-def _copy_sharing(module: nn.Module, except_for: Iterable[str] = ()) -> nn.Module:
-    """Return a copy of a network that shares its tensors, except for these parameters."""
-    own = set(except_for)
-    shared = [p for name, p in module.named_parameters() if name not in own]
-    return copy.deepcopy(module, {id(t): t for t in (*shared, *module.buffers())})
+def _copy_sharing(module: nn.Module) -> nn.Module:
+    """Return a copy of a network that shares its tensors."""
+    return copy.deepcopy(module, {id(t): t for t in (*module.parameters(), *module.buffers())})
 
 
 def _clone(tensors: Iterable[tuple[str, Tensor]]) -> Params:
@@ -365,10 +374,14 @@ def _refuse_changed_buffers(module: nn.Module, before: Params, mode: str) -> Non
     for name, buffer in module.named_buffers():
         if name in before and not _is_equal(buffer, before[name]):
             layer = name.rpartition(".")[0] or type(module).__name__
+            hint = (
+                "use BatchNorm or GroupNorm, or track_running_stats=False, or put the layer in "
+                "evaluation mode (layer.eval()) if it keeps its buffers there"
+            )
+            if mode == "evaluation":
+                hint = "use plain attributes, as self.last = x.mean(), for what forward only notes"
             raise InvalidInputError(
-                f"model: layer {layer!r} changes its buffer {name!r} in {mode}; use BatchNorm or "
-                "GroupNorm, or track_running_stats=False, or put the layer in evaluation mode "
-                "(layer.eval()) if it keeps its buffers there"
+                f"model: layer {layer!r} changes its buffer {name!r} in {mode}; {hint}"
             )
 
 
@@ -377,7 +390,8 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
     if one.is_meta:  # it has no values
         return True
     if one.layout is torch.strided:
-        return torch.equal(one, other)
+        known = one == one  # NaN, as of what is not yet known, equals itself
+        return torch.equal(known, other == other) and torch.equal(one[known], other[known])
     one, other = (_to_coordinates(tensor) for tensor in (one, other))
     return torch.equal(one.indices(), other.indices()) and torch.equal(one.values(), other.values())
 

@@ -86,9 +86,9 @@ def refuse_hidden_parameters(run: Callable[[], Any], known: Iterable[Tensor]) ->
     except Exception as error:  # a user's code may raise anything; what is no checkpoint, later
         if _RECOMPUTES in str(error):
             raise InvalidInputError(
-                "model: it recomputes parts of the forward pass in the backward pass "
-                "(torch.utils.checkpoint, or hooks on saved tensors), where its parameters are "
-                "not those of the client; switch checkpointing off, as "
+                "model: it recomputes or moves what the backward pass needs "
+                "(torch.utils.checkpoint, or hooks on saved tensors such as save_on_cpu), and "
+                "there its parameters are not those of the client; switch that off, as "
                 "gradient_checkpointing_disable() does"
             ) from error
         return
@@ -162,9 +162,10 @@ def refuse_changes(before: Attributes, after: Attributes) -> None:
     for name, value in before.items():
         if name in after and not is_alike(value, after[name]):
             raise InvalidInputError(
-                f"model: every forward pass changes its attribute {name!r}, such as a count or a "
-                "mean, which clients, and training and evaluation, would not share; compute "
-                "outputs from parameters and inputs alone"
+                f"model: every forward pass changes its attribute {name!r}, such as a count, a "
+                "mean or a time, which clients, and training and evaluation, would not share; "
+                "compute outputs from parameters and inputs alone, and keep notes for yourself in "
+                "a dictionary"
             )
 
 

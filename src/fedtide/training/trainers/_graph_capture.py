@@ -44,7 +44,7 @@ _FOLDER = "compiled-2"
 
 _marks_pointers: ContextVar[bool] = ContextVar("marks_pointers", default=False)
 
-_DROPPING = ("attention", "rnn", "lstm", "gru")
+_DROPPING = ("attention", "rnn", "lstm", "gru", "rrelu")
 """Operations that draw random numbers only if their dropout is positive, which the trial of a model
 refuses."""
 
