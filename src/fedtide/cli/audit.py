@@ -20,7 +20,6 @@ from fedtide.errors import InvalidInputError
 from fedtide.plotting.console import new_console
 from fedtide.validation import PAGE_SUFFIXES, expand_home, require_not_read, require_suffix
 
-_LOG_FILE = "participation.parquet"
 _RUN_FILES = (
     "experiment.yaml",
     "failure.json",
@@ -144,7 +143,6 @@ def audit_command(
         None if path is None else expand_home(path)
         for path in (json_file, html, experiment, strategy, roster, privacy)
     )
-    _require_one_run(Path(log))
     read = [*_list_files(Path(log)), *(file for file in (roster, privacy) if file is not None)]
     for field, file, suffixes in (
         ("json", json_file, [".json"]),
@@ -202,17 +200,6 @@ def audit_command(
     show(result, console)
     for line in chain.from_iterable(privacy_lines):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _require_one_run(log: Path) -> None:
-    """Raise InvalidInputError, naming a run, for a folder that is none and contains some."""
-    if log.is_dir() and not (log / _LOG_FILE).is_file():
-        below = (path.parent for path in log.glob(f"**/{_LOG_FILE}"))
-        if first := min(below, default=None):
-            raise InvalidInputError(
-                f"log: {log} contains runs and is none itself; give the folder of one, such as "
-                f"{first}"
-            )
 
 
 def _list_files(log: Path) -> list[Path]:

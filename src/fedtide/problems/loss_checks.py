@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,22 +17,27 @@ from fedtide.problems.models.functional import cast_network, refuse_impure
 from fedtide.problems.models.network_checks import (
     Attributes,
     are_close,
+    find_parameter,
     is_alike,
     read_attributes,
 )
 
 _logger = logging.getLogger("fedtide")
 
+LossT = TypeVar("LossT", bound=Callable[..., Any])
+
 _TRIED = 32  # samples on which a function is tried
 
 
-def adapt_loss(loss: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def adapt_loss(loss: LossT, device: torch.device, dtype: torch.dtype) -> LossT:
     """Return a loss whose tensors, such as weights of classes, have this device and this dtype.
+
+    One without tensors, such as a function, is returned as it is.
 
     Raises:
         InvalidInputError: it has tensors and cannot be copied.
     """
-    if not [*loss.parameters(), *loss.buffers()]:
+    if not isinstance(loss, nn.Module) or not [*loss.parameters(), *loss.buffers()]:
         return loss
     try:
         copied = deepcopy(loss)
@@ -40,7 +46,24 @@ def adapt_loss(loss: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.
             f"loss: it cannot be copied ({first_line(error, 150)}); leave out what cannot, such as "
             "locks and open files"
         ) from error
-    return cast_network(copied.to(device), dtype)
+    return cast("LossT", cast_network(copied.to(device), dtype))
+
+
+def refuse_other_parameters(losses: Tensor, known: Iterable[Tensor]) -> None:
+    """Refuse a loss that depends on parameters of networks other than these.
+
+    Args:
+        losses: values of the loss, computed with gradients.
+        known: the parameters on which they may depend.
+
+    Raises:
+        InvalidInputError: they do, and training would not change these parameters.
+    """
+    if hidden := find_parameter(losses, known):
+        raise InvalidInputError(
+            f"loss: it depends on {hidden} outside the model, which has its first values "
+            "throughout; compute what it needs in forward, and return it with the outputs"
+        )
 
 
 def require_per_sample(

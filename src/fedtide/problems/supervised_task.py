@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from fedtide.problems.layout import Layout, Params, to_channels_last
 from fedtide.problems.loss_checks import (
     adapt_loss,
     depends_on_others,
+    refuse_other_parameters,
     require_per_sample,
     require_shape,
     trial_rows,
@@ -31,7 +31,6 @@ from fedtide.problems.loss_checks import (
 from fedtide.problems.losses import TARGET_KINDS, LossFunction, TargetKind
 from fedtide.problems.models import FunctionalModel
 from fedtide.problems.models.functional import mixes_samples
-from fedtide.problems.models.network_checks import find_parameter, shift
 from fedtide.problems.partitions import Shards, StoredShards
 from fedtide.problems.sample_metrics import Metric, class_recalls, count_all
 from fedtide.problems.supervised_data import DeviceSamples
@@ -113,8 +112,7 @@ class SupervisedTask(Task):
         self._data, self._train, self._test = data, data.train, data.test
         masks = () if data.train.mask is None else (data.train.mask,)
         self.batch_data = (*data.train.inputs, data.train.target, *masks)
-        if isinstance(loss, nn.Module):  # it may hold weights, as of classes
-            loss = adapt_loss(loss, data.train.target.device, next(module.parameters()).dtype)
+        loss = adapt_loss(loss, data.train.target.device, next(module.parameters()).dtype)
         self._loss, self._metrics = loss, metrics
         if masks and not data.masks_target and data.train.target.dim() > 1:
             self._loss, self._metrics = (
@@ -145,12 +143,9 @@ class SupervisedTask(Task):
         warn_of_probabilities(module, loss, self.model.example_output)
         self._check_gradient()
         self._apart = self._check_independence()
-        self.mixes_samples = False
-        for params in (self.model.params, shift(self.model.params)):  # a last layer may be zero
-            self._apart |= mixes_samples(partial(self._evaluated_loss, params), len(self._train))
-            self.mixes_samples |= mixes_samples(
-                partial(self._padded_loss, params), len(self._train)
-            )
+        params, count = self.model.params, len(self._train)
+        self._apart |= mixes_samples(self._evaluated_loss, params, count)
+        self.mixes_samples = mixes_samples(self._padded_loss, params, count)
         self.warnings = (*([_APART] if self._apart else []), *self._untested_clients())
         self._needs_keys = bool(augmentations) or self.model.draws
         self.layout = Layout.from_params(self.model.params)
@@ -594,11 +589,7 @@ class SupervisedTask(Task):
                 "sparse=True, which changes no result"
             )
         if losses.requires_grad:
-            if hidden := find_parameter(losses, leaves.values()):
-                raise InvalidInputError(
-                    f"loss: it depends on {hidden} outside the model, which has its first values "
-                    "throughout; compute what it needs in forward, and return it with the outputs"
-                )
+            refuse_other_parameters(losses, leaves.values())
             return
         if isinstance(outputs, Tensor) and not outputs.requires_grad:
             raise InvalidInputError(

@@ -183,8 +183,10 @@ def _open_run_folder(folder: Path) -> tuple[Path, tuple[int, int] | None, Client
     """Return the log file of a run, the rounds it covers, and its clients."""
     path = folder / "participation.parquet"
     if not path.is_file():
+        run = min((log.parent for log in folder.glob(f"**/{path.name}")), default=None)
+        example = "" if run is None else f", such as {run}"
         raise InvalidInputError(
-            f"log: {str(folder)!r} has no participation.parquet; give the folder of a run"
+            f"log: {str(folder)!r} has no participation.parquet; give the folder of a run{example}"
         )
     summary, table = folder / "summary.json", folder / "clients.parquet"
     span = (0, int(json.loads(summary.read_text())["rounds"])) if summary.is_file() else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,12 +16,12 @@ from fedtide.problems.layout import Layout, Params
 from fedtide.problems.loss_checks import (
     adapt_loss,
     depends_on_others,
+    refuse_other_parameters,
     require_per_sample,
     trial_rows,
 )
 from fedtide.problems.models import FunctionalModel
 from fedtide.problems.models.functional import mixes_samples
-from fedtide.problems.models.network_checks import find_parameter, shift
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """The loss of each sample, shape (B,), of the model's outputs (B, C) and the targets (B, ...)."""
@@ -61,18 +60,14 @@ class ClientTask(Task):
                 f"model: layer {layer!r} keeps running statistics, which Flower clients do not "
                 "send; use GroupNorm, or track_running_stats=False"
             )
-        if isinstance(loss, nn.Module):  # it may hold weights, as of classes
-            loss = adapt_loss(loss, features.device, next(module.parameters()).dtype)
+        loss = adapt_loss(loss, features.device, next(module.parameters()).dtype)
         self._features, self._targets, self._loss = features, targets, loss
         self._check_loss()
         self.population = Population(1, samples=np.array([len(features)]))
         self.layout = Layout.from_params(self._model.params)
         self.start = self.layout.flatten(self._model.params)
         self._seen: list[tuple[float, float]] = []
-        self.mixes_samples = any(
-            mixes_samples(partial(self._padded_loss, params), len(features))
-            for params in (self._model.params, shift(self._model.params))  # it may start at zero
-        )
+        self.mixes_samples = mixes_samples(self._padded_loss, self._model.params, len(features))
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
         """Return the mean loss over the minibatch, without the padding."""
@@ -86,11 +81,7 @@ class ClientTask(Task):
         outputs, targets = self._model.example_output, self._targets[:2]
         require_per_sample("loss", self._loss, outputs, targets)
         with torch.enable_grad():
-            if hidden := find_parameter(self._loss(outputs, targets), ()):
-                raise InvalidInputError(
-                    f"loss: it depends on {hidden} outside the model, which would keep its first "
-                    "values; compute what it needs in forward"
-                )
+            refuse_other_parameters(self._loss(outputs, targets), ())
         if outputs.numel() == targets.numel():  # they could be paired wrongly
             rows = trial_rows(self._targets)
             outputs = self._model.evaluate(self._model.params, (self._features[rows],))

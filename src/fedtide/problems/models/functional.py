@@ -470,18 +470,25 @@ def refuse_impure(field: str, given: Inputs, what: str) -> Iterator[None]:
         )
 
 
-def mixes_samples(loss: Callable[[Tensor], Tensor], count: int) -> bool:
+def mixes_samples(loss: Callable[[Params, Tensor], Tensor], params: Params, count: int) -> bool:
     """Return whether the loss of two samples depends on what a third one is, as padding.
 
     Args:
-        loss: of a minibatch of these samples, (3,), of which the last one is padding.
+        loss: given parameters, of a minibatch of these samples, (3,), the last of them padding.
+        params: the initial parameters; others near them are tried, too, as the last layer may start
+            at zero.
         count: how many samples there are.
     """
-    try:
-        first, second = (loss(torch.tensor([0, count // 2, last])) for last in (0, count - 1))
-    except Exception:  # as with an odd number of samples; training will say so
-        return False
-    return not are_close(first, second, rtol=1e-6)  # rows are computed alike
+    for tried in (params, shift(params)):
+        try:
+            first, second = (
+                loss(tried, torch.tensor([0, count // 2, last])) for last in (0, count - 1)
+            )
+        except Exception:  # as with an odd number of samples; training will say so
+            continue
+        if not are_close(first, second, rtol=1e-6):  # rows are computed alike
+            return True
+    return False
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[int]:
