@@ -110,6 +110,31 @@ def test_plain_averaging_is_not_advised_where_something_speaks_against_it(
     assert any(one.startswith(reason) for one in plain.reasons)
 
 
+def test_clients_that_never_came_do_not_speak_against_averaging() -> None:
+    """No weights reach them. Of 40 seeds averaging comes first in 37: chance may look like more."""
+    present = np.random.default_rng(1).random((300, 50)) < 0.3
+    present[:, 25:] = False
+    first = ft.audit(to_frame(present), clients=50).advice[0]
+    assert is_plain(first)
+    assert first.reasons[0].startswith(
+        "no method gives weight to clients that never took part (25 here); beyond that, nothing"
+    )
+
+
+def test_the_skew_that_can_be_corrected_is_that_of_the_clients_that_came() -> None:
+    """It is the skew of the log without the others."""
+    present = uneven(np.random.default_rng(0))[:300]
+    present[:, ::3] = False
+    log = to_frame(present)
+    audit, expected = ft.audit(log, clients=50), ft.audit(log).objectives.plain
+    found = audit.objectives.plain
+    assert found.correctable.observed == pytest.approx(expected.l1_skew)
+    assert found.correctable.interval == pytest.approx(expected.interval, abs=0.01)
+    assert found.l1_skew > expected.l1_skew + 0.1
+    plain = next(one for one in audit.advice if is_plain(one))
+    assert "among the clients that took part" in plain.reasons[0]
+
+
 def test_amplified_methods_are_advised_for_groups_that_take_turns() -> None:
     """Paper 002's setting, where training ends at 0.207 with FedAvg and 0.037 with the other."""
     audit = run_audit(groups_in_turn)

@@ -12,7 +12,7 @@ from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.recommend.findings import Findings
 from fedtide.auditing.statistics.auto_weights import MOST_ROUNDS, average_auto_weights
-from fedtide.auditing.statistics.influence import share_samples
+from fedtide.auditing.statistics.influence import EffectiveObjective, share_samples
 
 _NOTHING_AGAINST = (
     "nothing in this log speaks against it: no skew of its objective is found that is more than "
@@ -55,7 +55,7 @@ def _fedavg(findings: Findings) -> Advice:
     weights = findings.objectives.plain.weights
     remaining = _scaled_skew(findings, weights)
     if findings.wanted_source == "equal":
-        reasons = findings.objections(findings.objectives.plain) or [_NOTHING_AGAINST]
+        reasons = _judge_objective(findings, findings.objectives.plain)
     else:
         reasons = [
             "the loss of each client is multiplied by N times its wanted weight; averaging over "
@@ -73,7 +73,7 @@ def _data_weighted(findings: Findings) -> Advice:
         f"{remaining:.2f} on this log"
     ]
     if findings.wanted_source == "samples":
-        reasons += findings.objections(findings.objectives.in_force) or [_NOTHING_AGAINST]
+        reasons += _judge_objective(findings, findings.objectives.in_force)
     advice = _advice(findings, "fedavg", {"weights": "data"}, reasons, 0, 2, remaining)
     return replace(advice, objective="uniform")
 
@@ -213,6 +213,19 @@ def _fedvarp(findings: Findings) -> Advice:
     size = findings.table_floats + findings.dimension
     remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
     return _advice(findings, "fedvarp", {}, reasons, size, 2, remaining)
+
+
+def _judge_objective(findings: Findings, objective: EffectiveObjective) -> list[str]:
+    """Return what speaks against a way of averaging, or that nothing does, in sentences."""
+    never = len(findings.coverage.never)
+    missing = (
+        f"no method gives weight to clients that never took part ({never:,} here)"
+        if objective.correctable is not objective.skew
+        else ""
+    )
+    if reasons := findings.objections(objective):
+        return [*reasons, missing] if missing else reasons
+    return [f"{missing}; beyond that, {_NOTHING_AGAINST}" if missing else _NOTHING_AGAINST]
 
 
 def _scaled_skew(findings: Findings, weights: Floats) -> float:

@@ -14,6 +14,7 @@ from fedtide.auditing.statistics.forgetting import Forgetting
 from fedtide.auditing.statistics.influence import EffectiveObjective, ObjectiveComparison
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates
+from fedtide.auditing.statistics.skew import SkewEstimate
 from fedtide.auditing.statistics.windows import Regularity
 
 WantedSource = Literal["equal", "roster", "samples"]
@@ -53,11 +54,14 @@ class Findings:
         ]
 
     def objections(self, objective: EffectiveObjective) -> list[str]:
-        """Return what speaks against a way of averaging, in sentences; empty: nothing does."""
+        """Return what speaks against a way of averaging, in sentences; empty: nothing does.
+
+        That clients never took part does not: no other weights would change it.
+        """
         found = _describe_bias(objective)
         recent, in_force = self.objectives.recent, self.objectives.in_force.weights
         is_in_force = float(np.abs(in_force - objective.weights).sum()) < 0.05
-        if recent is not None and is_in_force and _is_biased(recent.objective):
+        if recent is not None and is_in_force and _is_biased(recent.objective.correctable):
             found += [f"in the last {recent.window:,} rounds, " + _describe_skew(recent.objective)]
         return found + self.swing
 
@@ -109,25 +113,28 @@ class Findings:
         return int((self.log.counts > 0).sum()) * self.dimension
 
 
-def _is_biased(objective: EffectiveObjective) -> bool:
+def _is_biased(skew: SkewEstimate) -> bool:
     """Return whether chance does not explain the skew of an objective, and it is not small."""
-    return objective.interval[0] >= 0.02 and objective.skew.corrected >= 0.05
+    return skew.interval[0] >= 0.02 and skew.corrected >= 0.05
 
 
 def _describe_bias(objective: EffectiveObjective) -> list[str]:
     """Return what the skew says against an objective, at most one sentence."""
-    if _is_biased(objective):
+    skew = objective.correctable
+    if _is_biased(skew):
         return [_describe_skew(objective)]
-    high = objective.interval[1]
-    if high < 0.5 or objective.skew.corrected < 0.05:
+    high = skew.interval[1]
+    if high < 0.5 or skew.corrected < 0.05:
         return []
     bound = f" of {high:.2f}" if np.isfinite(high) else ""
     return [f"this log cannot exclude that it minimises another objective, with an L1 skew{bound}"]
 
 
 def _describe_skew(objective: EffectiveObjective) -> str:
-    low, high = objective.interval
+    skew = objective.correctable
+    low, high = skew.interval
+    whose = "" if skew is objective.skew else " among the clients that took part"
     return (
-        f"it minimises another objective: L1 skew {objective.skew.corrected:.2f} ({low:.2f} to "
-        f"{high:.2f}), {objective.skew.corrected / 2:.0%} of the influence misplaced"
+        f"it minimises another objective{whose}: L1 skew {skew.corrected:.2f} ({low:.2f} to "
+        f"{high:.2f}), {skew.corrected / 2:.0%} of the influence misplaced"
     )

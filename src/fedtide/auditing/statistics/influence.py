@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
 from fedtide.auditing.statistics.dispersion import Dispersion
@@ -19,6 +20,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
+class Targets:
+    """The weights that an objective should have, and those that it can have.
+
+    Args:
+        wanted: a_n of each client, shape (N,), summing to 1.
+        reachable: a_n / Σ a_m for the clients m that took part, 0 for the others, (N,).
+    """
+
+    wanted: Floats
+    reachable: Floats
+
+    @classmethod
+    def of(cls, wanted: Floats, seen: NDArray[np.bool_]) -> Targets:
+        """Return the targets if these clients took part; `wanted` twice if all that count did."""
+        reachable = np.where(seen, wanted, 0.0)
+        total = float(reachable.sum())
+        return cls(wanted, wanted if total == 0 or seen[wanted > 0].all() else reachable / total)
+
+
+@dataclass(frozen=True, eq=False)
 class EffectiveObjective:
     """The weights w_n of the objective Σ w_n F_n that a method minimises along the log.
 
@@ -27,11 +48,13 @@ class EffectiveObjective:
         weights: w_n, shape (N,), summing to 1.
         skew: Σ |w_n − a_n|, a_n the wanted weights, from 0 to 2: of this log, and estimated for the
             underlying process.
+        correctable: the same for `Targets.reachable`: without what no weights can correct.
     """
 
     method: str
     weights: Floats
     skew: SkewEstimate
+    correctable: SkewEstimate
 
     @property
     def l1_skew(self) -> float:
@@ -120,12 +143,15 @@ def compare_objectives(
     weights, scale = average_over_cohorts(log)
     parts: Parts = variances.log.cohort_weights
     dispersion = variances.dispersion(parts, weights, scale)
-    plain = _objective("fedavg", weights, scale, wanted, variances, parts, dispersion=dispersion)
+    targets = Targets.of(wanted, log.counts > 0)
+    plain = _objective("fedavg", weights, scale, targets, variances, parts, dispersion=dispersion)
     given = None
     if recorded_weights(log) is not None:
         weights, scale, parts = list_parts(variances.log)
         dispersion = variances.dispersion(parts, weights, scale)
-        given = _objective("given", weights, scale, wanted, variances, parts, dispersion=dispersion)
+        given = _objective(
+            "given", weights, scale, targets, variances, parts, dispersion=dispersion
+        )
     rounds = variances.count_rounds(parts)
     low, high = wilson_interval(
         np.minimum(weights / scale, 1.0),
@@ -139,9 +165,9 @@ def compare_objectives(
     return ObjectiveComparison(
         plain=plain,
         others=[
-            _summed("average-all", rates.estimate, wanted, variances),
-            _summed(f"fedau({cutoff})", fedau, wanted, variances),
-            _known_rates(log, wanted),
+            _summed("average-all", rates.estimate, targets, variances),
+            _summed(f"fedau({cutoff})", fedau, targets, variances),
+            _known_rates(log, targets),
         ],
         wanted=wanted,
         low=np.minimum(low * scale, weights),
@@ -153,12 +179,23 @@ def compare_objectives(
 
 
 def measure_influence(
-    log: ParticipationLog, variances: VarianceModel, wanted: Floats
+    log: ParticipationLog,
+    variances: VarianceModel,
+    wanted: Floats,
+    seen: NDArray[np.bool_] | None = None,
 ) -> EffectiveObjective:
-    """Return the objective of the log's own weights if it has any, else of plain averaging."""
+    """Return the objective of the log's own weights if it has any, else of plain averaging.
+
+    Args:
+        log: the participation log.
+        variances: of means over its rounds.
+        wanted: a_n, (N,).
+        seen: who took part, also before this part of a longer log, (N,); None: in this log.
+    """
     weights, scale, parts = list_parts(variances.log)
     method = "fedavg" if recorded_weights(log) is None else "given"
-    return _objective(method, weights, scale, wanted, variances, parts)
+    targets = Targets.of(wanted, log.counts > 0 if seen is None else seen)
+    return _objective(method, weights, scale, targets, variances, parts)
 
 
 def list_parts(log: ParticipationLog) -> tuple[Floats, Floats, Parts]:
@@ -272,7 +309,7 @@ def _objective(
     method: str,
     weights: Floats,
     scale: Floats,
-    wanted: Floats,
+    targets: Targets,
     variances: VarianceModel,
     parts: Parts,
     factors: Floats | None = None,
@@ -284,14 +321,17 @@ def _objective(
         method: the way of averaging.
         weights: w_n.
         scale: c_n.
-        wanted: a_n.
+        targets: for the weights.
         variances: of means over the rounds.
         parts: the part of each participant in a round, (T,), or of each entry, (E,).
         factors: of each client's parts, (N,); None: 1.
         dispersion: of the parts; None: estimated here.
     """
     if not variances.intervals:
-        return EffectiveObjective(method, weights, SkewEstimate.without_interval(weights, wanted))
+        none = SkewEstimate.without_interval
+        return EffectiveObjective(
+            method, weights, none(weights, targets.wanted), none(weights, targets.reachable)
+        )
     known = dispersion or variances.dispersion(parts, weights, scale)
     rounds = variances.count_rounds(parts)
 
@@ -303,14 +343,17 @@ def _objective(
         return variances.variance(own, parts, known)
 
     common = np.sqrt(known.uncertainty) / 2  # of √D_n
-    skew = estimate_skew(weights, wanted, errors, variance, common)
-    return EffectiveObjective(method, weights, skew)
+    skew = estimate_skew(weights, targets.wanted, errors, variance, common)
+    correctable = skew
+    if targets.reachable is not targets.wanted:
+        correctable = estimate_skew(weights, targets.reachable, errors, variance, common)
+    return EffectiveObjective(method, weights, skew, correctable)
 
 
 def _summed(
     method: str,
     sums: Floats,
-    wanted: Floats,
+    targets: Targets,
     variances: VarianceModel,
 ) -> EffectiveObjective:
     """Return the objective of a method that adds weighted updates, Σ ω_n 1[n in S_t].
@@ -323,14 +366,17 @@ def _summed(
     factors = np.divide(weights, rates, out=np.zeros(len(sums)), where=rates > 0)
     ones = np.ones(log.length)
     return _objective(
-        method, weights, factors, wanted, variances, ones, factors, variances.presence
+        method, weights, factors, targets, variances, ones, factors, variances.presence
     )
 
 
-def _known_rates(log: ParticipationLog, wanted: Floats) -> EffectiveObjective:
+def _known_rates(log: ParticipationLog, targets: Targets) -> EffectiveObjective:
     """Return the objective with this log's rates: all clients that took part weigh the same."""
     seen = (log.counts > 0).astype(np.float64)
-    skew = float(np.abs(seen / seen.sum() - wanted).sum())
-    return EffectiveObjective(
-        "known-rates", seen / seen.sum(), SkewEstimate(skew, skew, (skew, skew))
-    )
+    weights = seen / seen.sum()
+
+    def skew(target: Floats) -> SkewEstimate:
+        size = float(np.abs(weights - target).sum())
+        return SkewEstimate(size, size, (size, size))
+
+    return EffectiveObjective("known-rates", weights, skew(targets.wanted), skew(targets.reachable))

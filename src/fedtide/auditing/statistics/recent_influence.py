@@ -101,7 +101,7 @@ def measure_recent_influence(
         lasting[np.union1d(churn.gone, churn.late)] = False
     variances = _model_variance(whole, recent, pattern, rates, lasting)
     return RecentInfluence(
-        objective=measure_influence(recent, variances, wanted),
+        objective=measure_influence(recent, variances, wanted, whole.counts > 0),
         window=int(rounds[end - 1] - rounds[end - window]) + 1,
         ends=rounds[ends - 1] + 1,
         skews=np.array([np.abs(influence - wanted).sum() for influence in influences]),
