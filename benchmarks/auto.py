@@ -568,9 +568,9 @@ def goal_table(
         "",
         f"Mean figures within 5 %: {(values <= 1.05).sum()} of {len(values)}; within 25 %: "
         f"{(values <= 1.25).sum()}; worst ratio {values.max():.2f}, geometric mean "
-        f"{np.exp(np.log(values).mean()):.2f}. By the intervals, {within} are shown to be within "
-        f"5 % and {beyond} beyond it, {len(values) - within - beyond} are undecided; {worse} are "
-        "shown to be worse than FedAvg.",
+        f"{np.exp(np.log(values).mean()):.2f}. Cells that the intervals decide: {within} within "
+        f"5 %, {beyond} beyond it, {len(values) - within - beyond} undecided; worse than FedAvg: "
+        f"{worse}.",
     ]
     return lines
 
