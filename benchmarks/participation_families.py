@@ -13,6 +13,7 @@ from math import gamma
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 Numbers = NDArray[np.float64]
 Present = NDArray[np.bool_]
@@ -289,6 +290,30 @@ def log_normal_sessions(clients: int) -> Known:
     )
 
 
+def long_memory(clients: int, hurst: float, rate: float = 0.2) -> Known:
+    """Fractional Gaussian noise below a threshold: memory on every time scale, without an end.
+
+    By circulant embedding (Davies and Harte 1987): the noise has the covariances
+    (|k + 1|^2H − 2 |k|^2H + |k − 1|^2H) / 2.
+    """
+
+    def draw(random: Random, logs: int, rounds: int) -> Present:
+        lags = np.arange(rounds + 1)
+        covariance = (
+            (lags + 1.0) ** (2 * hurst)
+            - 2 * lags ** (2 * hurst)
+            + np.abs(lags - 1.0) ** (2 * hurst)
+        ) / 2
+        circle = np.concatenate([covariance, covariance[-2:0:-1]])
+        scales = np.sqrt(np.maximum(np.fft.fft(circle).real, 0) / len(circle))
+        shape = (logs, clients, len(circle))
+        noise = random.standard_normal(shape) + 1j * random.standard_normal(shape)
+        series = np.fft.fft(scales * noise, axis=2).real[:, :, :rounds]
+        return np.asarray(np.swapaxes(series, 1, 2) < stats.norm.ppf(rate))
+
+    return alike(draw, clients, rate)
+
+
 def few_in_sessions(clients: int) -> Known:
     """A tenth in exponential sessions of 100 rounds after 300, the others in independent rounds."""
     rates = np.where(np.arange(clients) % 10, 0.2, 0.25)
@@ -506,6 +531,9 @@ FAMILIES: dict[str, Callable[[int], Known]] = {
     "Pareto(1.5) sessions": pareto_sessions,
     "log-normal sessions": log_normal_sessions,
     "a tenth in sessions of 100 rounds": few_in_sessions,
+    "memory without end, Hurst exponent 0.6": lambda n: long_memory(n, 0.6),
+    "memory without end, Hurst exponent 0.7": lambda n: long_memory(n, 0.7),
+    "memory without end, Hurst exponent 0.8": lambda n: long_memory(n, 0.8),
     "bad rounds common to all": weather,
     "sites of five clients that come together": sites,
     "back-off after failures": back_off,
