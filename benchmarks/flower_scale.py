@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from fedtide import algorithms
 from fedtide.flower import FedTide
-from fedtide.flower.server.discovery import NodeRegistry
+from fedtide.flower.server.node_registry import NodeRegistry
 from flower.fake_grid import FakeGrid, Node, WireGrid
 
 ROUNDS = 3

@@ -648,6 +648,7 @@ def test_log_of_the_observer_of_a_flower_strategy_is_read() -> None:
         ("log.csv", 'round,client,weight\n0,1,"0,5"\n', "weight: '0,5' is not a number"),
         ("log.txt", "hello\n", "text without columns"),
         ("log.xlsx", "PK", "unknown suffix"),
+        ("ledger.db", "SQLite format 3", "is a database; write sqlite:///"),
         ("log.csv.gz", "round,client\n", "not a readable .csv file"),
     ],
 )

@@ -12,8 +12,9 @@ from flwr.app import ConfigRecord, Context
 
 import fedtide as ft
 from fedtide.algorithms import Cohort, Instructions
+from fedtide.flower.arrays import vector_to_arrays
 from fedtide.flower.clients.app import custom_client
-from fedtide.flower.protocol import TrainRequest, Update, vector_to_arrays
+from fedtide.flower.protocol import TrainRequest, Update
 from fedtide.flower.server.strategy import FedTide
 from fedtide.problems import Task
 from fedtide.simulation.local_round import LocalRound

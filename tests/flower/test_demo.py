@@ -49,10 +49,10 @@ def test_a_federation_with_tls_runs_and_is_audited(tmp_path):
 
 @pytest.mark.flower
 @pytest.mark.usefixtures("hangups_end_processes")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
-def test_a_demo_that_is_ended_leaves_no_process(tmp_path, number):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGKILL"])
+def test_a_demo_that_is_ended_leaves_no_process(tmp_path, name):
     """Killed, it is in the middle of a round."""
-    out, killed = tmp_path / "demo", number == signal.SIGKILL
+    out, number, killed = tmp_path / "demo", getattr(signal, name), name == "SIGKILL"
     command = [*FEDTIDE, "flower", "demo", "--out", str(out)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -86,6 +86,13 @@ def test_the_demo_finds_its_app():
 def test_an_existing_output_folder_is_refused(tmp_path):
     with pytest.raises(InvalidInputError, match=r"^out: .* exists; "):
         demo_command(out=tmp_path)
+
+
+def test_windows_is_refused_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.delattr(signal, "SIGHUP", raising=False)
+    with pytest.raises(InvalidInputError, match="flower: the demo needs Linux or macOS"):
+        demo_command(out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_no_line_of_a_log_stops_the_demo_or_controls_the_terminal(tmp_path, monkeypatch, capsys):

@@ -124,6 +124,19 @@ def test_the_name_of_the_server_must_be_given_before_a_key_is_made(tmp_path):
 
 
 @pytest.mark.process
+@needs("openssl")
+@pytest.mark.parametrize("name", ["fl.example.org:443", "https://fl.example.org", "a:b:c", "a b"])
+def test_a_wrong_name_leaves_keys_and_certificates_as_they_are(name, tmp_path):
+    """The key of the server was replaced, and its certificate was not."""
+    script = Path(__file__).parents[2] / "deploy/keys.sh"
+    subprocess.run(["sh", script, "fl"], cwd=tmp_path, check=True, capture_output=True)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    done = subprocess.run(["sh", script, name], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+@pytest.mark.process
 @needs("ssh-keygen")
 def test_the_key_of_a_site_has_the_curve_that_flower_accepts(recipe):
     (recipe.deploy / "ca.crt").touch()

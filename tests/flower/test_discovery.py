@@ -8,7 +8,7 @@ import pytest
 import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.flower.protocol import NAME_QUERY
-from fedtide.flower.server.discovery import NodeRegistry
+from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.participation.log.ledger import read_ledger
 
 from .driver import N, deploy, federation, node_of

@@ -1,6 +1,7 @@
 """When an undocumented part of Flower changes, one warning is logged and a fallback is used."""
 
 import sys
+from threading import Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,20 +9,22 @@ import pytest
 from flwr.app import Array, ConfigRecord, Error, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
+from flwr.superlink.grid import http_grid
 
 import fedtide as ft
-from fedtide.flower import _flwr_private
+from fedtide.flower import _flwr_messages, _flwr_private
+from fedtide.flower._flwr_messages import pull_replies
 from fedtide.flower._flwr_private import (
     OnlineNode,
     copy_with,
     get_run_id,
     is_app_error,
     list_nodes,
-    pull_replies,
 )
 from fedtide.participation.log.ledger import read_ledger
 
 from .driver import N, deploy, federation
+from .fake_grid import WireGrid
 
 FAILURES = [AttributeError("renamed"), TypeError("arguments"), ImportError("moved"), KeyError("x")]
 
@@ -180,11 +183,46 @@ def test_replies_are_pulled_as_flower_does_if_its_decoding_changes(failure, monk
     def fail(name):
         raise failure
 
-    monkeypatch.setattr(_flwr_private, "import_module", fail)
+    monkeypatch.setattr(_flwr_messages, "import_module", fail)
     grid = SimpleNamespace(pull_messages=lambda ids: [f"reply to {one}" for one in ids])
     assert pull_replies(grid, ["a", "b"]).messages == ["reply to a", "reply to b"]
     assert pull_replies(grid, ["c"]).messages == ["reply to c"]
     assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("name", _flwr_messages._USED)
+def test_replies_are_pulled_as_flower_does_if_a_part_is_missing(name, monkeypatch, warnings):
+    """Also a part that only a later step of the pull needs."""
+    monkeypatch.delattr(http_grid, name)
+    grid = WireGrid({}, lambda message, objects: None)
+    monkeypatch.setattr(grid, "pull_messages", lambda ids: [f"reply to {one}" for one in ids])
+    assert pull_replies(grid, ["a", "b"]).messages == ["reply to a", "reply to b"]
+    assert len(warnings) == 1
+
+
+def test_arrays_are_joined_by_threads_that_interrupt_each_other():
+    """Where Flower joins chunks, a name is replaced for a moment, for all threads."""
+    array = Array(np.arange(50_000.0))
+    body, found = array.deflate(), []
+
+    def join():
+        for _ in range(300):
+            with _flwr_messages._chunks_joined_once():
+                found.append(Array.inflate(body, array.children).data == array.data)
+
+    _flwr_messages._can_join_once()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [Thread(target=join) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(found) == 1200
+    assert all(found)
 
 
 @pytest.mark.parametrize("use", ["extend", "copy", "other bytes"])
@@ -206,14 +244,14 @@ def test_arrays_are_joined_as_flower_does_if_it_joins_them_in_another_way(
         return found
 
     monkeypatch.setattr(Array, "inflate", changed)
-    _flwr_private._can_join_once.cache_clear()
+    _flwr_messages._can_join_once.cache_clear()
     array = Array(np.arange(5))
     try:
         for _ in range(2):
-            with _flwr_private._chunks_joined_once():
+            with _flwr_messages._chunks_joined_once():
                 assert Array.inflate(array.deflate(), array.children) == array
     finally:
-        _flwr_private._can_join_once.cache_clear()
+        _flwr_messages._can_join_once.cache_clear()
     [warning] = warnings
     assert "Array.inflate" in warning
 
@@ -222,10 +260,10 @@ def test_arrays_are_joined_as_flower_does_if_it_joins_them_in_another_way(
 def test_replies_are_read_if_the_form_of_an_array_changes(content, monkeypatch, warnings):
     """Only their size once decoded stays unknown."""
     monkeypatch.setattr(Array, "deflate", lambda array: content)
-    _flwr_private._can_measure.cache_clear()
+    _flwr_messages._can_measure.cache_clear()
     try:
-        assert [_flwr_private._can_measure() for _ in range(2)] == [False, False]
+        assert [_flwr_messages._can_measure() for _ in range(2)] == [False, False]
     finally:
-        _flwr_private._can_measure.cache_clear()
+        _flwr_messages._can_measure.cache_clear()
     [warning] = warnings
     assert "Array.deflate" in warning

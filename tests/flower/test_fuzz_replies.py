@@ -15,7 +15,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 import fedtide as ft
-from fedtide.flower.protocol import vector_to_arrays
+from fedtide.flower.arrays import vector_to_arrays
 from fedtide.flower.server.reply_validation import (
     DeclinedReplyError,
     RejectedReplyError,

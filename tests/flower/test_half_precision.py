@@ -9,8 +9,9 @@ from flwr.app import Context
 
 import fedtide as ft
 from fedtide.flower import ClientSideMemory
+from fedtide.flower.arrays import params_to_arrays
 from fedtide.flower.clients.app import custom_client
-from fedtide.flower.protocol import Update, params_to_arrays
+from fedtide.flower.protocol import Update
 from fedtide.flower.server.strategy import FedTide
 from fedtide.privacy import Gaussian
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save

@@ -5,7 +5,7 @@ import torch
 from safetensors import safe_open
 
 import fedtide as ft
-from fedtide.flower.server.discovery import NodeRegistry
+from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.session import TrainingSession
 from fedtide.problems.layout import Layout
 from fedtide.simulation import checkpoint as checkpoint_module

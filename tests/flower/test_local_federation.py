@@ -70,6 +70,17 @@ def test_without_proc_ps_lists_the_processes(monkeypatch):
     assert process_guard._find_with_ps("M=/tmp/d") == {42: "python -c x", 44: "z"}
 
 
+def test_the_environment_of_other_processes_may_be_no_text(tmp_path, monkeypatch):
+    """`ps` lists that of every process; bytes in it may be no UTF-8, or end a line of Unicode."""
+    ps = tmp_path / "ps"
+    ps.write_text('#!/bin/sh\nprintf "  42 python A=\\351 B=\\302\\205 M=x\\nmore\\n"\n')
+    ps.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    ((process, text),) = process_guard._list_with_ps("axeww", "command=").items()
+    assert process == 42
+    assert text.endswith(" M=x")
+
+
 def test_without_ps_no_processes_are_found(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert process_guard._find_with_ps("M=/tmp/d") == {}
@@ -100,8 +111,8 @@ time.sleep(600)
 
 @pytest.mark.process
 @pytest.mark.usefixtures("hangups_end_processes")
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
-def test_processes_do_not_survive_the_process_that_started_them(tmp_path, number):
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGKILL"])
+def test_processes_do_not_survive_the_process_that_started_them(tmp_path, name):
     """Neither those that ignore signals, nor their children without the mark."""
     log = tmp_path / "federation" / "stubborn.log"
     command = [sys.executable, "-c", OWNER, str(tmp_path / "federation"), STUBBORN]
@@ -109,7 +120,7 @@ def test_processes_do_not_survive_the_process_that_started_them(tmp_path, number
         try:
             wait_until(lambda: log.is_file() and len(log.read_text().split()) == 3, "processes")
         finally:
-            os.killpg(owner.pid, number)
+            os.killpg(owner.pid, getattr(signal, name))
     started = [int(word) for word in log.read_text().split()]
     wait_until(lambda: not any(map(is_running, started)), "end of all processes", seconds=60)
     assert find_processes(f"FEDTIDE_LOCAL_FEDERATION={tmp_path / 'federation'}") == {}

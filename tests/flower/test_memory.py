@@ -18,13 +18,13 @@ import fedtide as ft
 from fedtide.algorithms import ClientUpdates, RoundDriver
 from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms.rollback import remember
-from fedtide.flower import _flwr_private
-from fedtide.flower.protocol import arrays_to_vector, params_to_arrays, vector_to_arrays
-from fedtide.flower.server.discovery import NodeRegistry
-from fedtide.flower.server.reply_validation import ValidatedUpdate
+from fedtide.flower import _flwr_messages
+from fedtide.flower.arrays import arrays_to_vector, params_to_arrays, vector_to_arrays
+from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.session import TrainingSession
 from fedtide.flower.server.strategy import FedTide
 from fedtide.flower.server.transport import return_freed_memory
+from fedtide.flower.server.validated_updates import ValidatedUpdate
 from fedtide.population import Population
 from fedtide.problems.layout import Layout
 from fedtide.simulation.checkpoint import load_newest
@@ -115,7 +115,7 @@ def test_a_reply_is_decoded_with_one_model_beside_it():
         objects = {i: bytes(bytearray(content)) for i, content in objects.items()}
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
-        with _flwr_private._chunks_joined_once():
+        with _flwr_messages._chunks_joined_once():
             found = inflate_object_from_contents(reply.object_id, objects)
         taken = tracemalloc.get_traced_memory()[1] - before
     finally:

@@ -8,7 +8,7 @@ import pytest
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
-from fedtide.flower.protocol import vector_to_arrays
+from fedtide.flower.arrays import vector_to_arrays
 from fedtide.flower.server.strategy import FedTide
 
 from .driver import TASK, N, federation

@@ -7,8 +7,9 @@ import pytest
 
 import fedtide as ft
 from fedtide.flower import ClientSideMemory
+from fedtide.flower.arrays import vector_to_arrays
+from fedtide.flower.clients import store
 from fedtide.flower.clients.store import client_folder
-from fedtide.flower.protocol import vector_to_arrays
 from fedtide.flower.server.strategy import FedTide
 
 from .driver import TASK, N, deploy, federation
@@ -25,9 +26,19 @@ def test_what_a_client_remembers_stays_in_a_folder_of_its_own(name, tmp_path):
     folder.mkdir(parents=True)
 
 
-def test_ordinary_names_keep_their_folders(tmp_path):
+def test_ordinary_names_keep_their_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_IGNORES_CASE", False)
     for name, folder in (("site-a", "site-a"), ("st. mary", "st.%20mary"), ("Süd", "S%C3%BCd")):
         assert client_folder(tmp_path, name) == tmp_path / folder
+
+
+def test_no_folder_is_shared_where_case_does_not_count(tmp_path, monkeypatch):
+    """NTFS, and APFS by default, ignore case; Windows drops points at the end of names."""
+    monkeypatch.setattr(store, "_IGNORES_CASE", True)
+    names = ["site", "Site", "SITE", "site.", "site..", "süd", "Süd", "SÜD", "a/b", "a%2F", "a%2f"]
+    folders = {client_folder(tmp_path, name).name.rstrip(".").casefold() for name in names}
+    assert len(folders) == len(names)
+    assert client_folder(tmp_path, "site").name == "site"
 
 
 @pytest.mark.parametrize("name", ["..", ".", "../x"])

@@ -14,7 +14,7 @@ import fedtide as ft
 from fedtide.algorithms import Algorithm, RoundInfo, State
 from fedtide.errors import InvalidInputError
 from fedtide.flower import FedTide, Update, custom_client
-from fedtide.flower.protocol import params_to_arrays
+from fedtide.flower.arrays import params_to_arrays
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 
 from .driver import LOCAL, deploy, federation, model, quadratic

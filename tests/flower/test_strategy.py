@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
-from fedtide.flower.protocol import vector_to_arrays
+from fedtide.flower.arrays import vector_to_arrays
 from fedtide.flower.server.strategy import FedTide
 from fedtide.participation.log.ledger import read_ledger, read_rounds
 

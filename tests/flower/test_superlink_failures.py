@@ -15,15 +15,10 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
-from fedtide.flower._flwr_private import OBJECT_BYTES, pull_replies
+from fedtide.flower._flwr_messages import OBJECT_BYTES, pull_replies
+from fedtide.flower.arrays import draw_blanks, initial_arrays, params_to_arrays
 from fedtide.flower.clients.app import client
-from fedtide.flower.protocol import (
-    NAME_QUERY,
-    NONCE,
-    draw_blanks,
-    initial_arrays,
-    params_to_arrays,
-)
+from fedtide.flower.protocol import NAME_QUERY, NONCE
 from fedtide.flower.server.strategy import FedTide
 from fedtide.participation.log.ledger import read_ledger, read_rounds
 
@@ -136,6 +131,18 @@ def test_replies_are_kept_while_the_superlink_cannot_write(url):
     deploy(grid, A.FedAvg(), rounds=2, ledger=url)
     everyone = {str(n) for n in range(N)}
     assert used(url) == dict.fromkeys(range(2), everyone)
+
+
+def test_a_pull_that_is_too_large_is_divided(url):
+    class Limited(WireGrid):
+        def PullMessages(self, request):
+            if len(request.message_ids) > 2:
+                raise failure(413)
+            return super().PullMessages(request)
+
+    grid = Limited(federation().nodes, lambda reply, objects: None)
+    deploy(grid, A.FedAvg(), rounds=2, ledger=url)
+    assert used(url) == {t: HONEST | {str(BAD)} for t in range(2)}
 
 
 def test_other_failures_of_a_pull_are_raised():

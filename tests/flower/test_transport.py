@@ -16,9 +16,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message.arraychunk import ArrayChunk
 
 import fedtide as ft
-from fedtide.flower._flwr_private import pull_replies
+from fedtide.flower._flwr_messages import pull_replies
+from fedtide.flower.arrays import vector_to_arrays
 from fedtide.flower.clients.app import custom_client
-from fedtide.flower.protocol import NAME_QUERY, vector_to_arrays
+from fedtide.flower.protocol import NAME_QUERY
 from fedtide.flower.server import strategy as strategy_module
 from fedtide.flower.server.strategy import FedTide
 from fedtide.participation.log.ledger import read_rounds
@@ -413,6 +414,7 @@ def test_strategies_that_run_as_threads_of_one_app_each_get_their_replies():
     assert [len(replies) for replies in found.values()] == [20] * 4
     for replies in found.values():
         assert all(len(one.messages) == 1 and not one.unreadable for one in replies)
+        assert all(one.messages[0].metadata.message_id for one in replies)
 
 
 def test_a_node_whose_name_cannot_be_read_takes_no_part_and_stalls_nobody(url):

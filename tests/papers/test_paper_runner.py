@@ -8,10 +8,12 @@ import polars as pl
 import pytest
 
 from fedtide import InvalidInputError
+from fedtide.errors import Interrupted
 from fedtide.papers import load, plan
+from fedtide.papers.claim_judging import judge_claims
 from fedtide.papers.paper_runner import run_paper
 from fedtide.papers.paper_spec import parse_paper
-from fedtide.papers.published_comparison import compare, format_measured, judge_claims
+from fedtide.papers.published_comparison import compare, format_measured
 from fedtide.papers.record import (
     find_record,
     load_records,
@@ -21,7 +23,6 @@ from fedtide.papers.record import (
 )
 from fedtide.papers.shared_runs import group_identical
 from fedtide.papers.superseded import superseded
-from fedtide.simulation.interruption import Interrupted
 from fedtide.sweep.grid import merge
 
 PLAIN = {
@@ -195,7 +196,7 @@ def test_comparison_of_published_and_measured_numbers(paper, finished):
     assert rows[0].cells["loss"].published == (0.13, 0.01)
     ((_, verdict),) = judge_claims(paper, rows, "paper")
     assert verdict.outcome == "undecided"
-    assert "2 seeds of the 3 needed" in verdict.numbers
+    assert "2 seeds of the 3 needed" in verdict.summary
     deterministic = replace(paper, deterministic=True)
     ((_, verdict),) = judge_claims(deterministic, rows, "paper")
     assert verdict.outcome == "reproduced"
@@ -209,7 +210,7 @@ def test_short_runs_need_more_seeds_if_they_are_planned(paper, finished, seconds
     timed = [replace(record, seconds=float(seconds)) for record in records]
     longer = replace(paper, seeds=list(range(1, planned + 1)))
     ((_, verdict),) = judge_claims(longer, compare(longer, timed, "paper"), "paper")
-    assert f"of the {needed} needed" in verdict.numbers
+    assert f"of the {needed} needed" in verdict.summary
 
 
 def test_claim_about_a_case_that_the_laptop_leaves_out_is_partly_tested(paper, tmp_path):
@@ -239,11 +240,11 @@ def test_diverged_run_counts_as_the_paper_counts_it(paper, finished):
         for r in records
     ]
     ((_, verdict),) = judge_claims(paper, compare(paper, lost, "paper"), "paper")
-    assert "no number from slow in 1" in verdict.numbers
+    assert "no number from slow in 1" in verdict.summary
     measures = {"loss": replace(paper.measures["loss"], diverged=9.0)}
     guessing = replace(paper, measures=measures)
     ((_, verdict),) = judge_claims(guessing, compare(guessing, lost, "paper"), "paper")
-    assert "no number" not in verdict.numbers
+    assert "no number" not in verdict.summary
 
 
 def test_measure_that_older_records_lack_is_not_a_failed_run(paper, finished):

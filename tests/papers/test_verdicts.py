@@ -9,7 +9,7 @@ import pytest
 
 from fedtide.errors import InvalidInputError
 from fedtide.papers.claims import Claim
-from fedtide.papers.verdicts import Evidence, judge, t_interval
+from fedtide.papers.verdicts import Measurements, judge, t_interval
 
 BEATS = Claim(statement="", measure="m", method="a", than=["b"])
 
@@ -28,7 +28,7 @@ def judge_table(claim, table, cases=("main",), higher=True, seeds=3, printed=Non
     def number(case, method):
         return (printed or {}).get(method)
 
-    return judge(claim, list(cases), Evidence(values, number, higher, seeds))
+    return judge(claim, list(cases), Measurements(values, number, higher, seeds))
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def test_interval_above_zero_is_reproduced():
     """d = 2, 3, 4: 3 ± 2.48."""
     result = judge_table(BEATS, {"a": [5, 6, 7], "b": [3, 3, 3]})
     assert result.outcome == "reproduced"
-    assert result.numbers == "a − b = 3.00 [0.52, 5.48], 3 seeds"
+    assert result.summary == "a − b = 3.00 [0.52, 5.48], 3 seeds"
 
 
 def test_interval_around_zero_is_undecided():
     """d = 1, 2, 3: 2 ± 2.48, although the difference is 3.5 standard errors."""
     result = judge_table(BEATS, {"a": [4, 5, 6], "b": [3, 3, 3]})
     assert result.outcome == "undecided"
-    assert result.numbers == "a − b = 2.00 [-0.48, 4.48], 3 seeds"
+    assert result.summary == "a − b = 2.00 [-0.48, 4.48], 3 seeds"
 
 
 def test_interval_below_zero_is_not_reproduced():
@@ -65,7 +65,7 @@ def test_methods_are_compared_seed_by_seed():
     """The methods differ by 1 in every seed; the seeds differ by much more."""
     result = judge_table(BEATS, {"a": [11, 101, 1001], "b": [10, 100, 1000]})
     assert result.outcome == "reproduced"
-    assert result.numbers == "a − b = 1.00, the same in 3 seeds"
+    assert result.summary == "a − b = 1.00, the same in 3 seeds"
 
 
 def test_lower_is_better_unless_higher_is():
@@ -83,7 +83,7 @@ def test_interval_must_lie_beyond_the_claimed_size():
     assert judge_table(claim(by=4.0), table).outcome == "reproduced"
     assert judge_table(claim(by=5.0), table).outcome == "undecided"
     assert judge_table(claim(by=10.0), table).outcome == "not reproduced"
-    assert "claimed above 4.00" in judge_table(claim(by=4.0), table).numbers
+    assert "claimed above 4.00" in judge_table(claim(by=4.0), table).summary
 
 
 def test_negative_size_is_a_tolerance():
@@ -97,7 +97,7 @@ def test_negative_size_is_a_tolerance():
 def test_fewer_seeds_than_needed_decide_nothing(count):
     result = judge_table(BEATS, {"a": [5.0, 5.1][:count], "b": [3.0, 3.0][:count]})
     assert result.outcome == "undecided"
-    assert f"{count} seed{'s' if count > 1 else ''} of the 3 needed" in result.numbers
+    assert f"{count} seed{'s' if count > 1 else ''} of the 3 needed" in result.summary
     assert not result.complete
     three = {"a": [5.0, 5.1, 5.2], "b": [3.0, 3.0, 3.0]}
     assert judge_table(BEATS, three, seeds=5).outcome == "undecided"
@@ -106,12 +106,12 @@ def test_fewer_seeds_than_needed_decide_nothing(count):
 def test_one_seed_is_enough_where_nothing_depends_on_it():
     result = judge_table(BEATS, {"a": [5.0], "b": [3.0]}, seeds=1)
     assert result.outcome == "reproduced"
-    assert result.numbers == "a − b = 2.00, independent of the seed"
+    assert result.summary == "a − b = 2.00, independent of the seed"
 
 
 def test_only_common_seeds_are_compared():
     result = judge_table(BEATS, {"a": [5, 6, 7], "b": [3]})
-    assert result.numbers == "a − b = 2.00, 1 seed of the 3 needed"
+    assert result.summary == "a − b = 2.00, 1 seed of the 3 needed"
 
 
 def test_claim_without_runs_is_not_tested():
@@ -126,14 +126,14 @@ def test_claim_must_hold_in_every_case_and_against_every_method():
     assert judge_table(both, table, cases=["x"]).outcome == "reproduced"
     result = judge_table(both, whole, cases=["x", "y"])
     assert result.outcome == "not reproduced"
-    assert result.numbers.startswith("of 4 comparisons 1 fails, 3 hold; weakest: a − b (y) = -0.90")
+    assert result.summary.startswith("of 4 comparisons 1 fails, 3 hold; weakest: a − b (y) = -0.90")
 
 
 def test_claim_with_cases_that_were_not_run_is_partly_tested():
     for ours in ([5, 5.1, 5.2], [3, 3.1, 2.9]):
         result = judge_table(BEATS, {("x", "a"): ours, ("x", "b"): [3, 3, 3]}, cases=["x", "y"])
         assert result.outcome == "partly tested"
-        assert "1 was not run" in result.numbers
+        assert "1 was not run" in result.summary
         assert not result.complete
 
 
@@ -141,7 +141,7 @@ def test_failure_decides_though_other_cases_were_not_run():
     table = {("x", "a"): [1, 1.1, 1.2], ("x", "b"): [3, 3, 3]}
     result = judge_table(BEATS, table, cases=["x", "y"])
     assert result.outcome == "not reproduced"
-    assert "1 was not run" in result.numbers
+    assert "1 was not run" in result.summary
     assert not result.complete
 
 
@@ -184,7 +184,7 @@ def test_one_success_is_enough_where_some_suffices_and_is_corrected_instead():
     some = claim(than=["b", "c", "d"], some=True)
     table = {"a": [0, 0, 0], "b": [5, 5, 5], "c": [5, 5, 5], "d": [-5, -5.1, -5.2]}
     assert judge_table(some, table).outcome == "reproduced"
-    assert "strongest: a − d" in judge_table(some, table).numbers
+    assert "strongest: a − d" in judge_table(some, table).summary
     assert judge_table(some, table | {"d": [-2, -3, -4]}).outcome == "undecided"
     assert judge_table(some, table | {"d": [5, 5, 5]}).outcome == "not reproduced"
 
@@ -195,7 +195,7 @@ def test_methods_are_compared_by_ratios_where_seeds_differ_in_scale():
     b = [1e-3, 1.0, 1e3]
     result = judge_table(claim(ratios=True), {"a": a, "b": b})
     assert result.outcome == "undecided"
-    assert result.numbers == "a / b = 1.22 [0.95, 1.57], 3 seeds"
+    assert result.summary == "a / b = 1.22 [0.95, 1.57], 3 seeds"
     steady = {"a": [2e-3, 2.1, 2e3], "b": b}
     assert judge_table(claim(ratios=True), steady).outcome == "reproduced"
     assert judge_table(claim(ratios=True), steady, higher=False).outcome == "not reproduced"
@@ -207,7 +207,7 @@ def test_a_run_without_a_number_loses_by_ratio_as_by_difference():
     table = {"a": [1.0, 1.0, 1.0], "b": [None, None, None]}
     result = judge_table(claim(ratios=True), table, higher=False)
     assert result.outcome == "reproduced"
-    assert "no number from b in 3" in result.numbers
+    assert "no number from b in 3" in result.summary
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0)])
@@ -259,7 +259,7 @@ def test_claim_that_an_advantage_grows():
     table |= {(case, "a"): [d] * 3 for case, d in zip(cases, (0.0, 1.0, 3.0), strict=True)}
     result = judge_table(grows, table, cases=cases)
     assert result.outcome == "reproduced"
-    assert "slope of a − b = 1.50" in result.numbers
+    assert "slope of a − b = 1.50" in result.summary
     falling = table | {("low", "a"): [9.0] * 3}
     assert judge_table(grows, falling, cases=cases).outcome == "not reproduced"
     assert judge_table(grows, table, cases=[*cases, "more"]).outcome == "not tested"
@@ -295,13 +295,13 @@ def test_methods_of_another_case():
     assert judge_table(keeps, table, cases=["x", "y"]).outcome == "reproduced"
     result = judge_table(keeps, table, cases=["x", "y", "z"])
     assert result.outcome == "not reproduced"
-    assert "a (z) − a (x) = -4.00" in result.numbers
+    assert "a (z) − a (x) = -4.00" in result.summary
 
 
 def test_method_without_a_number_loses():
     lost = {"a": [1, 1, 1], "b": [None, None, None]}
     assert judge_table(BEATS, lost).outcome == "reproduced"
-    assert "no number from b in 3" in judge_table(BEATS, lost).numbers
+    assert "no number from b in 3" in judge_table(BEATS, lost).summary
     assert judge_table(BEATS, {"a": lost["b"], "b": lost["a"]}).outcome == "not reproduced"
     assert judge_table(BEATS, {"a": lost["b"], "b": lost["b"]}).outcome == "undecided"
     some = {"a": [1, 1, 1], "b": [0.9, None, 0.8]}
@@ -320,9 +320,9 @@ def test_a_method_without_a_number_is_not_the_weakest_comparison(order, higher):
     }
     result = judge_table(claim(than=order), table, higher=higher)
     assert result.outcome == "reproduced"
-    assert "weakest: a − near" in result.numbers
+    assert "weakest: a − near" in result.summary
     some = judge_table(claim(than=order, some=True), table, higher=higher)
-    assert "strongest: a − never" in some.numbers
+    assert "strongest: a − never" in some.summary
 
 
 @pytest.mark.statistical

@@ -267,6 +267,14 @@ def test_the_command_says_what_a_log_has_cost(tmp_path):
     assert of_3[0] == pytest.approx(of_3[1])
 
 
+def test_the_command_says_that_a_target_is_met(tmp_path):
+    result, path = run_audit(tmp_path, FILE.replace("target: 1.0", "target: 100.0"))
+    needed = json.loads(path.read_text())["privacy"][0]["noise_needed"]
+    words = f"the target ε = 100 is met; noise_multiplier {needed:.4g} would have been enough"
+    assert words in " ".join(result.output.split())
+    assert "all clients (client, participations" in result.output
+
+
 def test_the_command_warns_of_rounds_that_the_log_lacks_and_of_a_large_delta(tmp_path):
     """Both make a figure say less than it seems to."""
     text = FILE.replace("delta: 1.0e-5", "delta: 0.3")

@@ -9,13 +9,14 @@ import typer
 
 from fedtide.atomic_io import make_folder, write_yaml
 from fedtide.errors import InvalidInputError
+from fedtide.papers.claim_judging import judge_claims
 from fedtide.papers.export import export_sweep
 from fedtide.papers.paper_figure import draw_figure
 from fedtide.papers.paper_registry import load
 from fedtide.papers.paper_runner import run_paper
 from fedtide.papers.paper_spec import PaperExperiment, Scale
 from fedtide.papers.plan import plan
-from fedtide.papers.published_comparison import compare, judge_claims, match_records
+from fedtide.papers.published_comparison import compare, match_records
 from fedtide.papers.record import Record, load_records
 from fedtide.papers.results_page import write_results
 from fedtide.papers.terminal_tables import claims_table, comparison_table, experiments_table

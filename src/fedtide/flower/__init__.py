@@ -9,8 +9,9 @@ from fedtide.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from fedtide.algorithms.client_side_memory import ClientSideMemory
+    from fedtide.flower.arrays import initial_arrays
     from fedtide.flower.clients.app import client, custom_client
-    from fedtide.flower.protocol import TrainRequest, Update, initial_arrays
+    from fedtide.flower.protocol import TrainRequest, Update
     from fedtide.flower.server.observer import ParticipationObserver
     from fedtide.flower.server.strategy import FedTide
 
@@ -21,7 +22,7 @@ _MODULES = {
     "custom_client": "fedtide.flower.clients.app",
     "TrainRequest": "fedtide.flower.protocol",
     "Update": "fedtide.flower.protocol",
-    "initial_arrays": "fedtide.flower.protocol",
+    "initial_arrays": "fedtide.flower.arrays",
     "ClientSideMemory": "fedtide.algorithms.client_side_memory",
 }
 

@@ -6,9 +6,7 @@ the ArrayRecord "correction". Back: the ArrayRecord "arrays" (y_n, the client's 
 names of the one received, as ordinary Flower clients send it and Flower's mods expect it), the
 MetricRecord "metrics" and, if the method asks for it, the ArrayRecord "gradients". Only what is no
 difference of two models, a form of `ClientSideMemory`, travels as the ArrayRecord "update"; the
-server takes that for Δ_n in any reply. `Layout` orders names in a vector. What the server sends has
-the dtype of the initial arrays; a model in float16 travels in it, and the server computes in
-float32.
+server takes that for Δ_n in any reply.
 
 The SuperLink knows parts of messages by their hashes, and refuses a message of which a part was
 registered in another form before, as any client can do with a part that it can foresee. So each
@@ -18,42 +16,26 @@ drawn at random.
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from io import BytesIO
 from typing import Any, TypeVar, cast
 
-import numpy as np
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedtide.algorithms import Instructions
-from fedtide.errors import InvalidInputError, first_line
 from fedtide.flower._flwr_private import copy_with
-from fedtide.problems.layout import Layout, Params
+from fedtide.flower.arrays import arrays_to_params, params_to_arrays
+from fedtide.problems.layout import Params
 
 RecordT = TypeVar("RecordT", ArrayRecord, ConfigRecord, MetricRecord)
 
-NAME_QUERY = "query.fedtide_name"
-"""The message type that asks a client for its name."""
+NAME_ACTION = "fedtide_name"
+"""Flower's name of the function that tells a client's name."""
 
-_MAGIC = 10
-"""The bytes of `np.save` before the text of a header; the last two are its length."""
-
-_NUMPY = "numpy.ndarray"
-"""How Flower calls the form in which `np.save` writes arrays."""
-
-_DTYPES: dict[np.dtype[Any], torch.dtype] = {
-    np.dtype(np.float16): torch.float16,
-    np.dtype(np.float32): torch.float32,
-    np.dtype(np.float64): torch.float64,
-}
-"""The types that models may have, in the byte order of this machine."""
+NAME_QUERY = f"query.{NAME_ACTION}"
+"""The message type that asks for it."""
 
 NONCE = "fedtide-nonce"
 """The key of the nonce in records."""
@@ -117,194 +99,53 @@ class Update:
     metrics: Mapping[str, float] | None = None
 
 
-def initial_arrays(model: nn.Module) -> ArrayRecord:
-    """Return the trainable parameters of a model, from which a strategy starts.
-
-    Raises:
-        InvalidInputError: parameters of a type that NumPy does not have, such as bfloat16.
-
-    >>> list(initial_arrays(nn.Linear(2, 1)))
-    ['weight', 'bias']
-    """
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.dtype not in _DTYPES.values():
-            raise InvalidInputError(
-                f"model: {name} is of type {parameter.dtype}, which Flower's arrays do not have; "
-                "give model.float()"
-            )
-    return params_to_arrays({n: p for n, p in model.named_parameters() if p.requires_grad})
-
-
-def params_to_arrays(params: Mapping[str, Tensor], blanks: bytes = b"") -> ArrayRecord:
-    """Return named tensors as Flower's arrays, with blanks in their headers."""
-    return ArrayRecord({name: _encode(tensor, blanks) for name, tensor in params.items()})
-
-
-def arrays_to_params(arrays: ArrayRecord) -> Params:
-    """Return Flower's arrays as named tensors."""
-    return {name: torch.tensor(array.numpy()) for name, array in arrays.items()}
-
-
-def vector_to_arrays(x: Tensor, layout: Layout, blanks: bytes = b"") -> ArrayRecord:
-    """Return the vector x, shape (d,), as named arrays, with blanks in their headers."""
-    return params_to_arrays(layout.unflatten(x), blanks)
-
-
-def draw_blanks() -> bytes:
-    """Return blanks for the headers of arrays, over which NumPy passes, and nobody can foresee."""
-    return f"{secrets.randbits(64):064b}".replace("0", " ").replace("1", "\t").encode()
-
-
-def arrays_to_vector(
-    arrays: ArrayRecord, layout: Layout, like: Tensor, origin: Tensor | None = None
-) -> Tensor:
-    """Return named arrays, less `origin`, as a vector like `like`, shape (d,).
-
-    Differences are taken in the arrays' own dtype if that is the wider one. Models may be large:
-    nothing else of their size is made.
-
-    Raises:
-        ValueError: names, shapes or dtypes other than the layout's.
-        FloatingPointError: values that are not finite, or whose sum of squares is not.
-    """
-    if arrays.keys() != layout.shapes.keys():
-        raise ValueError(f"arrays {sorted(arrays)} instead of {sorted(layout.shapes)}")
-    start = None if origin is None else origin.numpy(force=True)
-    vector = torch.empty_like(like, device="cpu")
-    x, end = vector.numpy(), 0
-    with np.errstate(all="ignore"):
-        for name, shape in layout.shapes.items():
-            values = _decode(arrays[name], tuple(shape))
-            if values.shape != tuple(shape):
-                raise ValueError(f"{name} of shape {values.shape} instead of {tuple(shape)}")
-            if values.dtype.kind != "f":
-                raise ValueError(f"{name} of type {values.dtype}")
-            part = slice(end, end := end + values.size)
-            if start is None:
-                x[part] = values.ravel()
-            else:
-                np.subtract(values.ravel(), start[part], out=x[part], casting="same_kind")
-        if not math.isfinite(np.dot(x, x)):
-            raise FloatingPointError("numbers that are not finite, or too large")
-    return vector.to(like.device)
-
-
-def _encode(tensor: Tensor, blanks: bytes) -> Array:
-    """Return a tensor as Flower's `Array(ndarray)` does, without a further copy of its values.
-
-    Without blanks the bytes are the same, too.
-    """
-    values = np.asarray(tensor.detach().cpu().numpy(), order="C")
-    for header, dtype in _headers(values.shape):
-        if values.dtype == dtype:
-            if blanks:
-                text = header[_MAGIC:-1] + blanks + b"\n"
-                header = header[: _MAGIC - 2] + len(text).to_bytes(2, "little") + text
-            return Array(str(dtype), values.shape, _NUMPY, b"".join((header, values.data)))
-    return Array(values)
-
-
-def _decode(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the values of an array.
-
-    What `np.save` writes for this shape and a usual type is neither parsed nor copied: parsing a
-    header takes longer than all else for the small arrays of which most models consist.
-
-    Raises:
-        ValueError: bytes that are no array.
-    """
-    for header, dtype in _headers(shape):
-        if array.stype == _NUMPY and array.data.startswith(header):
-            return np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape)
-    try:
-        values = array.numpy()
-    except Exception:  # its bytes may be anything; NumPy's messages are not for its operator
-        raise ValueError("an array that cannot be read") from None
-    if not isinstance(values, np.ndarray):  # an archive of several
-        raise ValueError("an array that cannot be read")
-    return values
-
-
-@cache
-def _headers(shape: tuple[int, ...]) -> list[tuple[bytes, np.dtype[Any]]]:
-    """Return what `np.save` writes before the values of arrays of this shape."""
-    headers = []
-    for dtype in _DTYPES:
-        file = BytesIO()
-        facts = {"descr": dtype.str, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, facts)
-        headers.append((file.getvalue(), dtype))
-    return headers
-
-
-def flatten_initial(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
-    """Return the layout of the initial arrays, and their vector x_0, shape (d,).
-
-    Raises:
-        InvalidInputError: no numbers, or numbers that are not finite; arrays of integers, of
-            several dtypes, or of one that PyTorch does not have.
-    """
-    try:
-        values = {name: array.numpy() for name, array in arrays.items()}
-        dtypes = {value.dtype for value in values.values()}
-    except Exception as error:  # what Flower cannot decode
-        reason = first_line(error, with_type=True)
-        raise InvalidInputError(
-            f"initial_arrays: they cannot be read ({reason}); make them with initial_arrays(model)"
-        ) from None
-    if len(dtypes) != 1 or not dtypes <= _DTYPES.keys():
-        found = ", ".join(sorted(map(str, dtypes))) or "no arrays"
-        raise InvalidInputError(
-            f"initial_arrays: {found}; give floating-point arrays of one dtype, float16, float32 "
-            "or float64 in this machine's byte order, without counters"
-        )
-    tensors = {name: torch.tensor(value) for name, value in values.items()}
-    layout = Layout.from_params(tensors)
-    x = layout.flatten(tensors)
-    if not len(x) or not bool(torch.isfinite(torch.linalg.vector_norm(widen_half(x)))):
-        what = "numbers that are not finite, or too large" if len(x) else "no numbers"
-        raise InvalidInputError(f"initial_arrays: {what}; give those of a model before training")
-    return layout, x
-
-
-def widen_half(x: Tensor) -> Tensor:
-    """Return a tensor of float16 in float32, in which the server computes; others as they are."""
-    return x.float() if x.dtype == torch.float16 else x
-
-
-def build_round_config(instructions: Instructions, **fields: Any) -> ConfigRecord:
-    """Return the config that the requests of a round have in common.
+def build_round_config(
+    instructions: Instructions,
+    t: int,
+    form: str,
+    requires_plain_sgd: bool,
+    run_config: Mapping[str, Any],
+) -> ConfigRecord:
+    """Return the config that the requests of round t have in common.
 
     Args:
         instructions: those of the cohort.
-        **fields: the fields of `TrainRequest` that instructions lack and that are the same for all
-            clients: round, form, requires_plain_sgd, and config, that of the run.
+        t: the round.
+        form, requires_plain_sgd: see `TrainRequest`.
+        run_config: the run's train_config.
     """
-    config = ConfigRecord(dict(fields["config"]))
-    config["server-round"] = fields["round"] + 1  # Flower counts from 1
+    config = ConfigRecord(dict(run_config))
+    config["server-round"] = t + 1  # Flower counts from 1
     config["proximal-mu"] = float(instructions.mu)
-    config[_key("requires_plain_sgd")] = fields["requires_plain_sgd"]
-    if fields["form"]:  # Flower's message_size_mod raises on empty text
-        config[_key("form")] = fields["form"]
+    config[_key("requires_plain_sgd")] = requires_plain_sgd
+    if form:  # Flower's message_size_mod raises on empty text
+        config[_key("form")] = form
     for name in ("gradients_at_start", "full_batch", "gradients"):
         config[_key(name)] = bool(getattr(instructions, name))
     return config
 
 
 def build_train_content(
-    common: RecordDict, correction: ArrayRecord | None, **fields: Any
+    common: RecordDict,
+    correction: ArrayRecord | None,
+    client: str,
+    steps_taken: int,
+    accepted_round: int,
 ) -> RecordDict:
     """Return the content of a message that asks one client to train.
 
     Args:
         common: what all clients get: "arrays", the model, and "config", from `build_round_config`.
-        correction: this client's own.
-        **fields: the client's own fields of `TrainRequest`: client, steps_taken, accepted_round.
+        correction, client, steps_taken, accepted_round: this client's own, see `TrainRequest`.
     """
+    values = {
+        _key("client"): client,
+        _key("steps_taken"): steps_taken,
+        _key("accepted_round"): accepted_round,
+        **draw_nonce(),  # for each: those who get theirs early shall not foresee others' requests
+    }
     config = select_records(common, ConfigRecord)["config"]
-    # A nonce for each: those who get theirs early shall not foresee the requests to others.
-    values = {_key(name): value for name, value in fields.items()} | draw_nonce()
-    own = {"config": copy_with(config, values)}
+    own: dict[str, Any] = {"config": copy_with(config, values)}
     return copy_with(common, own if correction is None else own | {"correction": correction})
 
 

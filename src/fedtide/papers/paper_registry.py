@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from fedtide.papers.paper_spec import PaperExperiment, check_option, parse_paper
+from fedtide.papers.paper_spec import PaperExperiment, parse_paper
 from fedtide.simulation.experiment import read_yaml
+from fedtide.validation import require_choice
 
 _FOLDER = Path(__file__).parent
 
@@ -29,5 +30,5 @@ def load(name: str) -> PaperExperiment:
     Raises:
         InvalidInputError: an unknown name.
     """
-    check_option("name", name, dict.fromkeys(names()))
+    require_choice("name", name, names())
     return parse_paper(name, read_yaml(_FOLDER / f"{name}.yaml"))

@@ -60,7 +60,7 @@ def run_paper(
         InvalidInputError: missing data, or a run that fails for another reason than divergence.
         Interrupted: the user interrupted; running work has been saved.
     """
-    missing = [run for run in runs if not _has_record(run, runs, paper, records)]
+    missing = [run for run in runs if not _ensure_record(run, runs, paper, records)]
     check_datasets(missing)
     trained = []
     for group in group_identical(missing, runs):
@@ -76,14 +76,16 @@ def run_paper(
     return [record for run in runs if (record := find_record(run, records)) is not None]
 
 
-def _share_record(
+def _ensure_record(
     run: PlannedRun, runs: Sequence[PlannedRun], paper: PaperExperiment, records: Path
 ) -> bool:
-    """Write the record of a run from that of another one with the same settings, if there is one.
+    """Give a run the record of another one with the same settings if it has none.
 
     Returns:
-        Whether there is.
+        Whether it has one now.
     """
+    if find_record(run, records) is not None:
+        return True
     for other in find_identical(run, runs):
         found = find_record(other, records)
         if found is None:
@@ -129,18 +131,11 @@ def _write(
     run, *others = group
     make_folder(record_path(records, run.key).parent, field="records")  # errors name this folder
     with lock_folder(records, "records", "wait until it has ended", patience=_PATIENCE):
-        if not _has_record(run, group, paper, records):
+        if not _ensure_record(run, group, paper, records):
             _write_all(outcome, group, paper, records)
             return
         for other in others:
-            _has_record(other, group, paper, records)  # shares the other process's result
-
-
-def _has_record(
-    run: PlannedRun, runs: Sequence[PlannedRun], paper: PaperExperiment, records: Path
-) -> bool:
-    """Return whether a run has a record, be it from another one with the same settings."""
-    return find_record(run, records) is not None or _share_record(run, runs, paper, records)
+            _ensure_record(other, group, paper, records)  # shares the other process's result
 
 
 def _write_all(
@@ -175,7 +170,7 @@ def _train(
 ) -> None:
     """Execute the first runs of the groups as a sweep, and record each group when it ends."""
     runs = [group[0] for group in groups]
-    recorder = _Recorder(paper, {group[0].folder: group for group in groups}, records)
+    by_folder = {group[0].folder: group for group in groups}
     members = tuple(
         SweepRun(
             run.folder, Experiment.from_dict(run.settings), {"method": run.method, "seed": run.seed}
@@ -187,43 +182,35 @@ def _train(
     sweep = Sweep(paper.name, members, (configuration,), (), None, plain)
     folder = out / paper.name / runs[0].scale
     make_folder(folder)
-    run_sweep(sweep, folder, workers=workers, progress=progress, done=recorder)
+
+    def write(member: SweepRun, path: Path) -> None:
+        group = by_folder[member.path]
+        _write(_read_outcome(group[0], RunFolder(path)), group, paper, records)
+
+    run_sweep(sweep, folder, workers=workers, progress=progress, done=write)
 
 
-@dataclass(frozen=True)
-class _Recorder:
-    """Writes the records of each run that a sweep has ended, and of those it stands for."""
+def _read_outcome(run: PlannedRun, folder: RunFolder) -> RunOutcome:
+    """Return what a run has given that has finished or diverged.
 
-    paper: PaperExperiment
-    groups: Mapping[str, Sequence[PlannedRun]]
-    records: Path
-
-    def __call__(self, member: SweepRun, path: Path) -> None:
-        """Write the records of a run that has finished or diverged.
-
-        Raises:
-            InvalidInputError: the run failed for another reason.
-        """
-        group, folder = self.groups[member.path], RunFolder(path)
-        _write(self._outcome(group[0], folder), group, self.paper, self.records)
-
-    def _outcome(self, run: PlannedRun, folder: RunFolder) -> RunOutcome:
-        if (failure := folder.read_failure()) is not None:
-            if not failure.permanent:
-                raise InvalidInputError(f"{run.folder}.{failure.sentence}")
-            return RunOutcome(pl.DataFrame(), 0.0, stopped=failure.sentence.partition(";")[0])
-        spent = ("training_seconds", "evaluation_seconds")
-        timings = folder.read_json(folder.timings, spent)
-        seconds = sum(float(timings[name]) for name in spent)
-        execution = {
-            "trainer": re.split("[:,]", timings.get("trainer", ""))[0],
-            "threads": timings.get("threads"),
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-        }
-        if (device := run.resolved["device"]) != "cpu":
-            execution["device"] = devices.describe(device)
-        metrics = read_frame(folder.metrics)
-        return RunOutcome(metrics, seconds, None, execution, folder.model)
+    Raises:
+        InvalidInputError: it failed for another reason.
+    """
+    if (failure := folder.read_failure()) is not None:
+        if not failure.permanent:
+            raise InvalidInputError(f"{run.folder}.{failure.sentence}")
+        return RunOutcome(pl.DataFrame(), 0.0, stopped=failure.sentence.partition(";")[0])
+    spent = ("training_seconds", "evaluation_seconds")
+    timings = folder.read_json(folder.timings, spent)
+    seconds = sum(float(timings[name]) for name in spent)
+    execution = {
+        "trainer": re.split("[:,]", timings.get("trainer", ""))[0],
+        "threads": timings.get("threads"),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+    if (device := run.resolved["device"]) != "cpu":
+        execution["device"] = devices.describe(device)
+    return RunOutcome(read_frame(folder.metrics), seconds, None, execution, folder.model)
 
 
 def check_datasets(runs: Iterable[PlannedRun]) -> None:

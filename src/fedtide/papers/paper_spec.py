@@ -10,6 +10,7 @@ from fedtide.errors import InvalidInputError, did_you_mean, error_prefix
 from fedtide.papers.claims import Claim
 from fedtide.papers.measures import Measure
 from fedtide.simulation.experiment import BUILDER
+from fedtide.validation import require_choice
 
 Scale = Literal["paper", "laptop"]
 """The published size, or a smaller version of the same question."""
@@ -101,6 +102,10 @@ class PaperExperiment:
         names = [p.get("problem", {}).get("dataset") for p in problems]
         return next((name for name in names if name is not None), None)
 
+    def has_method(self, case: str, method: str) -> bool:
+        """Return whether a method is run in a case, which may leave methods out."""
+        return self.cases[case].get("methods", {}).get(method, {}) is not None
+
 
 def parse_paper(name: str, plain: Mapping[str, Any]) -> PaperExperiment:
     """Return the experiment that the plain data of its file describe.
@@ -135,24 +140,18 @@ def _check_names(paper: PaperExperiment) -> None:
     """Check that all cases, methods and measures that the file names exist."""
     for table_name, table in (("published", paper.published), ("program", paper.program)):
         for case, rows in table.items():
-            check_option(table_name, case, paper.cases)
+            require_choice(table_name, case, paper.cases)
             for method, numbers in rows.items():
-                check_option(f"{table_name}.{case}", method, paper.methods)
+                require_choice(f"{table_name}.{case}", method, paper.methods)
                 for measure in numbers:
-                    check_option(f"{table_name}.{case}.{method}", measure, paper.measures)
+                    require_choice(f"{table_name}.{case}.{method}", measure, paper.measures)
     for i, claim in enumerate(paper.claims):
         for method in claim.methods:
-            check_option(f"claims.{i}", method, paper.methods)
+            require_choice(f"claims.{i}", method, paper.methods)
         for case in (*(claim.cases or ()), *([claim.against] if claim.against else ())):
-            check_option(f"claims.{i}", case, paper.cases)
+            require_choice(f"claims.{i}", case, paper.cases)
         for measure in filter(None, (claim.measure, claim.laptop_measure)):
-            check_option(f"claims.{i}", measure, paper.measures)
-
-
-def check_option(field_name: str, name: str, options: Mapping[str, Any]) -> None:
-    """Raise InvalidInputError unless `name` is one of the options."""
-    if name not in options:
-        raise InvalidInputError(f"{field_name}: unknown {name!r}; {did_you_mean(name, options)}")
+            require_choice(f"claims.{i}", measure, paper.measures)
 
 
 def expand(value: Any) -> Any:

@@ -7,13 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedtide.papers.paper_spec import LaptopScale, PaperExperiment, Scale, check_option
+from fedtide.papers.paper_spec import LaptopScale, PaperExperiment, Scale
 from fedtide.simulation.experiment import HOW, Experiment
 from fedtide.sweep.grid import merge
+from fedtide.validation import require_choice
 
 _NO_CHANGES = LaptopScale(description="")
+
+
+class RunKey(NamedTuple):
+    """What identifies a run among all runs of all experiments."""
+
+    paper: str
+    scale: str
+    case: str
+    method: str
+    seed: int
+
+    def __str__(self) -> str:
+        return "/".join(map(str, self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +51,9 @@ class PlannedRun:
     compute: str | None = None
 
     @property
-    def key(self) -> tuple[str, str, str, str, int]:
+    def key(self) -> RunKey:
         """What identifies the run among all runs of all experiments."""
-        return self.paper, self.scale, self.case, self.method, self.seed
+        return RunKey(self.paper, self.scale, self.case, self.method, self.seed)
 
     @property
     def folder(self) -> str:
@@ -117,13 +131,13 @@ def plan(
             case=case,
             method=method,
             seed=seed,
-            settings={**settings, **where, "seed": seed},
+            settings={**_settings(paper, laptop, case, method), **where, "seed": seed},
             compute=paper.compute,
         )
         for case in cases
         for seed in seeds
         for method in methods
-        if (settings := _settings(paper, laptop, case, method)) is not None
+        if paper.has_method(case, method)
     ]
 
 
@@ -138,18 +152,16 @@ def _select(
         return list(at_scale or options)
     wanted = list(wanted)
     for name in wanted:
-        check_option(field, name, options)
+        require_choice(field, name, options)
     return wanted
 
 
 def _settings(
     paper: PaperExperiment, laptop: LaptopScale, case: str, method: str
-) -> dict[str, Any] | None:
-    """Return the settings of a run without its seed; None: the case leaves the method out."""
+) -> dict[str, Any]:
+    """Return the settings of a run without its seed."""
     case_changes = dict(paper.cases[case])
     method_in_case = case_changes.pop("methods", {}).get(method, {})
-    if method_in_case is None:
-        return None
     settings = deepcopy(dict(paper.experiment))
     for changes in (
         case_changes,

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedtide.papers.claims import Claim
 from fedtide.papers.measures import Measure
 from fedtide.papers.paper_spec import MAIN, PaperExperiment, PublishedNumbers, Scale
 from fedtide.papers.plan import PlannedRun, plan
 from fedtide.papers.record import Curve, Record
-from fedtide.papers.verdicts import Evidence, Outcome, Verdict, judge
-
-_AT_END = ("last", "mean", "worst-of-last")
-"""What a measure takes of a metric, if it is its value towards the end of a run."""
-
-_SHORT = 60.0  # seconds: more seeds are needed where a run takes less
 
 Number = tuple[float, float | None]
 """A published number and its standard deviation, if known."""
@@ -105,8 +98,8 @@ def make_row(
     reasons = [record.stopped for record in recorded if record.stopped is not None]
     cells = {
         name: Cell(
-            published=_number(paper.published, case, method, name),
-            program=_number(paper.program, case, method, name),
+            published=find_number(paper.published, case, method, name),
+            program=find_number(paper.program, case, method, name),
             values={r.seed: r.measures[name] for r in recorded if name in r.measures},
             diverged=len(reasons),
             runs=len(recorded),
@@ -119,117 +112,12 @@ def make_row(
     return Row(case, method, cells, len(recorded), len(records), stopped, seconds, curves)
 
 
-def _number(table: PublishedNumbers, case: str, method: str, measure: str) -> Number | None:
+def find_number(table: PublishedNumbers, case: str, method: str, measure: str) -> Number | None:
+    """Return the number of a table of published ones; None: it has none."""
     value = table.get(case, {}).get(method, {}).get(measure)
     if value is None:
         return None
     return (float(value[0]), float(value[1])) if isinstance(value, list) else (float(value), None)
-
-
-def judge_claims(
-    paper: PaperExperiment, rows: Sequence[Row], scale: Scale
-) -> list[tuple[Claim, Verdict]]:
-    """Return every claim of the paper with its verdict by the rows of one scale.
-
-    The cases of a claim are those of the paper, whether the scale plans them or not.
-    """
-    seeds, places = _seeds_needed(paper, rows), _list_places(paper)
-    verdicts = []
-    for claim in paper.claims:
-        if _is_smaller(paper, scale) and claim.needs_full_scale:
-            verdicts.append((claim, Verdict("not tested", "it is about the published size")))
-            continue
-        name = _measure_name(paper, claim, scale)
-        cases = _cases_of(paper, claim, places)
-        verdicts.append((claim, judge(claim, cases, _evidence(paper, rows, name, seeds))))
-    return verdicts
-
-
-def _is_smaller(paper: PaperExperiment, scale: Scale) -> bool:
-    return scale == "laptop" and paper.laptop is not None
-
-
-def _measure_name(paper: PaperExperiment, claim: Claim, scale: Scale) -> str:
-    """Return the measure by which a claim is judged at a scale."""
-    return (claim.laptop_measure if _is_smaller(paper, scale) else None) or claim.measure
-
-
-def _list_places(paper: PaperExperiment) -> set[tuple[str, str]]:
-    """Return the cases and methods of the paper."""
-    return {(run.case, run.method) for run in plan(paper, seeds=[0])}
-
-
-def _cases_of(paper: PaperExperiment, claim: Claim, places: set[tuple[str, str]]) -> list[str]:
-    """Return the cases that have all methods of a claim."""
-    return [case for case in paper.cases if all((case, m) in places for m in claim.methods)]
-
-
-def _seeds_needed(paper: PaperExperiment, rows: Sequence[Row]) -> int:
-    """Return how many seeds a comparison needs: more where runs are short, if they are planned."""
-    if paper.deterministic:
-        return 1
-    seconds = [spent for row in rows for spent in row.seconds]
-    if not seconds or float(np.median(seconds)) >= _SHORT:
-        return 3
-    return min(5, max(3, *(row.planned for row in rows)))
-
-
-def lasting_since(
-    paper: PaperExperiment, rows: Sequence[Row], scale: Scale, claim: Claim, outcome: Outcome
-) -> tuple[int, int] | None:
-    """Return the recorded round from which on single evaluations give a claim this outcome.
-
-    Every later recorded evaluation does, too. The claim's measure is replaced by the value of its
-    metric in that round, and judged by the same rule.
-
-    Returns:
-        the round, and that of the last evaluation; None: the last evaluation alone does not give
-        the outcome, the measure is not the value of a metric at the end of a run, or the runs were
-        not evaluated in the same rounds.
-    """
-    name = _measure_name(paper, claim, scale)
-    measure, seeds = paper.measures[name], _seeds_needed(paper, rows)
-    named = [row for row in rows if row.method in claim.methods]
-    curves = [curve for row in named for curve in row.curves.values()]
-    evaluated = {tuple(curve.get("round", ())) for curve in curves}
-    if measure.take not in _AT_END or len(evaluated) != 1:
-        return None
-    (rounds,) = evaluated
-    if len(rounds) < 2 or any(measure.metric not in curve for curve in curves):
-        return None
-    cases, since = _cases_of(paper, claim, _list_places(paper)), None
-    for i in reversed(range(len(rounds))):
-        at_i = [_at_evaluation(row, name, measure, i) for row in named]
-        if judge(claim, cases, _evidence(paper, at_i, name, seeds)).outcome != outcome:
-            break
-        since = rounds[i]
-    return None if since is None else (int(since), int(rounds[-1] or 0))
-
-
-def _at_evaluation(row: Row, name: str, measure: Measure, i: int) -> Row:
-    """Return the row with the measure's value at one evaluation of its curves."""
-    values = {
-        seed: None if (value := curve[measure.metric][i]) is None else measure.scale * value
-        for seed, curve in row.curves.items()
-    }
-    cells = {**row.cells, name: replace(row.cells[name], values=values)}
-    return replace(row, cells=cells)
-
-
-def _evidence(paper: PaperExperiment, rows: Iterable[Row], name: str, seeds: int) -> Evidence:
-    """Return the measured and printed numbers of one measure."""
-    measure, measured = paper.measures[name], {(row.case, row.method): row for row in rows}
-
-    def values(case: str, method: str) -> Mapping[int, float | None]:
-        row = measured.get((case, method))
-        found = {} if row is None else row.cells[name].values
-        return {seed: measure.diverged if v is None else v for seed, v in found.items()}
-
-    def printed(case: str, method: str) -> float | None:
-        number = _number(paper.published, case, method, name)
-        return None if number is None else number[0]
-
-    return Evidence(values, printed, measure.better == "higher", seeds, measure.digits)
 
 
 def has_number(table: PublishedNumbers, measure: str) -> bool:

@@ -15,7 +15,7 @@ from fedtide.atomic_io import make_folder, write_text
 from fedtide.errors import InvalidInputError
 from fedtide.papers.measures import Measure
 from fedtide.papers.paper_spec import PaperExperiment
-from fedtide.papers.plan import PlannedRun, fingerprint
+from fedtide.papers.plan import PlannedRun, RunKey, fingerprint
 from fedtide.provenance import machine, versions
 
 _PAPER = "[0-9][0-9][0-9]"  # the folder of a paper
@@ -67,9 +67,9 @@ class Record:
     shared_from: str | None = None
 
     @property
-    def key(self) -> tuple[str, str, str, str, int]:
+    def key(self) -> RunKey:
         """What identifies the run among all runs of all experiments."""
-        return self.paper, self.scale, self.case, self.method, self.seed
+        return RunKey(self.paper, self.scale, self.case, self.method, self.seed)
 
     def share(self, own: PaperExperiment, run: PlannedRun, of: PaperExperiment) -> Record | None:
         """Return the record of a planned run with the same settings, which then need not be run.
@@ -90,14 +90,10 @@ class Record:
             return None
         return replace(
             self,
-            paper=run.paper,
-            scale=run.scale,
-            case=run.case,
-            method=run.method,
-            seed=run.seed,
+            **run.key._asdict(),
             measures={name: _round(value, 8) for name, value in values.items()},
             settings=run.resolved,
-            shared_from=self.shared_from or _join(self.key),
+            shared_from=self.shared_from or str(self.key),
         )
 
     def _find(self, measure: Measure, known: Mapping[str, Measure]) -> float | None:
@@ -139,11 +135,7 @@ def make_record(
     last = metrics.row(-1, named=True) if len(metrics) else {}
     values = {name: None if stopped else m.read(metrics) for name, m in measures.items()}
     return Record(
-        paper=run.paper,
-        scale=run.scale,
-        case=run.case,
-        method=run.method,
-        seed=run.seed,
+        **run.key._asdict(),
         measures={name: _round(value, 8) for name, value in values.items()},
         final={name: _round(value) for name, value in last.items()},
         curve=_thin(metrics, [measure.metric for measure in measures.values()]),
@@ -154,12 +146,8 @@ def make_record(
         version=versions(),
         machine=machine(),
         execution={} if execution is None else dict(execution),
-        shared_from=None if shared_from is None else _join(shared_from.key),
+        shared_from=None if shared_from is None else str(shared_from.key),
     )
-
-
-def _join(key: tuple[str, str, str, str, int]) -> str:
-    return "/".join(map(str, key))
 
 
 def _thin(metrics: pl.DataFrame, wanted: Iterable[str]) -> Curve:
@@ -194,10 +182,9 @@ def write_record(record: Record, folder: Path) -> Path:
     return file
 
 
-def record_path(folder: Path, key: tuple[str, str, str, str, int]) -> Path:
+def record_path(folder: Path, key: RunKey) -> Path:
     """Return the path of a run's record below `folder`."""
-    paper, scale, case, method, seed = key
-    return folder / paper / scale / case / f"{method}.{seed}.json"
+    return folder / key.paper / key.scale / key.case / f"{key.method}.{key.seed}.json"
 
 
 def load_record(file: Path) -> Record:

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
 from fedtide.atomic_io import write_text
 from fedtide.papers.claims import Claim
-from fedtide.papers.measures import Measure
+from fedtide.papers.experiment_section import describe_missing_data, render_section
 from fedtide.papers.paper_registry import load, names
-from fedtide.papers.paper_spec import SCALES, PaperExperiment, Scale
-from fedtide.papers.published_comparison import (
-    Cell,
-    Row,
-    compare,
-    format_measured,
-    format_program,
-    format_published,
-    has_number,
-    judge_claims,
-    lasting_since,
-    make_row,
-)
+from fedtide.papers.paper_spec import SCALES, Scale
 from fedtide.papers.record import Record, load_records
-from fedtide.papers.superseded import by_place, superseded
+from fedtide.papers.rulings import DECIDED, JudgedExperiment, Ruling, judge_experiment
 from fedtide.papers.terminal_tables import format_minutes
 from fedtide.papers.verdicts import RULE, Outcome, Verdict
 
@@ -53,7 +40,7 @@ from those on the original images for this reason alone.
 """
 
 
-_DECIDED_SO_FAR = """
+_FINDINGS = """
 What the runs have decided so far; the tables below have all claims. *From round r on*: the verdict
 would have been the same had the runs ended at round r, or at any later recorded evaluation (there
 are about thirty in a run). It is missing where the claim is not about values that a run has at its
@@ -94,7 +81,7 @@ def render_results(records: Iterable[Record]) -> str:
     by_paper: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_paper[record.paper].append(record)
-    judged = [_judge(load(name), by_paper[name]) for name in names()]
+    judged = [judge_experiment(load(name), by_paper[name]) for name in names()]
     parts = [
         _HEAD,
         _record_count(judged),
@@ -103,86 +90,11 @@ def render_results(records: Iterable[Record]) -> str:
         _checks(judged),
         _missing(judged),
     ]
-    parts += [_section(one) for one in judged]
+    parts += [render_section(one) for one in judged]
     return "".join(parts).rstrip() + "\n"
 
 
-_DECIDED: dict[Outcome, str] = {"reproduced": "Holds", "not reproduced": "Does not hold"}
-
-_Rows = Mapping[Scale, Sequence[Row]]
-
-
-@dataclass(frozen=True)
-class _Ruling:
-    """A claim with its verdicts by the runs at full scale and, if there is one, at laptop scale."""
-
-    paper: str
-    claim: Claim
-    full: Verdict
-    laptop: Verdict | None
-    since: str = ""  # from which round on the decisive verdict holds
-
-    @property
-    def decisive(self) -> Verdict:
-        """The verdict that is counted: at full scale, unless it is settled at laptop scale only."""
-        if self.laptop is None or self.full.settled:
-            return self.full
-        if self.laptop.settled or self.full.outcome == "not tested":
-            return self.laptop
-        return self.full
-
-    @property
-    def scale(self) -> str:
-        """The name of the scale of the decisive verdict."""
-        return "full scale" if self.decisive is self.full else "laptop scale"
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """An experiment with its records, rows and rulings."""
-
-    paper: PaperExperiment
-    records: Sequence[Record]
-    rows: _Rows
-    rulings: Sequence[_Ruling]
-
-    @property
-    def waiting(self) -> int:
-        """How many claims wait for a data set of which there is no copy."""
-        if self.paper.no_data is None or self.records:
-            return 0
-        return sum(claim.check is None for claim in self.paper.claims)
-
-
-def _judge(paper: PaperExperiment, records: Sequence[Record]) -> _Judged:
-    scales = SCALES if paper.laptop is not None else SCALES[:1]
-    rows = {scale: compare(paper, records, scale) for scale in scales}
-    full = judge_claims(paper, rows["paper"], "paper")
-    small = judge_claims(paper, rows["laptop"], "laptop") if paper.laptop is not None else full
-    rulings = [
-        _Ruling(paper.name, claim, at_full, at_small if paper.laptop is not None else None)
-        for (claim, at_full), (_, at_small) in zip(full, small, strict=True)
-    ]
-    rulings = [replace(ruling, since=_describe_onset(paper, rows, ruling)) for ruling in rulings]
-    return _Judged(paper, records, rows, rulings)
-
-
-def _describe_onset(paper: PaperExperiment, rows: _Rows, ruling: _Ruling) -> str:
-    """Return from which round on a claim has been decided; empty where that cannot be said."""
-    scale: Scale = "paper" if ruling.decisive is ruling.full else "laptop"
-    outcome = ruling.decisive.outcome
-    if outcome not in _DECIDED:
-        return ""
-    found = lasting_since(paper, rows[scale], scale, ruling.claim, outcome)
-    if found is None:
-        return ""
-    since, last = found
-    if since == last:
-        return f"; at the last evaluation (round {last:,}), not at the one before"
-    return f"; from round {since:,} of {last:,} on"
-
-
-def _record_count(judged: Iterable[_Judged]) -> str:
+def _record_count(judged: Iterable[JudgedExperiment]) -> str:
     """Return how many records match planned runs, which alone are counted."""
     matching = sum(row.seeds for one in judged for rows in one.rows.values() for row in rows)
     records = sum(len(one.records) for one in judged)
@@ -200,80 +112,78 @@ def _record_count(judged: Iterable[_Judged]) -> str:
     )
 
 
-def _counted(judged: Iterable[_Judged]) -> list[_Ruling]:
-    """Return the rulings on claims that are counted by outcome, not those on checks."""
-    with_data = [one for one in judged if not one.waiting]
-    return [ruling for one in with_data for ruling in one.rulings if ruling.claim.check is None]
-
-
-def _count_claims(judged: Sequence[_Judged]) -> str:
+def _count_claims(judged: Sequence[JudgedExperiment]) -> str:
     """Return how many claims have each outcome, and how many wait for data."""
     waiting = sum(one.waiting for one in judged)
-    return _count(_counted(judged)) + (f", {waiting} without data" if waiting else "")
+    return _count_outcomes([r for one in judged for r in one.counted]) + (
+        f", {waiting} without data" if waiting else ""
+    )
 
 
-def _count(rulings: Sequence[_Ruling]) -> str:
+def _count_outcomes(rulings: Sequence[Ruling]) -> str:
     """Return how many claims have each outcome, and how many of the decided ones at full scale."""
     count = Counter(ruling.decisive.outcome for ruling in rulings)
     full = Counter(r.decisive.outcome for r in rulings if r.decisive is r.full)
     return ", ".join(
         f"{count[outcome]} {outcome}"
-        + (f" ({full[outcome]} at full scale)" if outcome in _DECIDED and count[outcome] else "")
+        + (f" ({full[outcome]} at full scale)" if outcome in DECIDED and count[outcome] else "")
         for outcome in get_args(Outcome)
     )
 
 
-def _findings(judged: Sequence[_Judged]) -> str:
+def _findings(judged: Sequence[JudgedExperiment]) -> str:
     """Return, paper by paper, what the runs have shown and how much they leave open."""
     lines = ["## Findings", ""]
-    lines += [_DECIDED_SO_FAR, ""]
+    lines += [_FINDINGS, ""]
     for number, title in _PAPERS.items():
         of_paper = [one for one in judged if one.paper.name.startswith(number)]
         lines += [f"**Paper {number}** ({title}): {_count_claims(of_paper)}.", ""]
         found = [
-            f"- {label}: {_statement(r.claim)}: {r.decisive.numbers}{r.since} "
+            f"- {label}: {_statement(r.claim)}: {r.decisive.summary}{r.since} "
             f"([{r.paper}](#{_anchor(r.paper)}), {r.scale}).{_reason(r)}"
-            for outcome, label in _DECIDED.items()
-            for r in _counted(of_paper)
+            for outcome, label in DECIDED.items()
+            for one in of_paper
+            for r in one.counted
             if r.decisive.outcome == outcome
         ]
         lines += [*found, ""] if found else []
     return "\n".join([*lines, ""])
 
 
-def _reason(ruling: _Ruling) -> str:
+def _reason(ruling: Ruling) -> str:
     """Return why a claim does not hold; empty where it does."""
     fails = ruling.decisive.outcome == "not reproduced"
     return f" Why: {ruling.claim.why or 'not known'}." if fails else ""
 
 
-def _claims(judged: Sequence[_Judged]) -> str:
+def _claims(judged: Sequence[JudgedExperiment]) -> str:
     """Return the counted claims: the table of those with runs, the others, those without data."""
-    tested = [r for r in _counted(judged) if r.decisive.outcome != "not tested"]
+    tested = [r for one in judged for r in one.counted if r.decisive.outcome != "not tested"]
     lines = ["## Claims", "", RULE, "", f"All papers: {_count_claims(judged)}. {_COUNTED}"]
     lines += ["", *_ruling_table(tested), "", "Not tested yet:", ""]
     for one in judged:
-        untested = [r for r in _counted([one]) if r.decisive.outcome == "not tested"]
+        untested = [r for r in one.counted if r.decisive.outcome == "not tested"]
         if untested:
             lines.append(f"- [{one.paper.name}](#{_anchor(one.paper.name)}):")
             lines += [f"    - {_statement(ruling.claim)}" for ruling in untested]
     waiting = [one for one in judged if one.waiting]
     lines += ["", "Without data:", ""] if waiting else []
     lines += [
-        f"- [{one.paper.name}](#{_anchor(one.paper.name)}): {_no_data(one)}" for one in waiting
+        f"- [{one.paper.name}](#{_anchor(one.paper.name)}): {describe_missing_data(one)}"
+        for one in waiting
     ]
     return "\n".join([*lines, "", ""])
 
 
-def _checks(judged: Sequence[_Judged]) -> str:
+def _checks(judged: Sequence[JudgedExperiment]) -> str:
     """Return the table of the statements that are not counted."""
     checks = [r for one in judged for r in one.rulings if r.claim.check is not None]
     lines = ["## Checks", ""]
-    lines += [f"{_CHECKS} {_count(checks)}.", ""]
+    lines += [f"{_CHECKS} {_count_outcomes(checks)}.", ""]
     return "\n".join([*lines, *_ruling_table(checks), "", ""])
 
 
-def _ruling_table(rulings: Iterable[_Ruling]) -> list[str]:
+def _ruling_table(rulings: Iterable[Ruling]) -> list[str]:
     lines = ["| experiment | claim | full scale | laptop |", "|---|---|---|---|"]
     for r in rulings:
         why = f" [check: {r.claim.check}]" if r.claim.check else ""
@@ -284,13 +194,13 @@ def _ruling_table(rulings: Iterable[_Ruling]) -> list[str]:
     return lines
 
 
-def _missing(judged: Sequence[_Judged]) -> str:
+def _missing(judged: Sequence[JudgedExperiment]) -> str:
     """Return the table of the runs without which claims stay open, and their estimated time."""
     lines = ["## Runs that would decide more", ""]
     head = ["| experiment | open claims | full scale | laptop |", "|---|---|---|---|"]
     lines += [_MISSING, "", *head]
     for one in judged:
-        still = [r for r in _counted([one]) if r.decisive.outcome not in _DECIDED]
+        still = [r for r in one.counted if r.decisive.outcome not in DECIDED]
         if still:
             cells = [_missing_runs(one, scale) for scale in one.rows]
             cells += [""] * (len(SCALES) - len(cells))
@@ -298,7 +208,7 @@ def _missing(judged: Sequence[_Judged]) -> str:
     return "\n".join([*lines, "", ""])
 
 
-def _missing_runs(one: _Judged, scale: Scale) -> str:
+def _missing_runs(one: JudgedExperiment, scale: Scale) -> str:
     """Return how many planned runs have no record, and how long they would take."""
     planned = sum(row.planned for row in one.rows[scale])
     missing = planned - sum(row.seeds for row in one.rows[scale])
@@ -316,149 +226,4 @@ def _statement(claim: Claim) -> str:
 
 def _verdict(verdict: Verdict) -> str:
     outcome = verdict.outcome if verdict.outcome == "not tested" else f"**{verdict.outcome}**"
-    return f"{outcome}: {verdict.numbers}" if verdict.numbers else outcome
-
-
-def _section(one: _Judged) -> str:
-    """Return the section of one experiment; a few lines where nothing was run."""
-    paper = one.paper
-    lines = [f"## {paper.name}", "", f"{paper.title} ({paper.reference}).", ""]
-    if not one.records:
-        return "\n".join([*lines, _not_run(one)]) + "\n\n"
-    if paper.laptop is not None:
-        lines += [f"Laptop: {paper.laptop.description}.", ""]
-    if any(row.seeds for rows in one.rows.values() for row in rows):
-        lines += _table(paper, one.rows)
-        lines += _comparisons(one.rulings)
-    else:
-        lines += [_not_run(one) + " Earlier runs are at the end of this section."]
-    for label, remarks in (
-        ("Unknown, and the substitute", paper.unknown),
-        ("Where paper and program differ", paper.choices),
-        ("Notes", paper.notes),
-        ("Stopped early", _stopped(one.rows)),
-        ("Run on", _machines(one.records)),
-    ):
-        if remarks:
-            lines += ["", f"{label}:", "", *(f"- {remark}" for remark in remarks)]
-    lines += _earlier_runs(paper, one.records)
-    return "\n".join(lines) + "\n\n"
-
-
-def _not_run(one: _Judged) -> str:
-    """Return a line for an experiment without records of its planned runs."""
-    reason = _no_data(one) if one.waiting else "Not run with the planned settings."
-    file = f"`src/fedtide/papers/{one.paper.name}.yaml`"
-    return f"{reason} {file} has the settings and what the paper prints."
-
-
-def _no_data(one: _Judged) -> str:
-    """Return which data set is missing, and how many claims wait for it."""
-    wait = "1 claim waits" if one.waiting == 1 else f"{one.waiting} claims wait"
-    return f"No data here: {one.paper.no_data}. {wait} for it."
-
-
-def _comparisons(rulings: Sequence[_Ruling]) -> list[str]:
-    """Return the lines of the table of all comparisons that were run."""
-    rows = [
-        f"| {ruling.claim.statement} | {scale} | {one.text} | {one.state} |"
-        for ruling in rulings
-        for scale, verdict in (("full", ruling.full), ("laptop", ruling.laptop))
-        if verdict is not None
-        for one in verdict.comparisons
-        if one.state != "not run"
-    ]
-    head = ["| claim | scale | comparison | |", "|---|---|---|---|"]
-    return ["", "Comparisons:", "", *head, *rows] if rows else []
-
-
-def _earlier_runs(paper: PaperExperiment, records: Sequence[Record]) -> list[str]:
-    """Return the lines on records with other settings than the planned ones."""
-    lines = []
-    titles = [measure.title or measure.metric for measure in paper.measures.values()]
-    for (scale, difference), group in superseded(paper, records).items():
-        name = "full scale" if scale == "paper" else "laptop scale"
-        lines += ["", f"Earlier runs at {name}, not counted above; {difference}:", ""]
-        lines += [f"| method | {' | '.join(titles)} | seeds |"]
-        lines += ["|" + "---|" * (len(titles) + 2)]
-        rows = [make_row(paper, *place, found) for place, found in by_place(group).items()]
-        for row in rows:
-            cells = [format_measured(row.cells[m], paper.measures[m]) for m in paper.measures]
-            lines.append(f"| {row.label} | {' | '.join(cells)} | {row.seeds} |")
-        decided = [
-            f"- {claim.statement}: {verdict.outcome}: {verdict.numbers}"
-            for claim, verdict in judge_claims(paper, rows, scale)
-            if verdict.outcome in _DECIDED
-        ]
-        lines += ["", "By these runs alone:", "", *decided] if decided else []
-    return lines
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A column of a section's table: a measure at a scale."""
-
-    title: str
-    measure: str
-    scale: Scale
-    format: Callable[[Cell, Measure], str]
-
-
-def _columns(paper: PaperExperiment) -> list[_Column]:
-    columns = []
-    for name, measure in paper.measures.items():
-        title = measure.title or measure.metric
-        if has_number(paper.published, name):
-            columns.append(_Column(f"{title}, published", name, "paper", format_published))
-        if has_number(paper.program, name):
-            columns.append(_Column(f"{title}, authors' program", name, "paper", format_program))
-        columns.append(_Column(f"{title}, measured", name, "paper", format_measured))
-        if paper.laptop is not None:
-            columns.append(_Column(f"{title}, laptop", name, "laptop", format_measured))
-    return columns
-
-
-def _table(paper: PaperExperiment, rows: _Rows) -> list[str]:
-    """Return the lines of the table of published and measured numbers at both scales."""
-    columns = _columns(paper)
-    head = ["method", *(column.title for column in columns), "seeds run"]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    at = {scale: {(row.case, row.method): row for row in of} for scale, of in rows.items()}
-    for where, row in at["paper"].items():
-        cells = [_cell(at[c.scale].get(where), c, paper) for c in columns]
-        counts = [_run_count(of.get(where)) for of in at.values()]
-        lines.append(f"| {row.label} | {' | '.join(cells)} | {' / '.join(counts)} |")
-    return lines
-
-
-def _cell(row: Row | None, column: _Column, paper: PaperExperiment) -> str:
-    """Return the text of a cell; a dash where the scale leaves the row out."""
-    if row is None:
-        return "–"
-    return column.format(row.cells[column.measure], paper.measures[column.measure])
-
-
-def _run_count(row: Row | None) -> str:
-    return "–" if row is None else f"{row.seeds} of {row.planned}"
-
-
-def _stopped(rows: _Rows) -> list[str]:
-    """Return the reasons of runs that ended early."""
-    return [
-        f"{row.label} ({'full scale' if scale == 'paper' else scale}): {row.stopped}"
-        for scale, of in rows.items()
-        for row in of
-        if row.stopped is not None
-    ]
-
-
-def _machines(records: Sequence[Record]) -> list[str]:
-    """Return the machines and versions of the runs, with the total time on each."""
-    seconds: dict[tuple[str, str], float] = defaultdict(float)
-    for record in records:
-        if record.shared_from is None:
-            seconds[record.machine, record.version] += record.seconds
-    return [
-        f"{machine}; {version}; {total / 60:.0f} minutes in total"
-        for (machine, version), total in sorted(seconds.items())
-    ]
+    return f"{outcome}: {verdict.summary}" if verdict.summary else outcome

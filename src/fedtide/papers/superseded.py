@@ -9,7 +9,7 @@ from typing import Any
 
 from fedtide.errors import InvalidInputError
 from fedtide.papers.paper_spec import PaperExperiment, Scale
-from fedtide.papers.plan import PlannedRun, plan, without_execution
+from fedtide.papers.plan import PlannedRun, RunKey, plan, without_execution
 from fedtide.papers.record import Record
 from fedtide.simulation.experiment import Experiment
 
@@ -18,7 +18,7 @@ def superseded(
     paper: PaperExperiment, records: Iterable[Record]
 ) -> dict[tuple[Scale, str], list[Record]]:
     """Return the records that match no planned run, by scale and by how their settings differ."""
-    plans: dict[str, dict[tuple[str, str, str, str, int], PlannedRun]] = {}
+    plans: dict[str, dict[RunKey, PlannedRun]] = {}
     groups: dict[tuple[Scale, str], list[Record]] = defaultdict(list)
     for record in records:
         scale: Scale = "laptop" if record.scale == "laptop" else "paper"

@@ -84,7 +84,7 @@ def claims_table(verdicts: Sequence[tuple[Claim, Verdict]]) -> Table:
     table = _table("claim", "outcome", "numbers")
     for claim, verdict in verdicts:
         statement = claim.statement if claim.check is None else f"Check: {claim.statement}"
-        table.add_row(statement, verdict.outcome, verdict.numbers)
+        table.add_row(statement, verdict.outcome, verdict.summary)
     return table
 
 

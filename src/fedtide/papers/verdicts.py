@@ -54,47 +54,22 @@ numbers shown are those of the weakest comparison; all are in the sections of th
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One comparison of a claim.
+class Measurements:
+    """The measured and printed numbers of one measure at one scale.
 
     Args:
-        label: what is compared, such as "fedau-50 − known (cyclic)".
-        numbers: the measured number of each seed, the logarithm of a ratio; infinite: one of the
-            two gives no number.
-        region: where the claim says that the number lies.
-        interval: the 95 % interval; None: too few seeds, or seeds without a number.
-        state: whether it holds.
-        text: label, mean, interval and seeds, in words.
+        values: the measured numbers.
+        printed: the printed number of a case and method, if any.
+        higher: whether higher is better.
+        seeds: how many seeds a comparison needs.
+        digits: decimals of the numbers.
     """
 
-    label: str
-    numbers: tuple[float, ...]
-    region: Region
-    interval: tuple[float, float] | None
-    state: State
-    text: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the records say about a claim.
-
-    Args:
-        outcome: one of the five outcomes.
-        numbers: the numbers of the weakest comparison, in words; empty where nothing was run.
-        comparisons: all comparisons of the claim.
-        complete: whether all of them were run with enough seeds.
-    """
-
-    outcome: Outcome
-    numbers: str = ""
-    comparisons: tuple[Comparison, ...] = ()
-    complete: bool = False
-
-    @property
-    def settled(self) -> bool:
-        """Whether runs that are still missing cannot change it: complete, or decided by a part."""
-        return self.complete or self.outcome in ("reproduced", "not reproduced")
+    values: Values
+    printed: Callable[[str, str], float | None]
+    higher: bool
+    seeds: int = 3
+    digits: int = 2
 
 
 @dataclass(frozen=True)
@@ -139,25 +114,50 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """The measured and printed numbers of one measure at one scale.
+class ClaimComparison:
+    """One comparison of a claim.
 
     Args:
-        values: the measured numbers.
-        printed: the printed number of a case and method, if any.
-        higher: whether higher is better.
-        seeds: how many seeds a comparison needs.
-        digits: decimals of the numbers.
+        label: what is compared, such as "fedau-50 − known (cyclic)".
+        numbers: the measured number of each seed, the logarithm of a ratio; infinite: one of the
+            two gives no number.
+        region: where the claim says that the number lies.
+        interval: the 95 % interval; None: too few seeds, or seeds without a number.
+        state: whether it holds.
+        text: label, mean, interval and seeds, in words.
     """
 
-    values: Values
-    printed: Callable[[str, str], float | None]
-    higher: bool
-    seeds: int = 3
-    digits: int = 2
+    label: str
+    numbers: tuple[float, ...]
+    region: Region
+    interval: tuple[float, float] | None
+    state: State
+    text: str
 
 
-def judge(claim: Claim, cases: Sequence[str], evidence: Evidence) -> Verdict:
+@dataclass(frozen=True)
+class Verdict:
+    """What the records say about a claim.
+
+    Args:
+        outcome: one of the five outcomes.
+        summary: the numbers of the weakest comparison, in words; empty where nothing was run.
+        comparisons: all comparisons of the claim.
+        complete: whether all of them were run with enough seeds.
+    """
+
+    outcome: Outcome
+    summary: str = ""
+    comparisons: tuple[ClaimComparison, ...] = ()
+    complete: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether runs that are still missing cannot change it: complete, or decided by a part."""
+        return self.complete or self.outcome in ("reproduced", "not reproduced")
+
+
+def judge(claim: Claim, cases: Sequence[str], measurements: Measurements) -> Verdict:
     """Return what the runs say about a claim.
 
     A claim with comparisons that were not run is partly tested, with one exception: a failure
@@ -168,19 +168,19 @@ def judge(claim: Claim, cases: Sequence[str], evidence: Evidence) -> Verdict:
     Args:
         claim: the claim.
         cases: the cases of the paper that have the claim's methods, whether they were run or not.
-        evidence: the numbers.
+        measurements: the numbers.
 
     Raises:
         InvalidInputError: fewer than two cases for a claim that something grows over them.
     """
-    samples = _samples(claim, [c for c in claim.cases or cases if c != claim.against], evidence)
-    compared = tuple(_compare(claim, sample, len(samples), evidence) for sample in samples)
-    enough = [len(one.numbers) >= evidence.seeds for one in compared]
+    samples = _samples(claim, [c for c in claim.cases or cases if c != claim.against], measurements)
+    compared = tuple(_compare(claim, sample, len(samples), measurements) for sample in samples)
+    enough = [len(one.numbers) >= measurements.seeds for one in compared]
     complete = bool(enough) and all(enough)
     return Verdict(_outcome(claim, compared), _summarise(claim, compared), compared, complete)
 
 
-def _outcome(claim: Claim, compared: Sequence[Comparison]) -> Outcome:
+def _outcome(claim: Claim, compared: Sequence[ClaimComparison]) -> Outcome:
     states = {one.state for one in compared}
     if states <= {"not run"}:
         return "not tested"
@@ -195,7 +195,7 @@ def _outcome(claim: Claim, compared: Sequence[Comparison]) -> Outcome:
     return "not reproduced" if claim.some else "reproduced"
 
 
-def _summarise(claim: Claim, compared: Sequence[Comparison]) -> str:
+def _summarise(claim: Claim, compared: Sequence[ClaimComparison]) -> str:
     """Return how many comparisons hold, fail or are undecided, and the decisive one's numbers."""
     run = [one for one in compared if one.state != "not run"]
     if not run:
@@ -223,7 +223,7 @@ _VERBS: dict[State, tuple[str, str]] = {  # the weakest first; for one and for s
 }
 
 
-def _strength(one: Comparison) -> tuple[int, float]:
+def _strength(one: ClaimComparison) -> tuple[int, float]:
     """Return a key that is larger, the more clearly a comparison holds."""
     known = [number for number in one.numbers if np.isfinite(number)] or [0.0]
     ends = one.interval or (float(np.mean(known)),) * 2
@@ -241,39 +241,45 @@ class _Sample:
     ratios: bool = False  # the numbers are logarithms of ratios
 
 
-def _samples(claim: Claim, cases: Sequence[str], evidence: Evidence) -> list[_Sample]:
+def _samples(claim: Claim, cases: Sequence[str], measurements: Measurements) -> list[_Sample]:
     """Return the numbers of all comparisons of a claim."""
     if claim.kind == "grows":
         require_two_cases(cases)
         others = claim.than or (None,)
-        return [_slopes(claim, other, cases, evidence) for other in others]
+        return [_slopes(claim, other, cases, measurements) for other in others]
     if claim.kind == "printed":
         return [
-            _single(case, method, printed, claim.within, evidence)
+            _single(case, method, printed, claim.within, measurements)
             for case in cases
             for method in claim.methods
-            if (printed := evidence.printed(case, method)) is not None
+            if (printed := measurements.printed(case, method)) is not None
         ]
     if claim.kind == "value" and not claim.than:
         assert claim.value is not None
-        return [_single(case, claim.method, claim.value, claim.within, evidence) for case in cases]
-    return [_differences(claim, case, other, evidence) for case in cases for other in claim.than]
+        return [
+            _single(case, claim.method, claim.value, claim.within, measurements) for case in cases
+        ]
+    return [
+        _differences(claim, case, other, measurements) for case in cases for other in claim.than
+    ]
 
 
-def _single(case: str, method: str, printed: float, within: float, evidence: Evidence) -> _Sample:
+def _single(
+    case: str, method: str, printed: float, within: float, measurements: Measurements
+) -> _Sample:
     """Return the numbers of one method, which should be near a printed one."""
-    nothing = -np.inf if evidence.higher else np.inf
-    measured = evidence.values(case, method).values()
+    nothing = -np.inf if measurements.higher else np.inf
+    measured = measurements.values(case, method).values()
     numbers = np.array([nothing if value is None else value for value in measured], dtype=float)
     label = method + _place(case)
     return _Sample(label, numbers, Region(printed - within, printed + within), (method,))
 
 
-def _differences(claim: Claim, case: str, other: str, evidence: Evidence) -> _Sample:
+def _differences(claim: Claim, case: str, other: str, measurements: Measurements) -> _Sample:
     """Return A minus another method, or the logarithm of their ratio, in each common seed."""
     there = claim.against or case
-    ours, theirs = evidence.values(case, claim.method), evidence.values(there, other)
-    nothing = -np.inf if evidence.higher else np.inf
+    ours, theirs = measurements.values(case, claim.method), measurements.values(there, other)
+    nothing = -np.inf if measurements.higher else np.inf
     differences = [
         _difference(ours[seed], theirs[seed], nothing, claim.ratios)
         for seed in sorted(set(ours) & set(theirs))
@@ -282,7 +288,7 @@ def _differences(claim: Claim, case: str, other: str, evidence: Evidence) -> _Sa
     label = f"{claim.method} {sign} {other}{_place(case)}"
     if claim.against is not None:
         label = f"{claim.method}{_place(case)} {sign} {other}{_place(there)}"
-    region, numbers = _region(claim, evidence.higher), np.array(differences, dtype=float)
+    region, numbers = _region(claim, measurements.higher), np.array(differences, dtype=float)
     return _Sample(label, numbers, region, (claim.method, other), claim.ratios)
 
 
@@ -318,10 +324,12 @@ def _region(claim: Claim, higher: bool) -> Region:
     return Region(claim.by, np.inf) if above else Region(-np.inf, -claim.by)
 
 
-def _slopes(claim: Claim, other: str | None, cases: Sequence[str], evidence: Evidence) -> _Sample:
+def _slopes(
+    claim: Claim, other: str | None, cases: Sequence[str], measurements: Measurements
+) -> _Sample:
     """Return each seed's slope over the cases of A, or of its difference to another method."""
-    ours = [evidence.values(case, claim.method) for case in cases]
-    theirs = ours if other is None else [evidence.values(case, other) for case in cases]
+    ours = [measurements.values(case, claim.method) for case in cases]
+    theirs = ours if other is None else [measurements.values(case, other) for case in cases]
     seeds = set.intersection(*(set(a) & set(b) for a, b in zip(ours, theirs, strict=True)))
     slopes = []
     for seed in sorted(seeds):
@@ -333,12 +341,14 @@ def _slopes(claim: Claim, other: str | None, cases: Sequence[str], evidence: Evi
         slope = np.polyfit(np.arange(len(cases)), points - points[0], 1)[0] if complete else np.nan
         slopes.append(slope)
     label = f"slope of {claim.method}" + ("" if other is None else f" − {other}")
-    region = Region(0.0, np.inf) if evidence.higher else Region(-np.inf, 0.0)
+    region = Region(0.0, np.inf) if measurements.higher else Region(-np.inf, 0.0)
     methods = (claim.method,) if other is None else (claim.method, other)
     return _Sample(label, np.array(slopes, dtype=float), region, methods)
 
 
-def _compare(claim: Claim, sample: _Sample, comparisons: int, evidence: Evidence) -> Comparison:
+def _compare(
+    claim: Claim, sample: _Sample, comparisons: int, measurements: Measurements
+) -> ClaimComparison:
     """Return what one comparison of a claim with so many `comparisons` shows."""
     numbers, region = sample.numbers, sample.region
     interval = t_interval(numbers, LEVEL)
@@ -347,15 +357,15 @@ def _compare(claim: Claim, sample: _Sample, comparisons: int, evidence: Evidence
     state: State = "undecided"
     if not len(numbers):
         state = "not run"
-    elif len(numbers) >= evidence.seeds and to_hold is not None and to_fail is not None:
+    elif len(numbers) >= measurements.seeds and to_hold is not None and to_fail is not None:
         if region.covers(*to_hold):
             state = "holds"
         elif region.misses(*to_fail):
             state = "fails"
-    if len(numbers) == 1 and evidence.seeds > 1:
+    if len(numbers) == 1 and measurements.seeds > 1:
         interval = None  # one seed shows no spread
-    text = _describe(sample, interval, evidence)
-    return Comparison(sample.label, tuple(numbers.tolist()), region, interval, state, text)
+    text = _describe(sample, interval, measurements)
+    return ClaimComparison(sample.label, tuple(numbers.tolist()), region, interval, state, text)
 
 
 def t_interval(numbers: NDArray[np.float64], level: float) -> tuple[float, float] | None:
@@ -377,28 +387,30 @@ def t_interval(numbers: NDArray[np.float64], level: float) -> tuple[float, float
     return mean - margin, mean + margin
 
 
-def _describe(sample: _Sample, interval: tuple[float, float] | None, evidence: Evidence) -> str:
+def _describe(
+    sample: _Sample, interval: tuple[float, float] | None, measurements: Measurements
+) -> str:
     """Return label, mean, interval and seeds, in words."""
-    count, digits = len(sample.numbers), evidence.digits
+    count, digits = len(sample.numbers), measurements.digits
     if not count:
         return f"{sample.label}: not run"
     seeds = f"{count} seed{'s' if count > 1 else ''}"
-    if count < evidence.seeds:
-        seeds += f" of the {evidence.seeds} needed"
+    if count < measurements.seeds:
+        seeds += f" of the {measurements.seeds} needed"
     if not np.isfinite(sample.numbers).all():
-        return f"{sample.label}: {_missing(sample, evidence.higher)}, {seeds}"
+        return f"{sample.label}: {_missing(sample, measurements.higher)}, {seeds}"
     mean = float(np.mean(sample.numbers))
     low, high = interval or (math.nan, math.nan)
     if sample.ratios:
         mean, low, high = np.exp([mean, low, high]).tolist()
     text = f"{sample.label} = {mean:.{digits}f}"
-    if interval is not None and evidence.seeds > 1:
+    if interval is not None and measurements.seeds > 1:
         if low == high:
             seeds = f"the same in {seeds}"
         else:
             text += f" [{low:.{digits}f}, {high:.{digits}f}]"
     text += sample.region.describe(digits)
-    return f"{text}, " + ("independent of the seed" if evidence.seeds == 1 else seeds)
+    return f"{text}, " + ("independent of the seed" if measurements.seeds == 1 else seeds)
 
 
 def _missing(sample: _Sample, higher: bool) -> str:

@@ -141,7 +141,7 @@ def _reject_doubtful(clients: pa.DictionaryArray, name: str) -> None:
 
 def _are_unique(rounds: pa.Array, stages: pa.Array | None = None) -> bool:
     """Return whether no round, or no stage of a round, has two rows."""
-    if pa.types.is_nested(rounds.type):  # no rounds or times: `Entries` refuses them by name
+    if pa.types.is_nested(rounds.type):  # no rounds or times: `LogBuilder` refuses them by name
         return False
     if stages is None or pa.types.is_nested(stages.type):
         return len(rounds.unique()) == len(rounds)

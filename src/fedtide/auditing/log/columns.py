@@ -81,12 +81,28 @@ _SUGGESTED = {
 }
 """Names that may mean something else: suggested, but not taken without being asked."""
 
-
 _NOUNS = {"samples": "sample count"}
+_OUTCOMES = (
+    *("status", "state", "success", "succeeded", "failed", "is_failed", "completed"),
+    *("outcome", "result", "ok", "error", "dropped"),
+)
+"""Names of columns that may say that a row's client did not take part in the end."""
+_FLAGS = tuple(
+    name
+    for verb in (
+        *("participated", "participates", "participating", "took_part", "takes_part", "present"),
+        *("available", "selected", "reported", "used", "active", "online", "responded", "trained"),
+    )
+    for name in (verb, f"is_{verb}", f"has_{verb}", f"was_{verb}")
+)
+"""Names of columns in which 0 or False says that a row's client did not take part."""
+_INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
+"""Names of a pandas index in a file."""
+_LISTED = 8
 
 
 @dataclass(frozen=True)
-class Names:
+class ColumnNames:
     """Which column of the log is which.
 
     Args:
@@ -104,7 +120,7 @@ class Names:
 
 def find_columns(
     available: Sequence[str], columns: Mapping[str, str], timed: bool = False
-) -> Names:
+) -> ColumnNames:
     """Find the columns of a log by the names given, by the standard names, or by common ones.
 
     Case, spaces, hyphens and underscores do not matter.
@@ -157,26 +173,9 @@ def find_columns(
     ]
     has_stages = "stage" in names
     flags = () if has_stages else tuple(name for name in others if is_called(name, _FLAGS))
-    return Names(columns_read, ", ".join(guessed), _describe_unread(others, has_stages), flags)
-
-
-_OUTCOMES = (
-    *("status", "state", "success", "succeeded", "failed", "is_failed", "completed"),
-    *("outcome", "result", "ok", "error", "dropped"),
-)
-"""Names of columns that may say that a row's client did not take part in the end."""
-_FLAGS = tuple(
-    name
-    for verb in (
-        *("participated", "participates", "participating", "took_part", "takes_part", "present"),
-        *("available", "selected", "reported", "used", "active", "online", "responded", "trained"),
+    return ColumnNames(
+        columns_read, ", ".join(guessed), _describe_unread(others, has_stages), flags
     )
-    for name in (verb, f"is_{verb}", f"has_{verb}", f"was_{verb}")
-)
-"""Names of columns in which 0 or False says that a row's client did not take part."""
-_INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
-"""Names of a pandas index in a file."""
-_LISTED = 8
 
 
 def _describe_unread(others: Sequence[str], has_stages: bool) -> str:

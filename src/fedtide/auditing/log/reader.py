@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import pyarrow as pa
 
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.cohort_lists import CohortLists
-from fedtide.auditing.log.columns import find_columns
-from fedtide.auditing.log.entries import Entries
+from fedtide.auditing.log.columns import ColumnNames, find_columns
+from fedtide.auditing.log.log_builder import LogBuilder
 from fedtide.auditing.log.participation_log import ParticipationLog
 from fedtide.auditing.log.table_source import (
     ArrowTable,
@@ -66,6 +67,50 @@ def read_participation_log(
     Raises:
         InvalidInputError: a log that cannot be used.
     """
+    _check_arguments(clients, roster, round_seconds, round_step)
+    timed, columns = round_seconds is not None, columns or {}
+    with _open_log(source, timed) as opened:
+        table = opened.table
+        builder = LogBuilder(
+            round_seconds,
+            weights_are_final=opened.recorded or "weight" in columns,
+            ids_are_text=table.ids_are_text,
+            ids_are_exact=opened.recorded,
+            decimal_comma=table.decimal_comma,
+        )
+        found = find_columns(table.names, columns, timed)
+        lists = None
+        if opened.recorded:  # further columns are fedtide's own
+            found = replace(found, unread="", flags=())
+        else:
+            lists = CohortLists(None if "client" in columns else found.columns["client"])
+        builder.notes.extend([*table.notes, *filter(None, (found.note, found.unread))])
+        _read_rows(table, found, lists, builder, on_progress)
+    if builder.is_empty:
+        raise InvalidInputError("log: it has no rows; give at least two rounds")
+    if roster is None and clients is None:
+        roster = opened.roster
+    span = opened.span if round_step is None and not timed else None
+    on_progress("sorting", 0.0)
+    log = builder.build(roster, clients, span, round_step)
+    if log.length < 2 and timed:
+        raise InvalidInputError(
+            f"round_seconds: all rows are in one round of {round_seconds:g} s; make rounds "
+            f"shorter, or leave it out if {found.columns['time']!r:.60} counts rounds"
+        )
+    if log.length < 2:
+        raise InvalidInputError(
+            f"round: all rows are in round {log.first_round}; an audit needs at least two rounds"
+        )
+    return log
+
+
+def _check_arguments(
+    clients: int | None,
+    roster: ClientTable | None,
+    round_seconds: float | None,
+    round_step: int | None,
+) -> None:
     if clients is not None:
         require_whole_number("clients", clients)
     if clients is not None and roster is not None:
@@ -80,62 +125,6 @@ def read_participation_log(
             raise InvalidInputError(
                 "round_step: rounds of times follow one another; leave it or round_seconds out"
             )
-    columns, span, recorded = columns or {}, None, False
-    if isinstance(source, Path) or (isinstance(source, str) and "://" not in source):
-        source = expand_home(source)
-    if isinstance(source, Path) and source.is_dir():
-        source, span, clients_of_run = _open_run_folder(source)
-        roster = roster if roster or clients else clients_of_run
-        recorded = True
-        if round_seconds is not None:
-            raise InvalidInputError("round_seconds: a run folder has no times; leave it out")
-    with ExitStack() as stack:
-        if isinstance(source, str) and "://" in source:
-            table, span = stack.enter_context(_open_ledger(source))
-            recorded = True
-        else:
-            table = open_source(source)
-        entries = Entries(
-            round_seconds,
-            weights_are_final=recorded or "weight" in columns,
-            ids_are_text=table.ids_are_text,
-            ids_are_exact=recorded,
-            decimal_comma=table.decimal_comma,
-        )
-        found = find_columns(table.names, columns, timed=round_seconds is not None)
-        unread = "" if recorded else found.unread
-        entries.notes.extend([*table.notes, *filter(None, (found.note, unread))])
-        list_name = None if "client" in columns else found.columns["client"]
-        has_rows, lists = False, CohortLists(list_name)
-        flags = () if recorded else found.flags
-        for batch, share in table.read([*dict.fromkeys([*found.columns.values(), *flags])]):
-            for flag in flags:
-                refuse_absent(flag, batch[flag])
-            rows = {ours: _widen(batch[theirs]) for ours, theirs in found.columns.items()}
-            has_rows |= len(rows["client"]) > 0
-            with _named_columns(found.columns):
-                if table.may_list and not recorded:
-                    _add_rows(entries, rows, lists)
-                else:
-                    entries.add(rows)
-            on_progress("reading", share)
-    entries.notes.extend(lists.notes)
-    if round_seconds is not None or round_step is not None:
-        span = None
-    if not has_rows:
-        raise InvalidInputError("log: it has no rows; give at least two rounds")
-    on_progress("sorting", 0.0)
-    log = entries.build(roster, clients, span, round_step)
-    if log.length < 2 and round_seconds is not None:
-        raise InvalidInputError(
-            f"round_seconds: all rows are in one round of {round_seconds:g} s; make rounds "
-            f"shorter, or leave it out if {found.columns['time']!r:.60} counts rounds"
-        )
-    if log.length < 2:
-        raise InvalidInputError(
-            f"round: all rows are in round {log.first_round}; an audit needs at least two rounds"
-        )
-    return log
 
 
 def _require_length(round_seconds: float) -> None:
@@ -147,18 +136,40 @@ def _require_length(round_seconds: float) -> None:
         )
 
 
+def _read_rows(
+    table: TableSource,
+    found: ColumnNames,
+    lists: CohortLists | None,
+    builder: LogBuilder,
+    on_progress: OnProgress,
+) -> None:
+    """Give the rows of a table to the builder, batch by batch.
+
+    Args:
+        table: of the log.
+        found: its columns.
+        lists: what its column of clients holds; None: a client a row.
+        builder: of the log.
+        on_progress: called after each batch.
+    """
+    for batch, share in table.read([*dict.fromkeys([*found.columns.values(), *found.flags])]):
+        for flag in found.flags:
+            refuse_absent(flag, batch[flag])
+        rows = {ours: _widen(batch[theirs]) for ours, theirs in found.columns.items()}
+        with _named_columns(found.columns):
+            expanded, listed = (rows, False) if lists is None else lists.expand(rows)
+            if len(expanded["client"]):
+                builder.add(expanded, listed)
+            if listed:  # a round with an empty list is a round, too
+                builder.add_rounds(rows)
+        on_progress("reading", share)
+    if lists is not None:
+        builder.notes.extend(lists.notes)
+
+
 def _widen(column: pa.Array) -> pa.Array:
     """Return numbers of 16 bits as numbers of 32 bits: Arrow computes little with the former."""
     return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
-
-
-def _add_rows(entries: Entries, rows: dict[str, pa.Array], lists: CohortLists) -> None:
-    """Add the rows of a batch; a round with an empty list is a round, too."""
-    expanded, listed = lists.expand(rows)
-    if len(expanded["client"]):
-        entries.add(expanded, listed)
-    if listed:
-        entries.add_rounds(rows)
 
 
 @contextmanager
@@ -179,8 +190,40 @@ def _named_columns(columns: Mapping[str, str]) -> Iterator[None]:
         raise InvalidInputError(f"{what} (column {theirs!r}){semicolon}{hint}") from None
 
 
-def _open_run_folder(folder: Path) -> tuple[Path, tuple[int, int] | None, ClientTable | None]:
-    """Return the log file of a run, the rounds it covers, and its clients."""
+@dataclass(frozen=True)
+class _OpenLog:
+    """A log that is being read.
+
+    Args:
+        table: its rows.
+        recorded: whether fedtide has recorded it, so that ids are names as they are, a row has one
+            client, and weights are q_t^n.
+        span: its first round and one past the last, as far as it says more than its rows.
+        roster: all clients; None: unknown.
+    """
+
+    table: TableSource
+    recorded: bool = False
+    span: tuple[int, int] | None = None
+    roster: ClientTable | None = None
+
+
+@contextmanager
+def _open_log(source: LogSource, timed: bool) -> Iterator[_OpenLog]:
+    """Open a log; `timed`: rounds are to be computed from times."""
+    if isinstance(source, str) and "://" in source:
+        with _open_ledger(source) as opened:
+            yield opened
+        return
+    if isinstance(source, str | Path):
+        source = expand_home(source)
+        if source.is_dir():
+            yield _open_run_folder(source, timed)
+            return
+    yield _OpenLog(open_source(source))
+
+
+def _open_run_folder(folder: Path, timed: bool) -> _OpenLog:
     path = folder / "participation.parquet"
     if not path.is_file():
         run = min((log.parent for log in folder.glob(f"**/{path.name}")), default=None)
@@ -188,15 +231,17 @@ def _open_run_folder(folder: Path) -> tuple[Path, tuple[int, int] | None, Client
         raise InvalidInputError(
             f"log: {str(folder)!r} has no participation.parquet; give the folder of a run{example}"
         )
+    if timed:
+        raise InvalidInputError("round_seconds: a run folder has no times; leave it out")
     summary, table = folder / "summary.json", folder / "clients.parquet"
     span = (0, int(json.loads(summary.read_text())["rounds"])) if summary.is_file() else None
     roster = ClientTable(pl.read_parquet(table, glob=False)["client"]) if table.is_file() else None
-    return path, span, roster
+    return _OpenLog(open_source(path), True, span, roster)
 
 
 @contextmanager
-def _open_ledger(url: str) -> Iterator[tuple[TableSource, tuple[int, int] | None]]:
-    """Open a ledger; return its rows and the span of its completed rounds, of the same moment."""
+def _open_ledger(url: str) -> Iterator[_OpenLog]:
+    """Open a ledger; its rows and the span of its completed rounds are of the same moment."""
     from fedtide.participation.log.ledger import (  # needs SQLAlchemy, an optional dependency
         LOG_COLUMNS,
         LedgerStream,
@@ -213,4 +258,4 @@ def _open_ledger(url: str) -> Iterator[tuple[TableSource, tuple[int, int] | None
     with stream_ledger(url) as ledger:
         ended = ledger.rounds["round"]
         span = (ended[0], ended[-1] + 1) if len(ended) else None
-        yield TableSource(list(LOG_COLUMNS), partial(read, ledger), may_list=False), span
+        yield _OpenLog(TableSource(list(LOG_COLUMNS), partial(read, ledger)), True, span)

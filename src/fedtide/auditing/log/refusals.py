@@ -10,7 +10,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fedtide.auditing.log.values import parse_codes, parse_reasons
-from fedtide.participation.log.schema import CLAIMED, REASONS
+from fedtide.participation.log.schema import CLAIMED, REASONS, STAGES
+
+USED = STAGES.index("used")
+"""The index of the last stage."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +45,12 @@ class Refusals:
     def count_rounds(self, clients: int) -> NDArray[np.int64]:
         """Return in how many rounds each client was left out for any reason, shape (clients,)."""
         return np.bincount(self.clients, self.counts, clients).astype(np.int64)
+
+    def rank_clients(self) -> list[tuple[int, int]]:
+        """Return each client that was left out, and of how many rounds, the most often first."""
+        rounds = self.count_rounds(0)
+        ranks = np.argsort(-rounds, kind="stable")[: np.count_nonzero(rounds)]
+        return list(zip(ranks.tolist(), rounds[ranks].tolist(), strict=True))
 
     def list_most_frequent(self, clients: int) -> list[str | None]:
         """Return each client's most frequent reason; None: it was never left out for one."""
@@ -108,7 +117,6 @@ class ReasonColumn:
         rounds: NDArray[np.integer],
         clients: NDArray[np.int32],
         stages: NDArray[np.uint8],
-        used: int,
     ) -> Refusals | None:
         """Return how often each client was left out for each reason; None: the log gives none.
 
@@ -119,14 +127,13 @@ class ReasonColumn:
             rounds: of all rows of the log, shape (E,).
             clients: of all rows, (E,).
             stages: the index in STAGES of each row's stage, (E,).
-            used: the index of the stage "used".
         """
         if not self._rows:
             return None
         rows, codes = np.concatenate(self._rows), np.concatenate(self._reasons)
         size = int(clients.max()) + 1
         pairs = rounds.astype(np.int64) * size + clients
-        left_out = ~np.isin(pairs[rows], pairs[stages == used])
+        left_out = ~np.isin(pairs[rows], pairs[stages == USED])
         rows, codes = rows[left_out], codes[left_out]
         if not len(rows):
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from math import gcd
 from typing import Any
 
@@ -132,13 +132,15 @@ def are_dates(numbers: NDArray[Any]) -> bool:
 def describe_time(nanoseconds: int) -> str:
     """Return a time as text: a date, or seconds if it is relative.
 
-    >>> describe_time(1_767_225_600 * 10**9), describe_time(30 * 10**9)
-    ('2026-01-01T00:00:00Z', '30 s')
+    >>> [describe_time(seconds * 10**9) for seconds in (1_767_225_600, -315_619_200, 30)]
+    ['2026-01-01T00:00:00Z', '1960-01-01T00:00:00Z', '30 s']
     """
     seconds = nanoseconds / 1e9
     if abs(seconds) < _FIRST_TIME:
         return f"{seconds:g} s"
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # Not fromtimestamp(seconds): Windows has no times before 1970.
+    time = datetime.fromtimestamp(0, UTC) + timedelta(seconds=seconds)
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _list_rounds(rounds: NDArray[np.integer]) -> NDArray[np.int64]:

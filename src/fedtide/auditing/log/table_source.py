@@ -37,6 +37,7 @@ Batch = dict[str, pa.Array]
 Batches = Iterator[tuple[Batch, float]]
 """Columns of consecutive rows, and the share of the table that has been read."""
 
+_DATABASES = (".db", ".sqlite", ".sqlite3")
 _PARQUET_ROWS = 1 << 21
 _JSON_ROWS = 1 << 16
 _CSV_BYTES = 1 << 24
@@ -58,7 +59,6 @@ class TableSource:
         ids_are_text: whether whole numbers among client ids come as text, as in CSV.
         decimal_comma: whether numbers may come as text with a decimal comma.
         notes: facts about how the file is read.
-        may_list: whether a row may hold a list of clients.
     """
 
     names: list[str]
@@ -66,7 +66,6 @@ class TableSource:
     ids_are_text: bool = False
     decimal_comma: bool = False
     notes: tuple[str, ...] = ()
-    may_list: bool = True
 
 
 def open_source(source: str | Path | pl.DataFrame | ArrowTable) -> TableSource:
@@ -80,6 +79,8 @@ def open_source(source: str | Path | pl.DataFrame | ArrowTable) -> TableSource:
         frame = to_frame("log", source)
         return TableSource(frame.columns, partial(read_frame, frame))
     path = Path(source)
+    if path.suffix.lower() in _DATABASES:
+        raise InvalidInputError(f"log: {str(path)!r} is a database; write sqlite:///{path}")
     require_file("log", path, (*READABLE, *TEXT_LOGS))
     kind, _ = split_suffix(path)
     if kind in TEXT_LOGS:

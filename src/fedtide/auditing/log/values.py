@@ -27,6 +27,8 @@ NO_STAGE = len(STAGES)
 
 _MISSING = ("", "na", "nan", "n/a", "null", "none", "-")
 _NO, _YES = {"0", "0.0", "false", "f", "no", "n"}, {"1", "1.0", "true", "t", "yes", "y"}
+_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+_ISO = r"^\s*\d{4}-\d\d-\d\d"
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -250,10 +252,6 @@ def parse_numbers(field: str, column: pa.Array, decimal_comma: bool = False) -> 
             f"{field}: {given[invalid][0]} is not a {_NOUNS[field]}; give numbers of at least 0"
         )
     return np.where(missing, np.nan, given).astype(np.float32)
-
-
-_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
-_ISO = r"^\s*\d{4}-\d\d-\d\d"
 
 
 def _parse_text_numbers(field: str, column: pa.Array, decimal_comma: bool) -> pa.Array:

@@ -242,15 +242,14 @@ def _marker(count: int) -> str:
     return "o" if count == 1 else "-"
 
 
-def _use_whole_numbers(*axes: Axis) -> None:
-    for axis in axes:
-        low, high = axis.get_view_interval()
-        if high - low < 1:  # one value: ticks at fractions of it would all read the same
-            axis.set_major_locator(mpl.ticker.FixedLocator([round((low + high) / 2)]))
-        else:
-            bins: Literal["auto"] | int = "auto" if abs(high) < _WIDE_NUMBER else 5
-            axis.set_major_locator(mpl.ticker.MaxNLocator(bins, integer=True))
-        axis.set_major_formatter("{x:,.0f}")
+def _use_whole_numbers(axis: Axis) -> None:
+    low, high = axis.get_view_interval()
+    if high - low < 1:  # one value: ticks at fractions of it would all read the same
+        axis.set_major_locator(mpl.ticker.FixedLocator([round((low + high) / 2)]))
+    else:
+        bins: Literal["auto"] | int = "auto" if abs(high) < _WIDE_NUMBER else 5
+        axis.set_major_locator(mpl.ticker.MaxNLocator(bins, integer=True))
+    axis.set_major_formatter("{x:,.0f}")
 
 
 def _new_figure(height: float = 2.6) -> tuple[Figure, Axes]:

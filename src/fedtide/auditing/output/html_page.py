@@ -102,18 +102,16 @@ def _list_refusals(audit: Audit) -> list[dict[str, Any]]:
     refusals = audit.log.refusals
     if refusals is None:
         return []
-    rounds = refusals.count_rounds(audit.log.size)
-    order = np.argsort(-rounds, kind="stable")[: min(_ROWS, int((rounds > 0).sum()))]
     reports = None if audit.selection is None else audit.selection.reports
     return [
         {
             "name": audit.log.show_name(n),
-            "rounds": rounds[n],
+            "rounds": rounds,
             "reported": None if reports is None else reports[n],
             "used": audit.log.counts[n],
             "reasons": format_reasons(refusals.of_client(n)),
         }
-        for n in order.tolist()
+        for n, rounds in refusals.rank_clients()[:_ROWS]
     ]
 
 

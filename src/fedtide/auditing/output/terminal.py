@@ -12,6 +12,9 @@ from rich.text import Text
 from fedtide.auditing.api import Audit
 from fedtide.auditing.output import formatting, text
 
+_ROWS = 3
+"""The most rows of a table."""
+
 
 def show(audit: Audit, console: Console) -> None:
     """Print a summary of at most about 40 lines."""
@@ -50,7 +53,7 @@ def _list_facts(audit: Audit) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def _list_extremes(audit: Audit, most: int = 3) -> RenderableType:
+def _list_extremes(audit: Audit) -> RenderableType:
     """Return the clients with the most and the least influence for their wanted share."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("most influence", "times its share", "least influence", "times its share"):
@@ -62,7 +65,7 @@ def _list_extremes(audit: Audit, most: int = 3) -> RenderableType:
     order = seen[np.argsort(ratios[seen], kind="stable")]
     if np.ptp(ratios[seen]) < 1e-9:
         return Text("Every client that took part has the same influence for its share.")
-    for pair in list(zip(order[::-1], order, strict=True))[: min(most, len(order) // 2)]:
+    for pair in list(zip(order[::-1], order, strict=True))[: min(_ROWS, len(order) // 2)]:
         cells = [
             cell
             for n in pair
@@ -72,10 +75,10 @@ def _list_extremes(audit: Audit, most: int = 3) -> RenderableType:
     return table
 
 
-def _list_advice(audit: Audit, most: int = 3) -> RenderableType:
+def _list_advice(audit: Audit) -> RenderableType:
     """Return the first methods, each with its costs and its first reason."""
     table = Table.grid(padding=(0, 1))
-    for rank, advice in enumerate(audit.advice[:most], start=1):
+    for rank, advice in enumerate(audit.advice[:_ROWS], start=1):
         costs = [f"remaining L1 skew {advice.remaining:.2f}"]
         if advice.simulated:
             costs.append(f"replay {advice.simulated[0]:.1%}")

@@ -48,8 +48,8 @@ _SAME = 0.001
 """The L1 distance up to which two objectives are the same."""
 _ROUNDING = 1e-9
 """By how much sums of weights may be off."""
-_LISTED = 4
-"""The most clients that a sentence lists."""
+_LISTED, _GROUPS = 4, 3
+"""The most clients that a sentence lists, and the most groups that get one."""
 
 
 def describe_objective(audit: Audit) -> list[str]:
@@ -308,14 +308,12 @@ def describe_refusals(audit: Audit) -> list[str]:
     refusals = audit.log.refusals
     if refusals is None:
         return []
-    rounds = refusals.count_rounds(audit.log.size)
-    most = np.argsort(-rounds, kind="stable")[: min(_LISTED, int((rounds > 0).sum()))].tolist()
     clients = [
-        f"{audit.log.show_name(n)} in {count_rounds(rounds[n])} (used in {audit.log.counts[n]:,})"
-        for n in most
+        f"{audit.log.show_name(n)} in {count_rounds(rounds)} (used in {audit.log.counts[n]:,})"
+        for n, rounds in refusals.rank_clients()[:_LISTED]
     ]
     return [
-        f"a client was left out of a round {rounds.sum():,} times for a known reason: "
+        f"a client was left out of a round {refusals.counts.sum():,} times for a known reason: "
         f"{format_reasons(refusals.total(), most=4)}",
         f"most often {', '.join(clients)}",
     ]
@@ -339,12 +337,12 @@ def describe_shift(shift: StageShift, condition: str = "") -> str:
     return f"{moved}; it is not uniform ({format_p_value(shift.p_value)})"
 
 
-def describe_groups(groups: GroupInfluence, most: int = 3) -> list[str]:
+def describe_groups(groups: GroupInfluence) -> list[str]:
     """Return the influence of the groups, those furthest from their share first."""
     lines = []
     with_share = np.flatnonzero(groups.wanted > 0)
     distances = np.abs(np.log(np.maximum(groups.ratios[with_share], 1e-9)))
-    for g in with_share[np.argsort(-distances)][:most]:
+    for g in with_share[np.argsort(-distances)][:_GROUPS]:
         ratio, wanted = groups.ratios[g], groups.wanted[g]
         low, high = groups.low[g] / wanted, groups.high[g] / wanted
         fair = low <= 1 <= high and 0.9 < ratio < 1.1
@@ -372,7 +370,7 @@ def _describe_family(pattern: Pattern) -> str:
     if pattern.family == "independent":
         ratio = pattern.find_evidence(SLOW_DISPERSION)
         return (
-            f"independent: correlation between neighbouring rounds {_format_bound(pattern)}; "
+            f"independent: correlation between neighbouring rounds {_format_neighbours(pattern)}; "
             f"{ratio.result}"
         )
     if pattern.family == "drifting":
@@ -464,8 +462,8 @@ def format_influence(audit: Audit, client: int) -> str:
     return f"{ratio} ({low:.2f} to {high:.2f})" if np.isfinite([low, high]).all() else ratio
 
 
-def _format_bound(pattern: Pattern) -> str:
-    """Return the largest correlation between neighbouring rounds that is not excluded."""
+def _format_neighbours(pattern: Pattern) -> str:
+    """Return the largest correlation of neighbouring rounds that is not excluded."""
     interval = pattern.find_evidence(NEIGHBOURS).interval
     assert interval is not None
     return f"within ±{format_bound(max(abs(end) for end in interval))} (95%)"

@@ -46,12 +46,10 @@ class PrivacyFile:
             InvalidInputError: the method cannot be private, or the log does not fit the file.
             MissingExtraError: dp-accounting is not installed.
         """
-        settings: dict[str, Any] = {
-            "law": self.law,
-            "target": self.target,
-            "horizon": self.horizon,
-        }
-        return [spent(log, one, self.algorithm, **settings) for one in self.mechanisms]
+        return [
+            spent(log, one, self.algorithm, law=self.law, target=self.target, horizon=self.horizon)
+            for one in self.mechanisms
+        ]
 
 
 def read_privacy_file(path: str | Path) -> PrivacyFile:
@@ -106,7 +104,8 @@ def report_lines(found: Spent) -> Iterator[str]:
     )
     yield from _caveats(found)
     top = found.clients.sort("epsilon", descending=True).head(_SHOWN)
-    yield "client, participations, closest, ε, ε after one more:"
+    which = "all clients" if len(top) == log.size else f"the {len(top)} clients that lost most"
+    yield f"{which} (client, participations, closest, ε, ε after one more):"
     for name, k, gap, epsilon, upcoming in top.iter_rows():
         yield f"  {name!s:.40}, {k:,}, {'-' if gap is None else gap}, {epsilon:.4g}, {upcoming:.4g}"
     if mechanism.budget is not None:
@@ -122,10 +121,7 @@ def report_lines(found: Spent) -> Iterator[str]:
         )
     yield from _law_lines(found)
     if found.target is not None:
-        yield (
-            f"ε = {found.target:g} would have needed noise_multiplier {found.noise_needed:.4g}"
-            + (_cutoff_words(found))
-        )
+        yield _judge_target(found, found.target)
     yield (
         "ε is that of the models, for an observer who sees who took part and knows all other "
         "updates; metrics, and participation itself, are not protected"
@@ -161,6 +157,16 @@ def _law_lines(found: Spent) -> Iterator[str]:
             f"the declared law promises ε = {found.declared:.4g}, if it was kept, to observers who "
             "do not learn who took part; the server does"
         )
+
+
+def _judge_target(found: Spent, target: float) -> str:
+    if found.epsilon <= target:
+        return (
+            f"the target ε = {target:g} is met; noise_multiplier {found.noise_needed:.4g} would "
+            "have been enough"
+        )
+    needed = f"ε = {target:g} would have needed noise_multiplier {found.noise_needed:.4g}"
+    return needed + _cutoff_words(found)
 
 
 def _cutoff_words(found: Spent) -> str:

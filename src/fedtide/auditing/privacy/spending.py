@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -207,29 +207,10 @@ def spent(
             "number"
         )
     shares, upcoming = replay_shares(log, algorithm)
-    owners = np.repeat(np.arange(log.size), log.counts)
-    rounds = log.rounds.astype(np.int64) + log.first_round
-    coefficients, variance = mechanism.coefficients, mechanism.variance
-
-    def losses(owners: Ints, rounds: Ints, shares: Floats) -> Floats:
-        found = relative_losses(coefficients, owners, rounds, shares, horizon)
-        return np.pad(found, (0, log.size - len(found)))
-
-    def own_losses(shares: Floats) -> Floats:
-        return losses(owners, rounds, shares)
-
-    own = own_losses(shares)
-    ends = log.client_starts[1:]
-    end = log.first_round + log.length
-    longer = (
-        losses(
-            np.insert(owners, ends, np.arange(log.size)),
-            np.insert(rounds, ends, end),
-            np.insert(shares, ends, upcoming),
-        )
-        if horizon is None or end < horizon
-        else own
-    )
+    own = longer = _count_losses(log, mechanism, horizon, shares)
+    if horizon is None or log.first_round + log.length < horizon:
+        longer = _count_losses(log, mechanism, horizon, shares, upcoming)
+    variance = mechanism.variance
     with np.errstate(over="ignore"):  # without noise, everything is lost
         found = Spent(mechanism, algorithm, log, own / variance, longer / variance)
     if law is not None:
@@ -244,8 +225,36 @@ def spent(
         found,
         target=target,
         noise_needed=noise,
-        cutoff_needed=_find_cutoff(log, mechanism, algorithm, allowed, own_losses),
+        cutoff_needed=_find_cutoff(log, mechanism, algorithm, horizon, allowed),
     )
+
+
+def _count_losses(
+    log: ParticipationLog,
+    mechanism: Mechanism,
+    horizon: int | None,
+    shares: Floats,
+    upcoming: Floats | None = None,
+) -> Floats:
+    """Return z² μ² of each client, shape (N,).
+
+    Args:
+        log: the participation log.
+        mechanism: clipping and noise.
+        horizon: how many rounds will ever be released; None: unknown.
+        shares: a_t^n / A of every participation, by client, (E,).
+        upcoming: a_t^n / A of each client in the next round, in which all take part, (N,); None:
+            the losses are those of the log alone.
+    """
+    clients = np.repeat(np.arange(log.size), log.counts)
+    rounds = log.rounds.astype(np.int64) + log.first_round
+    if upcoming is not None:
+        ends = log.client_starts[1:]
+        clients = np.insert(clients, ends, np.arange(log.size))
+        rounds = np.insert(rounds, ends, log.first_round + log.length)
+        shares = np.insert(shares, ends, upcoming)
+    found = relative_losses(mechanism.coefficients, clients, rounds, shares, horizon)
+    return np.pad(found, (0, log.size - len(found)))
 
 
 def replay_shares(log: ParticipationLog, algorithm: Algorithm[Any]) -> tuple[Floats, Floats]:
@@ -319,8 +328,8 @@ def _find_cutoff(
     log: ParticipationLog,
     mechanism: Mechanism,
     algorithm: Algorithm[Any],
+    horizon: int | None,
     allowed: float,
-    losses_of: Callable[[Floats], Floats],
 ) -> int | None:
     """Return the largest cutoff, of twelve up to that of the method, that keeps the allowed loss.
 
@@ -330,8 +339,8 @@ def _find_cutoff(
         log: the participation log.
         mechanism: clipping and noise.
         algorithm: the method.
+        horizon: how many rounds will ever be released; None: unknown.
         allowed: the μ² that the client that loses most may lose.
-        losses_of: z² μ² of each client, (N,), for a_t^n / A of every participation, (E,).
     """
     inner = find_sum(make_private(algorithm, mechanism, seed=0)).inner
     if not isinstance(inner, FedAU) or inner.cutoff is None:
@@ -339,8 +348,8 @@ def _find_cutoff(
     tried = np.unique(np.geomspace(1, inner.cutoff, _CUTOFFS).round().astype(int))
     for cutoff in map(int, tried[::-1]):
         shares, _ = replay_shares(log, replace(inner, cutoff=cutoff))
-        shares = shares * cutoff / inner.cutoff
-        if losses_of(shares).max() / mechanism.variance <= allowed:
+        losses = _count_losses(log, mechanism, horizon, shares * cutoff / inner.cutoff)
+        if losses.max() / mechanism.variance <= allowed:
             return cutoff
     return 0
 

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedtide.algorithms import Instructions
 from fedtide.errors import InvalidInputError
+from fedtide.flower.clients.mods import Mod, ModGuard
 from fedtide.flower.clients.store import LostMemoryError, client_folder, encode_update
 from fedtide.flower.clients.task import ClientTask, Loss, cross_entropies
 from fedtide.flower.protocol import (
+    NAME_ACTION,
     TrainRequest,
     Update,
     build_declined_content,
@@ -27,7 +29,6 @@ from fedtide.flower.protocol import (
     read_model,
     read_request,
     read_round,
-    select_records,
 )
 from fedtide.problems.layout import Params
 from fedtide.training import LocalTraining
@@ -42,9 +43,6 @@ TrainFunction = Callable[[Params, TrainRequest], Update]
 
 Available = Callable[[int, Context], bool]
 """Whether the client takes part in round t."""
-
-Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
-"""Flower's: changes the message before, or the reply after, it calls the next one."""
 
 
 def client(
@@ -137,9 +135,10 @@ def custom_client(
             separate folder for each federation.
         mods: Flower's, for training.
     """
-    app, made = ClientApp(), dict[str, dict[str, bytes]]()  # the arrays of the last reply
+    app, mods = ClientApp(), mods or ()
+    guard = ModGuard(mods)
 
-    @app.query("fedtide_name")
+    @app.query(NAME_ACTION)
     def tell_name(message: Message, context: Context) -> Message:
         return Message(build_name_content(client_name(context)), reply_to=message)
 
@@ -147,19 +146,12 @@ def custom_client(
         request = read_request(message.content)
         if available is not None and not available(request.round, context):
             return Message(build_reply_content(request, declined=True), reply_to=message)
-        reason = _reason_against_changes(request) if mods else None
-        if reason is not None:
-            _refuse_mods(mods or (), reason)
-        made.clear()
+        guard.check_request(request)
         reply: Message = call_next(message, context)
-        if reason is not None and reply.has_content() and _list_arrays(reply.content) != made:
-            raise InvalidInputError(
-                f"mods: one of {', '.join(map(_name, mods or ()))} changed the update, and the "
-                f"server's method {reason}; remove it, or run FedAvg, FedAU or MIFA"
-            )
+        guard.check_reply(request, reply)
         return reply
 
-    @app.train(mods=[check, *(mods or ())])
+    @app.train(mods=[check, *mods])
     def answer(message: Message, context: Context) -> Message:
         model, request = read_model(message.content), read_request(message.content)
         update = train(context)(model, request)
@@ -172,43 +164,10 @@ def custom_client(
             except LostMemoryError:
                 return Message(build_reply_content(request, lost=True), reply_to=message)
         content = build_update_content(update, request, model)
-        made.update(_list_arrays(content))
+        guard.remember(content)
         return Message(content, reply_to=message)
 
     return app
-
-
-def _list_arrays(content: RecordDict) -> dict[str, dict[str, bytes]]:
-    """Return the bytes of all arrays by the names of their records; without a copy."""
-    records = select_records(content, ArrayRecord).items()
-    return {name: {key: array.data for key, array in record.items()} for name, record in records}
-
-
-def _reason_against_changes(request: TrainRequest) -> str | None:
-    """Return why nothing may change the update on its way; None: something may."""
-    needs = {
-        "has clients remember them": bool(request.form),
-        "derives gradients from them": request.requires_plain_sgd,
-        "needs gradients too": request.gradients,
-        "sends corrections": request.correction is not None,
-    }
-    return next((reason for reason, needed in needs.items() if needed), None)
-
-
-def _refuse_mods(mods: Sequence[Mod], reason: str) -> None:
-    """Raise InvalidInputError if one of the mods is known to change updates."""
-    from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
-
-    for mod in mods:
-        if isinstance(mod, LocalDpMod) or mod in (adaptiveclipping_mod, fixedclipping_mod):
-            raise InvalidInputError(
-                f"mods: {_name(mod)} changes updates, and the server's method {reason}; "
-                "remove it, or run FedAvg, FedAU or MIFA"
-            )
-
-
-def _name(mod: Mod) -> str:
-    return getattr(mod, "__name__", type(mod).__name__)
 
 
 def client_name(context: Context) -> str:

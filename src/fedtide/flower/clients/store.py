@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -19,6 +20,7 @@ from fedtide.flower.protocol import TrainRequest, Update
 from fedtide.problems.layout import Params
 
 _LONGEST_FOLDER = 200  # characters; file systems take 255
+_IGNORES_CASE = sys.platform in ("darwin", "win32")  # "A" is the folder "a", on Windows also "a."
 
 
 class LostMemoryError(Exception):
@@ -34,7 +36,8 @@ def client_folder(root: Path, name: str) -> Path:
     folder = quote(name, "")
     if not folder.strip("."):
         folder = folder.replace(".", "%2E")
-    if len(folder) > _LONGEST_FOLDER:
+    is_unique = not _IGNORES_CASE or name == name.lower().rstrip(".")
+    if len(folder) > _LONGEST_FOLDER or not is_unique:
         folder = sha256(name.encode()).hexdigest()
     return root / folder
 

@@ -68,7 +68,8 @@ def run_demo(folder: Path, rounds: int, tls: bool, show: Callable[[str], None]) 
                 federation.register(name)
             shard = {"partition_id": number, "num_partitions": len(SITES)}
             federation.start_node(name, every=period, **shard)
-            show(f"a SuperNode: {name}, digits {2 * number} and {2 * number + 1}, every {period}")
+            often = "every round" if period == 1 else f"every {period} rounds"
+            show(f"a SuperNode: {name}, digits {2 * number} and {2 * number + 1}, {often}")
         run = federation.submit(
             example_app(),
             num_server_rounds=rounds,

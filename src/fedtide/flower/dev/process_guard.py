@@ -65,11 +65,12 @@ def _list_with_ps(options: str, column: str) -> dict[int, str]:
     """Return what `ps` prints for each process, by id; nothing without `ps`."""
     listing = ["ps", options, "-o", f"pid=,{column}"]
     try:
-        output = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
+        # any process may have bytes in its environment that are no text
+        said = subprocess.run(listing, capture_output=True, text=True, errors="replace", check=True)
     except (OSError, subprocess.CalledProcessError):
         return {}
-    fields = (line.strip().partition(" ") for line in output.splitlines())
-    return {int(process): text.strip() for process, _, text in fields}
+    fields = (line.strip().partition(" ") for line in said.stdout.split("\n"))
+    return {int(number): text.strip() for number, _, text in fields if number.isdecimal()}
 
 
 def _with_descendants(found: set[int], parents: dict[int, int]) -> set[int]:

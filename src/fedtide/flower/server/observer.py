@@ -20,7 +20,6 @@ from fedtide.participation.log.schema import STAGES, read_log
 
 log = getLogger("flwr")
 
-_ORDER = {stage: place for place, stage in enumerate(STAGES)}
 _COLUMNS = ("round", "client", "stage", "samples")
 _LONGEST_LINE = 1 << 16  # bytes
 _HEADER = ",".join(_COLUMNS).encode()
@@ -129,25 +128,23 @@ class ParticipationObserver(Strategy):
 
     def _write(self, t: int) -> None:
         """Append the rows of round t, on disk when this returns."""
+        rows: dict[str, _Reached] = {}
+        for node_id, client in self._clients.items():
+            name = self._names.get(node_id, str(node_id))
+            earlier = rows.get(name)
+            if earlier is None or STAGES.index(client.stage) > STAGES.index(earlier.stage):
+                rows[name] = client
         try:
             with self._path.open("a", newline="", encoding="utf-8") as file:
                 out = csv.writer(file)
                 if file.tell() == 0:
                     out.writerow(_COLUMNS)
-                rows: dict[str, _Reached] = {}
-                for node_id, client in self._clients.items():
-                    name = self._names.get(node_id, str(node_id))
-                    earlier = rows.get(name)
-                    if earlier is None or _ORDER[client.stage] > _ORDER[earlier.stage]:
-                        rows[name] = client
                 for name, client in rows.items():
                     out.writerow((t, name, client.stage, client.samples))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise InvalidInputError(
-                f"log: {str(self._path)!r} cannot be written ({error.strerror}); choose another"
-            ) from None
+            raise _unwritable(self._path, error) from None
 
 
 def _read_samples(reply: Message) -> float | None:
@@ -189,7 +186,11 @@ def _drop_cut_line(path: Path) -> None:
             file.truncate(size - cut)
             os.fsync(file.fileno())
     except OSError as error:
-        raise InvalidInputError(
-            f"log: {str(path)!r} cannot be written ({error.strerror}); choose another"
-        ) from None
+        raise _unwritable(path, error) from None
     log.warning("The last line of %s is cut off, and dropped: %.200r", path, end[-cut:])
+
+
+def _unwritable(path: Path, error: OSError) -> InvalidInputError:
+    return InvalidInputError(
+        f"log: {str(path)!r} cannot be written ({error.strerror}); choose another"
+    )

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from logging import getLogger
 from typing import Any
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from torch import Tensor
 
-from fedtide.algorithms import ClientUpdates
 from fedtide.errors import printable
 from fedtide.flower._flwr_private import is_node_unavailable, is_unanswered
-from fedtide.flower.protocol import NONCE, arrays_to_vector, is_name, select_records
+from fedtide.flower.arrays import arrays_to_vector
+from fedtide.flower.protocol import NONCE, is_name, select_records
+from fedtide.flower.server.client_metrics import MAX_METRICS, SAMPLES, Metrics
 from fedtide.flower.server.transport import PendingReply
+from fedtide.flower.server.validated_updates import ValidatedUpdate
 from fedtide.problems.layout import Layout
 
 log = getLogger("flwr")
 
-Metrics = dict[str, float | list[float]]
-"""What a client measured, by name, checked."""
-
 Records = dict[str, Any]
 """The records of a reply by name."""
-
-MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
-"""Flower's: makes one record of those of several clients, given the name of their weight."""
 
 MAX_SAMPLES = 10**12
 _MAX_STEPS = 10**9
@@ -39,8 +33,7 @@ _LONGEST_TEXT = 200
 _LONGEST, _STEEPEST = 1e9, 1e15
 """The largest norms of an update, and of its mean gradient or ∇F_n. Methods that add what they keep
 of a client in every round would otherwise reach what numbers can hold, long after the reply."""
-_MAX_METRICS, _MAX_NUMBERS, _MAX_METRIC = 100, 10_000, 1e100
-_SAMPLES = "num-examples"
+_MAX_NUMBERS, _MAX_METRIC = 10_000, 1e100
 NO_ANSWER = "it did not answer in time"
 
 
@@ -59,38 +52,6 @@ class RejectedReplyError(Exception):
 
 class DeclinedReplyError(Exception):
     """The client does not take part in this round."""
-
-
-@dataclass(frozen=True)
-class ValidatedUpdate:
-    """What one client sent, checked.
-
-    Args:
-        client: its number.
-        round: the round of the request that it answers.
-        update: Δ_n, shape (d,).
-        samples: how many samples it holds.
-        lr: γ; 0 if not given.
-        steps: I_n; 0 if not given.
-        gradients: ∇F_n at the model that it was sent, shape (d,); None unless requested.
-        metrics: further numbers, and lists of numbers.
-    """
-
-    client: int
-    round: int
-    update: Tensor
-    samples: int
-    lr: float
-    steps: int
-    gradients: Tensor | None = None
-    metrics: Metrics = field(default_factory=dict)
-
-    def norms(self) -> tuple[float, float]:
-        """Return the norm of Δ_n, and the largest of it, its mean gradient's and that of ∇F_n."""
-        norm = _norm(self.update)
-        gradient = norm / (self.lr * self.steps) if self.lr and self.steps else 0.0
-        reported = 0.0 if self.gradients is None else _norm(self.gradients)
-        return norm, max(norm, gradient, reported)
 
 
 @dataclass(frozen=True)
@@ -155,7 +116,7 @@ class ReplyValidator:
 
     def _read(self, content: Records, pending: PendingReply, sent: Tensor) -> ValidatedUpdate:
         metrics = _read_numbers(_find_record(select_records(content, MetricRecord), "metrics"))
-        samples = _pop_count(metrics, _SAMPLES, 1, MAX_SAMPLES)
+        samples = _pop_count(metrics, SAMPLES, 1, MAX_SAMPLES)
         steps = _pop_count(metrics, "steps", 1 if self.reads_steps else 0, _MAX_STEPS)
         lr = self._pop_rate(metrics, pending.lr)
         _check_metrics(metrics)
@@ -204,61 +165,6 @@ class ReplyValidator:
         return arrays_to_vector(records["gradients"], self.layout, sent)
 
 
-def find_odd_rates(updates: Iterable[ValidatedUpdate], last: float) -> set[int]:
-    """Return the clients whose learning rate is not that of the others that answer the same round.
-
-    One rate belongs to one round. Where the server does not request it, the most frequent one
-    counts; of equally frequent ones, the nearest to the last one that counted, or else the largest:
-    a method that divides by a rate is ruined by a small one.
-
-    Args:
-        updates: of one round of the server, which may answer several rounds.
-        last: γ of the last round with updates; 0: none.
-    """
-    updates, odd = list(updates), set()
-    for t in {update.round for update in updates}:
-        rates = Counter(update.lr for update in updates if update.round == t)
-
-        def preference(rate: float, rates: Counter[float] = rates) -> tuple[float, float]:
-            near = -abs(math.log(rate / last)) if last and rate else rate
-            return rates[rate], near
-
-        agreed = max(rates, key=preference)
-        odd |= {u.client for u in updates if u.round == t and u.lr != agreed}
-    return odd
-
-
-def stack_updates(updates: list[ValidatedUpdate], weight: float, like: Tensor) -> ClientUpdates:
-    """Return updates of one learning rate and participation weight as an algorithm takes them.
-
-    Args:
-        updates: at least one, sorted by client.
-        weight: q_t^n of each.
-        like: the model.
-    """
-    gradients = [u.gradients for u in updates if u.gradients is not None]
-    return ClientUpdates(
-        clients=torch.tensor([u.client for u in updates]),
-        weights=torch.full((len(updates),), weight, dtype=like.dtype, device=like.device),
-        deltas=_stack([u.update for u in updates]),
-        lr=updates[0].lr,
-        steps=torch.tensor([u.steps for u in updates]),
-        samples=torch.tensor([u.samples for u in updates]),
-        gradients=_stack(gradients) if len(gradients) == len(updates) else None,
-    )
-
-
-def _norm(x: Tensor) -> float:
-    """Return the norm of a vector whose sum of squares is finite in its dtype; without a copy."""
-    values = x.numpy(force=True)
-    return math.sqrt(values.dot(values))
-
-
-def _stack(rows: list[Tensor]) -> Tensor:
-    """Return vectors, each of shape (d,), as rows; a single one is not copied."""
-    return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
-
-
 def read_metrics(reply: Message, pending: PendingReply, name: str) -> tuple[int, Metrics]:
     """Return a client's samples and metrics in reply to an evaluation.
 
@@ -278,64 +184,13 @@ def read_metrics(reply: Message, pending: PendingReply, name: str) -> tuple[int,
         metrics = _read_numbers(
             _find_record(select_records(reply.content, MetricRecord), "metrics")
         )
-        samples = _pop_count(metrics, _SAMPLES, 1, MAX_SAMPLES)
+        samples = _pop_count(metrics, SAMPLES, 1, MAX_SAMPLES)
         _check_metrics(metrics)
     except (DeclinedReplyError, RejectedReplyError):
         raise
     except Exception as error:  # records may contain anything
         raise RejectedReplyError("malformed", f"it sent {error}") from None
     return samples, metrics
-
-
-def aggregate_metrics(
-    parts: list[tuple[int, Metrics]], function: MetricsAggregator | None
-) -> MetricRecord | None:
-    """Return what the user's function makes of the clients' metrics, or else their means.
-
-    The function gets one RecordDict for each client, whose only record, "metrics", has the metrics
-    and "num-examples". It sees what clients sent: if it raises, that is logged, and the round has
-    no metrics.
-
-    Args:
-        parts: samples and metrics of each client; without any, the result is None.
-        function: the user's; None: means weighted by samples.
-    """
-    if not parts or function is None:
-        return average_metrics(parts)
-    records = [
-        RecordDict({"metrics": MetricRecord({**metrics, _SAMPLES: samples})})
-        for samples, metrics in parts
-    ]
-    try:
-        found = function(records, _SAMPLES)
-        if not isinstance(found, MetricRecord):
-            raise TypeError(f"it returned a {type(found).__name__} instead of a MetricRecord")
-    except Exception as error:  # one client's odd metrics must not end the training
-        reason = printable(f"{type(error).__name__}: {error}", _LONGEST_TEXT)
-        name = getattr(function, "__name__", type(function).__name__)
-        log.warning("no metrics: %s failed: %s", name, reason)
-        return None
-    return found
-
-
-def average_metrics(parts: list[tuple[int, Metrics]]) -> MetricRecord | None:
-    """Return the mean of each metric, weighted by samples, over the clients that give it.
-
-    Lists are left out, and so are all but the most frequent names if there are very many. The
-    metric "clients" is the number of clients, whatever they send under this name.
-    """
-    totals: dict[str, float] = {}
-    weights: dict[str, int] = {}
-    counts = Counter(name for _, metrics in parts for name in metrics)
-    kept = {name for name, _ in counts.most_common(_MAX_METRICS)}
-    for samples, metrics in parts:
-        for name, value in metrics.items():
-            if not isinstance(value, list) and name in kept:
-                totals[name] = totals.get(name, 0.0) + samples * value
-                weights[name] = weights.get(name, 0) + samples
-    means = MetricRecord({name: total / weights[name] for name, total in totals.items()})
-    means["clients"] = len(parts)
-    return means if parts else None
 
 
 def check_error(reply: Message) -> None:
@@ -419,8 +274,8 @@ def _read_numbers(metrics: MetricRecord) -> Metrics:
 
 def _check_metrics(metrics: Metrics) -> None:
     """Raise RejectedReplyError if there are too many, or if a name cannot be shown."""
-    if len(metrics) > _MAX_METRICS:
-        text = f"it sent {len(metrics)} metrics, more than {_MAX_METRICS}"
+    if len(metrics) > MAX_METRICS:
+        text = f"it sent {len(metrics)} metrics, more than {MAX_METRICS}"
         raise RejectedReplyError("invalid", text)
     numbers = sum(len(value) if isinstance(value, list) else 1 for value in metrics.values())
     if numbers > _MAX_NUMBERS:

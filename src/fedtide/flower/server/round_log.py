@@ -5,36 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from logging import getLogger
 
+from fedtide.flower.server.limited_warnings import LimitedWarnings
 from fedtide.participation import STAGES
 from fedtide.participation.log.ledger import Entry
 
 log = getLogger("flwr")
-
-_LOGGED_REPLIES = 10
-"""How many replies that are not used are logged in a round; of the others, only the number."""
-
-
-class LimitedWarnings:
-    """Logs the first warnings of a kind; of the others, only the number.
-
-    Args:
-        further: the text about the others, with a place for their number.
-    """
-
-    def __init__(self, further: str) -> None:
-        self._further, self._count = further, 0
-
-    def warn(self, text: str, *arguments: object) -> None:
-        """Log a warning, unless there were too many."""
-        self._count += 1
-        if self._count <= _LOGGED_REPLIES:
-            log.warning(text, *arguments)
-
-    def close(self) -> None:
-        """Log how many were only counted, and begin again."""
-        if self._count > _LOGGED_REPLIES:
-            log.warning(self._further, self._count - _LOGGED_REPLIES)
-        self._count = 0
 
 
 class RoundLog:
@@ -48,7 +23,7 @@ class RoundLog:
 
     def __init__(self, t: int, names: list[str], now: Callable[[], float]) -> None:
         self._t, self._names, self._now = t, names, now
-        self._reached: dict[int, tuple[str, float | None, float, int | None, str | None]] = {}
+        self._entries: dict[int, Entry] = {}
         self._late, self._rejected = 0, LimitedWarnings("Further replies not used: %d")
 
     def record(
@@ -68,10 +43,11 @@ class RoundLog:
             asked: the round of the message that it answers.
             reason: why its update is not used, one of REASONS.
         """
-        reached = self._reached.get(client)
-        if reached is None or STAGES.index(reached[0]) <= STAGES.index(stage):
+        entry = self._entries.get(client)
+        if entry is None or STAGES.index(entry.stage) <= STAGES.index(stage):
             asked = None if asked == self._t else asked
-            self._reached[client] = (stage, weight, self._now(), asked, reason)
+            name = self._names[client]
+            self._entries[client] = Entry(name, stage, weight, self._now(), asked, reason)
 
     def reject(self, client: int, asked: int, reason: str, text: str) -> None:
         """Record and log that a client's reply is not used.
@@ -93,14 +69,14 @@ class RoundLog:
 
     def remove(self, client: int) -> None:
         """Remove a client that turned out not to be available."""
-        self._reached.pop(client, None)
+        self._entries.pop(client, None)
 
     def close(self) -> list[Entry]:
         """Return all entries, sorted by the number of the client; log what was only counted."""
         if self._late:
             log.info("Replies not used, as their rounds have ended: %d", self._late)
         self._rejected.close()
-        return [Entry(self._names[n], *facts) for n, facts in sorted(self._reached.items())]
+        return [self._entries[client] for client in sorted(self._entries)]
 
     def _log(self, client: int, reason: str, text: str) -> None:
         if reason == "late":  # of each slow client in every round

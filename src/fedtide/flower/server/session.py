@@ -26,11 +26,11 @@ from fedtide.algorithms.serialization import (
 from fedtide.atomic_io import DRAFT_PATTERNS, unwritable, write_text
 from fedtide.content_hash import fingerprint, is_data
 from fedtide.errors import InvalidInputError
-from fedtide.flower.protocol import widen_half
-from fedtide.flower.server.discovery import NodeRegistry
-from fedtide.flower.server.reply_validation import ValidatedUpdate, stack_updates
+from fedtide.flower.arrays import widen_half
+from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.transport import PendingReplies
-from fedtide.participation.log.ledger import Entry, Ledger
+from fedtide.flower.server.validated_updates import ValidatedUpdate, stack_updates
+from fedtide.participation.log.ledger import Entry
 from fedtide.population import Population
 from fedtide.problems.layout import Layout
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
@@ -270,84 +270,6 @@ class TrainingSession:
         self.pending = PendingReplies.from_json(facts["pending"])
         self.run = int(facts["run"])
         self.entries = [Entry(**entry) for entry in facts["entries"]]
-
-
-def reconcile(training: TrainingSession, ledger: Ledger | None, private: bool = False) -> None:
-    """Let the ledger agree with the state after a crash, or after damage to the state.
-
-    A round that the state has and the ledger lacks is added. A round that the ledger has and the
-    state lacks was in the newest checkpoint, which is damaged: it is removed, and repeated.
-
-    A private round is never repeated: its model may have been published, and a second one, with
-    fresh noise, would tell more about its clients than is counted. Nor does a private training go
-    on with a ledger that lacks its rounds, as `spent` would not count them.
-
-    Args:
-        training: with the newest checkpoint that could be read.
-        ledger: of the federation; None: none.
-        private: whether the method adds noise.
-
-    Raises:
-        InvalidInputError: they belong to different trainings, or all checkpoints of several rounds
-            are damaged: training would begin again, and remove what might still be saved by hand.
-            Or the last round is lost, and is private.
-    """
-    if private:
-        _require_all_rounds(training, ledger)
-    all_damaged = training.saved > 1 and training.round == 0
-    if ledger is not None:
-        _reconcile_ledger(training, ledger, private, repeats=not all_damaged)
-    if all_damaged:
-        raise InvalidInputError(
-            f"state: {training.folder} had {training.saved} rounds, and all its checkpoints are "
-            "damaged; restore a backup, or give another folder to begin again"
-        )
-    if private:
-        training.mark_published()
-
-
-def _require_all_rounds(training: TrainingSession, ledger: Ledger | None) -> None:
-    """Raise InvalidInputError if a private round has ended after which no state can be read."""
-    ended = training.round
-    known = max(training.saved, training.published, 0 if ledger is None else ledger.ended)
-    if known > ended:
-        raise InvalidInputError(
-            f"state: round {known} has ended, and the newest state that can be read is that after "
-            f"round {ended}; with privacy no round may be repeated, as its model would be published"
-            " twice and counted once: restore the newest file, or begin again in another folder, "
-            "with a budget less what was spent (fedtide.privacy.spent)"
-        )
-
-
-def _reconcile_ledger(
-    training: TrainingSession, ledger: Ledger, private: bool, repeats: bool
-) -> None:
-    """Let the ledger have the rounds of the state.
-
-    Args:
-        training: see `reconcile`.
-        ledger: see `reconcile`.
-        private: see `reconcile`.
-        repeats: whether a single round that the state lacks may be repeated.
-    """
-    ended, logged = training.round, ledger.ended
-    if logged == ended + 1 and training.saved and repeats:
-        log.warning(
-            "Round %d is removed from the ledger and repeated: the state after it is lost", logged
-        )
-        ledger.undo(ended)
-    elif logged > ended or ((logged or private) and logged < ended - 1):
-        hint = "restore those that belong together, or choose another name for the federation"
-        if private:
-            hint = (
-                "restore those that belong together, or give the ledger with which the training "
-                "began: what its clients have lost follows from all of its rounds"
-            )
-        raise InvalidInputError(
-            f"ledger: it has {logged} rounds of {ledger.federation!r}, the state {ended}; {hint}"
-        )
-    if ended:
-        ledger.commit(ended - 1, training.entries, training.ended_at)
 
 
 def _read_published(path: Path) -> int:

@@ -19,29 +19,23 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedtide.algorithms import Algorithm, Cohort
 from fedtide.differential_privacy import Mechanism, make_private, shut_out
 from fedtide.errors import InvalidInputError, printable
-from fedtide.flower._flwr_private import OBJECT_BYTES, RefusedError, get_run_id
-from fedtide.flower.protocol import (
-    build_round_config,
-    build_train_content,
-    draw_blanks,
-    draw_nonce,
-    flatten_initial,
-    vector_to_arrays,
-    widen_half,
-)
-from fedtide.flower.server.discovery import Discovery, NodeRegistry
+from fedtide.flower._flwr_messages import OBJECT_BYTES, SuperLinkError
+from fedtide.flower._flwr_private import get_run_id
+from fedtide.flower.arrays import ModelWriter, flatten_initial, widen_half
+from fedtide.flower.protocol import build_round_config, build_train_content, draw_nonce
+from fedtide.flower.server.client_metrics import MetricsAggregator, aggregate_metrics
+from fedtide.flower.server.discovery import Discovery
+from fedtide.flower.server.limited_warnings import LimitedWarnings
+from fedtide.flower.server.node_registry import NodeRegistry
+from fedtide.flower.server.recovery import reconcile
 from fedtide.flower.server.reply_validation import (
     DeclinedReplyError,
-    MetricsAggregator,
     RejectedReplyError,
     ReplyValidator,
-    ValidatedUpdate,
-    aggregate_metrics,
-    find_odd_rates,
     read_metrics,
 )
-from fedtide.flower.server.round_log import LimitedWarnings, RoundLog
-from fedtide.flower.server.session import TrainingSession, reconcile
+from fedtide.flower.server.round_log import RoundLog
+from fedtide.flower.server.session import TrainingSession
 from fedtide.flower.server.transport import (
     Answered,
     Clock,
@@ -50,6 +44,7 @@ from fedtide.flower.server.transport import (
     frozen_objects,
     return_freed_memory,
 )
+from fedtide.flower.server.validated_updates import ValidatedUpdate, find_odd_rates
 from fedtide.locking import lock_folder
 from fedtide.participation.log.ledger import Ledger
 from fedtide.problems.layout import Layout
@@ -176,7 +171,6 @@ class FedTide(Strategy):
             )
         self._private = privacy is not None
         self.algorithm = algorithm if privacy is None else make_private(algorithm, privacy, None)
-        self.accepts_late = self.algorithm.accepts_stale_updates
         self._watch: Callable[[], AbstractContextManager[object]] = nullcontext
         if metrics_port is not None:
             require_whole_number("metrics_port", metrics_port, low=0)
@@ -259,7 +253,7 @@ class FedTide(Strategy):
                     config = evaluate_config or ConfigRecord()
                     self._evaluate_on_clients(result, grid, timeout, config)
                 self._evaluate_on_server(result, evaluate_fn)
-        result.arrays = self._to_arrays(self._training.output)
+        result.arrays = self._writer.to_arrays(self._training.output)
         return result
 
     def configure_train(
@@ -267,21 +261,23 @@ class FedTide(Strategy):
     ) -> Iterable[Message]:
         """Return the requests to train, one for each node of the cohort."""
         training, t = self._training, server_round - 1
-        late = {p.client for p, _ in self._transport.arrived("train") if self.accepts_late}
-        nodes = self._free_nodes(exclude=late)
+        nodes = self._free_nodes()
+        if self.algorithm.accepts_stale_updates:  # who has just answered late is not asked again
+            late = {pending.client for pending, _ in self._transport.arrived("train")}
+            nodes = {client: node for client, node in nodes.items() if client not in late}
         for client in nodes:
             self._round_log.record(client, "available")
         cohort = self._select_cohort(sorted(nodes))
         instructions = training.driver.instruct(cohort)
         if instructions.model is not training.model:
-            arrays = self._to_request(instructions.model)
-        training.sent_models[t] = widen_half(self._narrow(instructions.model))
+            arrays = self._writer.to_request(instructions.model)
+        training.sent_models[t] = widen_half(self._writer.narrow(instructions.model))
         config = build_round_config(
             instructions,
-            round=t,
+            t,
             form=self.algorithm.client_form,
             requires_plain_sgd=self.algorithm.requires_plain_sgd,
-            config=config,
+            run_config=config,
         )
         common = RecordDict({"arrays": arrays, "config": config})
         steps_taken = (training.steps_taken % _STEP_CYCLE).tolist()
@@ -291,7 +287,7 @@ class FedTide(Strategy):
             correction = instructions.correction
             content = build_train_content(
                 common,
-                None if correction is None else self._to_request(correction[i]),
+                None if correction is None else self._writer.to_request(correction[i]),
                 client=self._registry.names[client],
                 steps_taken=steps_taken[client],
                 accepted_round=accepted[client],
@@ -304,7 +300,7 @@ class FedTide(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the replies and step; return the new model and the clients' metrics."""
         metrics = self._end_round(replies, server_round - 1)
-        return self._to_arrays(self._training.model), metrics
+        return self._writer.to_arrays(self._training.model), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -338,7 +334,8 @@ class FedTide(Strategy):
     def summary(self) -> None:
         """Log the strategy's settings."""
         log.info("\t├──> Method: %s", self.algorithm)
-        log.info("\t├──> Late updates: %s", "used" if self.accepts_late else "dropped")
+        late = "used" if self.algorithm.accepts_stale_updates else "dropped"
+        log.info("\t├──> Late updates: %s", late)
         log.info("\t├──> State: %s", self._state or "in memory only")
         log.info("\t└──> Rounds that have ended: %d", self._training.round)
 
@@ -353,10 +350,8 @@ class FedTide(Strategy):
         """Begin the training, or resume the saved one."""
         registry = NodeRegistry.from_clients(self._clients)
         layout, x = flatten_initial(initial_arrays)
-        self._sends_half = x.dtype == torch.float16
         # In float16, sums over clients would stand still, or overflow.
-        x = widen_half(x)
-        training = TrainingSession(self.algorithm, registry, layout, x, self._state)
+        training = TrainingSession(self.algorithm, registry, layout, widen_half(x), self._state)
         run = get_run_id(grid)
         if training.run != run:  # replies to another run's messages cannot be pulled
             training.pending.messages.clear()
@@ -374,7 +369,7 @@ class FedTide(Strategy):
         )
         self._discovery = Discovery(self._transport, registry)
         self._answered: dict[str, PendingReply] = {}
-        self._blanks = draw_blanks()
+        self._writer = ModelWriter(training.layout, sends_half=x.dtype == torch.float16)
         self._began = self._clock.now() - self._clock.tick()
 
     def _now(self) -> float:
@@ -393,8 +388,8 @@ class FedTide(Strategy):
         for client in self._discovery.claimed_clients():
             self._round_log.record(client, "available", reason="unregistered")
         # 2.
-        self._blanks = draw_blanks()
-        arrays = self._to_request(training.model)
+        self._writer.renew_blanks()
+        arrays = self._writer.to_request(training.model)
         requests = self.configure_train(t + 1, arrays, config, grid)
         sent = self._send_requests(list(requests), t, tick() + timeout)
         del arrays, requests  # they may hold a model for each client
@@ -406,14 +401,16 @@ class FedTide(Strategy):
         # 4.
         for pending in transport.take_malformed("train"):
             assert pending.client is not None  # logged when they came
-            self._round_log.record(pending.client, "reported", None, pending.round, "malformed")
+            self._round_log.record(
+                pending.client, "reported", asked=pending.round, reason="malformed"
+            )
         transport.take_malformed("evaluate")
         answered = deque(transport.take("train"))
         self._answered = {pending.message_id: pending for pending, _ in answered}
         metrics = self.aggregate_train(t + 1, _drain(answered))[1]
         # 5. The state holds the entries too, in case of a crash before the ledger has them.
         training.entries, training.ended_at = self._round_log.close(), self._now()
-        transport.unreadable.close()
+        transport.warnings.close()
         training.save()
         if self._private:
             training.mark_published()
@@ -437,7 +434,7 @@ class FedTide(Strategy):
         while True:
             try:
                 return self._transport.send(requests, "train", t)
-            except RefusedError as error:
+            except SuperLinkError as error:
                 now = self._clock.tick()
                 if now >= deadline:
                     raise InvalidInputError(
@@ -514,12 +511,12 @@ class FedTide(Strategy):
         present = Cohort.uniform(torch.tensor(clients, dtype=torch.int64))
         return self._training.driver.choose_cohort(present).clients
 
-    def _free_nodes(self, exclude: Iterable[int | None] = ()) -> dict[int, int]:
+    def _free_nodes(self) -> dict[int, int]:
         """Return the node of each known client that is online and has no pending request."""
         busy = self._training.pending.busy_nodes
         online = [n.node_id for n in self._transport.list_nodes() if n.node_id not in busy]
         known = {self._registry.client_at(node_id): node_id for node_id in online}
-        return {n: node_id for n, node_id in known.items() if n is not None and n not in exclude}
+        return {n: node_id for n, node_id in known.items() if n is not None}
 
     def _sample(
         self, clients: list[int], fraction: float, purpose: str, least: int = 1
@@ -569,34 +566,20 @@ class FedTide(Strategy):
             lambda: self._discovery.identify(self._training.round),
         )
 
-    def _to_arrays(self, x: torch.Tensor, blanks: bytes = b"") -> ArrayRecord:
-        return vector_to_arrays(self._narrow(x), self._training.layout, blanks)
-
-    def _to_request(self, x: torch.Tensor) -> ArrayRecord:
-        """Return arrays that no client can foresee; equal ones of a round are sent once."""
-        return self._to_arrays(x, self._blanks)
-
-    def _narrow(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a vector of the state in the dtype of the initial arrays."""
-        if not self._sends_half:
-            return x
-        largest = torch.finfo(torch.float16).max  # beyond, numbers would become infinite
-        return x.clamp(-largest, largest).half()
-
     def _evaluate_on_clients(
         self, result: Result, grid: Grid, timeout: float, config: ConfigRecord
     ) -> None:
         ended = self._training.round
-        self._blanks = draw_blanks()
-        arrays = self._to_request(self._training.output)
+        self._writer.renew_blanks()
+        arrays = self._writer.to_request(self._training.output)
         messages = list(self.configure_evaluate(ended, arrays, config, grid))
         try:
             sent = self._transport.send(messages, "evaluate", ended - 1)
-        except RefusedError as error:
+        except SuperLinkError as error:
             log.warning("No evaluation: the SuperLink fails at every request: %s", error)
             return
         self._await_replies({one.message_id for one in sent}, self._clock.tick() + timeout)
-        self._transport.unreadable.close()
+        self._transport.warnings.close()
         answered = [one for one in self._transport.take("evaluate") if one[0].round == ended - 1]
         self._answered = {pending.message_id: pending for pending, _ in answered}
         replies = [reply for _, reply in answered]
@@ -610,7 +593,7 @@ class FedTide(Strategy):
         if evaluate_fn is None:
             return
         ended = self._training.round
-        metrics = evaluate_fn(ended, self._to_arrays(self._training.output))
+        metrics = evaluate_fn(ended, self._writer.to_arrays(self._training.output))
         if metrics is not None:
             log.info("Evaluation after round %d: %s", ended, metrics)
             result.evaluate_metrics_serverapp[ended] = metrics

@@ -15,15 +15,10 @@ from typing import Any, Literal
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedtide.flower._flwr_private import (
-    OnlineNode,
-    PartialReply,
-    list_nodes,
-    pull_replies,
-    push_messages,
-)
+from fedtide.flower._flwr_messages import PartialReply, pull_replies, push_messages
+from fedtide.flower._flwr_private import OnlineNode, list_nodes
 from fedtide.flower.protocol import describe_request
-from fedtide.flower.server.round_log import LimitedWarnings
+from fedtide.flower.server.limited_warnings import LimitedWarnings
 
 log = getLogger("flwr")
 
@@ -141,7 +136,7 @@ class Transport:
     Attributes:
         activated: when each node had connected that was online at the last look, by its id.
         inbox: replies that were received and not taken yet.
-        unreadable: warnings on replies that cannot be read; the owner closes them.
+        warnings: on replies that cannot be read; the owner closes them.
         malformed: requests that were answered with what cannot be read, not taken yet.
     """
 
@@ -158,7 +153,7 @@ class Transport:
         self.activated: dict[int, float] = {}
         self.inbox: list[Answered] = []
         self.malformed: list[PendingReply] = []
-        self.unreadable = LimitedWarnings("Further replies that cannot be read: %d")
+        self.warnings = LimitedWarnings("Further replies that cannot be read: %d")
         self._partial: dict[str, PartialReply] = {}
         self._failing: dict[str, float] = {}  # since when the SuperLink fails at a reply alone
         self._is_failing = False
@@ -173,7 +168,7 @@ class Transport:
         """Send the messages of round t and return those that Flower accepted, now pending.
 
         Raises:
-            RefusedError: the SuperLink fails at each of them.
+            SuperLinkError: the SuperLink fails at each of them.
         """
         if not messages:
             return []
@@ -233,11 +228,12 @@ class Transport:
         self._failing = {one: self._failing.get(one, now) for one in pulled.failing}
         for one, since in self._failing.items():
             if now - since >= _FAILING_PATIENCE:
-                pulled.unreadable[one] = "the SuperLink cannot deliver it (HTTP status 500)"
+                reason = pulled.failing[one]
+                pulled.unreadable[one] = f"the SuperLink cannot deliver it ({reason})"
         for request_id, reason in pulled.unreadable.items():
             pending = self.pending.settle(request_id)
             if pending is not None:
-                self.unreadable.warn(
+                self.warnings.warn(
                     "the reply of node %d cannot be read: %s", pending.node_id, reason
                 )
                 self.malformed.append(pending)

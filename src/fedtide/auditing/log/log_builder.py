@@ -1,8 +1,8 @@
-"""Collecting the rows of a log batch by batch, and building the log from them."""
+"""Collects the rows of a log batch by batch, and builds the log from them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fedtide.auditing.log.client_names import find_positions, list_clients, reject_decimals
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.participation_log import (
     Floats,
@@ -19,7 +20,7 @@ from fedtide.auditing.log.participation_log import (
     check_length,
     repeated_client,
 )
-from fedtide.auditing.log.refusals import ReasonColumn, format_reasons
+from fedtide.auditing.log.refusals import USED, ReasonColumn, Refusals, format_reasons
 from fedtide.auditing.log.round_numbers import (
     describe_time,
     find_step,
@@ -36,17 +37,13 @@ from fedtide.auditing.log.values import (
     parse_rounds,
     parse_stages,
 )
-from fedtide.errors import InvalidInputError, list_names
+from fedtide.auditing.log.weights import average_by_client, find_fraction, find_weights
+from fedtide.errors import InvalidInputError
 from fedtide.participation.log.client_ids import parse_whole_numbers
 from fedtide.participation.log.schema import STAGES
 
-_USED = STAGES.index("used")
 
-_COUNT_SUM = 10.0
-"""Whole-numbered weights are sample counts if they typically sum to at least this in a round."""
-
-
-class Entries:
+class LogBuilder:
     """The rows of a log, collected batch by batch: 8 bytes each, and 4 for each optional number.
 
     A row with a reason takes 12 bytes more.
@@ -64,11 +61,12 @@ class Entries:
 
     def __init__(
         self,
-        round_seconds: float | None = None,
-        weights_are_final: bool = False,
-        ids_are_text: bool = False,
-        ids_are_exact: bool = False,
-        decimal_comma: bool = False,
+        round_seconds: float | None,
+        *,
+        weights_are_final: bool,
+        ids_are_text: bool,
+        ids_are_exact: bool,
+        decimal_comma: bool,
     ) -> None:
         self.notes: list[str] = []
         self._nanoseconds = None if round_seconds is None else round(round_seconds * 1e9)
@@ -85,6 +83,11 @@ class Entries:
         self._reasons = ReasonColumn()
         self._listed: list[NDArray[np.integer]] = []
         self._size = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there were no rows so far."""
+        return not self._size and not any(map(len, self._listed))
 
     def add(self, batch: Mapping[str, pa.Array], listed: bool = False) -> None:
         """Add the columns of a batch, by our names; all batches of a log have the same columns.
@@ -113,7 +116,7 @@ class Entries:
         roster: ClientTable | None,
         clients: int | None,
         span: tuple[int, int] | None,
-        step: int | None = None,
+        step: int | None,
     ) -> ParticipationLog:
         """Return the log of the roster's clients, of 0..clients − 1, or of the clients seen.
 
@@ -132,29 +135,30 @@ class Entries:
         names, rows = self._collect(roster, clients)
         if span is None:
             rows, span = self._number_rounds(rows, step)
-        declared = _average_by_client(rows.clients, rows.samples, len(names))
-        if rows.samples is not None:
-            self._note_fractions(rows.samples)
-        refusals = None
-        if rows.stages is None and self._reasons:
-            self.notes.append("the reasons are not used: without stages, every row was used")
-        elif rows.stages is not None:
-            refusals = self._reasons.count(rows.rounds, rows.clients, rows.stages, _USED)
-            rows = self._drop_claimed(rows, rows.stages)
+        declared = average_by_client(rows.clients, rows.samples, len(names))
+        if rows.samples is not None and (fraction := find_fraction(rows.samples)) is not None:
+            self.notes.append(
+                f"some sample counts are not whole numbers, such as {fraction:g}: write counts "
+                "without a separator of thousands"
+            )
+        refusals = self._count_refusals(rows)
+        rows = self._drop_claimed(rows)
         if self._nanoseconds is not None:
             rows = self._merge_repeated(rows, len(names), declared)
         available = selected = reported = None
-        if rows.stages is not None and (rows.stages < _USED).any():
+        if rows.stages is not None and (rows.stages < USED).any():
             available, selected, reported = _index_stages(names, rows, rows.stages, span)
-            rows = rows.where(rows.stages == _USED)
+            rows = rows.where(rows.stages == USED)
         if refusals is not None and not len(rows.rounds):
             raise InvalidInputError(
                 f"log: no update was used in {span[1] - span[0]:,} rounds: "
                 f"{format_reasons(refusals.total())}; an audit needs updates that were used"
             )
-        weights, counts = self._find_weights(rows)
+        weights, counts = find_weights(
+            rows.rounds, rows.weights, rows.samples, self._weights_are_final, self.notes
+        )
         if declared is None and counts is not None:
-            declared = _average_by_client(rows.clients, counts, len(names))
+            declared = average_by_client(rows.clients, counts, len(names))
         log = ParticipationLog.from_entries(names, rows.rounds, rows.clients, span, weights)
         return replace(
             log,
@@ -177,15 +181,15 @@ class Entries:
     def _collect(self, roster: ClientTable | None, clients: int | None) -> tuple[pl.Series, _Rows]:
         """Return the clients' names and all rows, whose clients are positions in the names."""
         seen = list(self._codes)
-        _reject_decimals(seen)
+        reject_decimals(seen)
         if self._ids_are_text:
             seen = parse_whole_numbers(pl.Series(seen, dtype=pl.String)).to_list()
         if len({type(name) for name in seen}) > 1:
             raise InvalidInputError(
                 "client: ids are numbers and strings; give whole numbers only or strings only"
             )
-        names = _client_names(seen, roster, clients)
-        positions = _find_positions(seen, names, "--clients" if roster is None else "--roster")
+        names = list_clients(seen, roster, clients)
+        positions = find_positions(seen, names, "--clients" if roster is None else "--roster")
         codes = _concatenate(self._clients)
         for low in range(0, len(codes), 1 << 22):  # in place: no third copy of a long log
             codes[low : low + (1 << 22)] = positions[codes[low : low + (1 << 22)]]
@@ -257,58 +261,25 @@ class Entries:
             None if declared is None else declared[codes].astype(np.float32),
         )
 
-    def _drop_claimed(self, rows: _Rows, stages: NDArray[np.uint8]) -> _Rows:
+    def _count_refusals(self, rows: _Rows) -> Refusals | None:
+        """Return how often clients were left out, and why; None: the log does not tell."""
+        if rows.stages is not None:
+            return self._reasons.count(rows.rounds, rows.clients, rows.stages)
+        if self._reasons:
+            self.notes.append("the reasons are not used: without stages, every row was used")
+        return None
+
+    def _drop_claimed(self, rows: _Rows) -> _Rows:
         """Return the rows without clients that were not there: others claimed their names."""
+        if rows.stages is None:
+            return rows
         claimed = self._reasons.find_claimed()
-        claimed = claimed[stages[claimed] == STAGES.index("available")]
+        claimed = claimed[rows.stages[claimed] == STAGES.index("available")]
         if not len(claimed):
             return rows
-        there = np.ones(len(stages), dtype=np.bool_)
+        there = np.ones(len(rows.stages), dtype=np.bool_)
         there[claimed] = False
         return rows.where(there)
-
-    def _find_weights(
-        self, used: _Rows
-    ) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
-        """Return q_t^n of each used row, and the sample counts behind it; None where unknown.
-
-        Weights are kept only if every used row has one.
-        """
-        weights, counts = used.weights, used.samples
-        if weights is not None and self._has_all("weights", "used", weights):
-            if self._weights_are_final or not _look_like_counts(used.rounds, weights):
-                return weights, counts
-            self.notes.append(
-                "the weights are whole numbers that sum to far more than 1 in a round: read as "
-                "sample counts, and divided by their sum in each round (--columns weight=NAME "
-                "keeps them as they are)"
-            )
-            counts = weights
-        if counts is None or not self._has_all("sample counts", "used as weights", counts):
-            return None, counts
-        return _normalise_by_round(used.rounds, counts), counts
-
-    def _note_fractions(self, samples: NDArray[np.float32]) -> None:
-        """Note sample counts that are not whole numbers: a point may separate thousands."""
-        for low in range(0, len(samples), 1 << 20):  # bounds the temporaries
-            part = samples[low : low + (1 << 20)]
-            odd = part[np.isfinite(part) & (part != np.round(part))]
-            if len(odd):
-                self.notes.append(
-                    f"some sample counts are not whole numbers, such as {odd[0]:g}: write counts "
-                    "without a separator of thousands"
-                )
-                return
-
-    def _has_all(self, what: str, how: str, numbers: NDArray[np.float32]) -> bool:
-        """Return whether no number is missing; note it if only some are."""
-        missing = int(np.isnan(numbers).sum())
-        if 0 < missing < len(numbers):
-            self.notes.append(
-                f"the {what} are not {how}: {missing:,} of {len(numbers):,} used rows "
-                f"{'has' if missing == 1 else 'have'} none"
-            )
-        return missing == 0
 
     def _encode(self, clients: pa.Array, first_row: int | None) -> NDArray[np.int32]:
         """Return the code of each row's client; new clients get the next codes."""
@@ -367,7 +338,7 @@ def _index_stages(
         return ParticipationLog.from_entries(names, *entries, span)
 
     available = index(STAGES.index("available")) if counts[0] else None
-    selected = index(STAGES.index("selected")) if counts[1:_USED].any() else None
+    selected = index(STAGES.index("selected")) if counts[1:USED].any() else None
     reported = index(STAGES.index("reported")) if counts[STAGES.index("reported")] else None
     return available, selected, reported
 
@@ -378,7 +349,7 @@ def _sort_keys(rows: _Rows, clients: int, first: int = 0) -> NDArray[np.int64]:
     keys *= clients
     keys += rows.clients
     keys *= len(STAGES)
-    keys += _USED if rows.stages is None else rows.stages
+    keys += USED if rows.stages is None else rows.stages
     keys.sort()
     return keys
 
@@ -395,91 +366,6 @@ def _reject_between(rounds: NDArray[np.integer], first: int, step: int) -> None:
 def _find_span(rounds: NDArray[np.integer]) -> tuple[int, int]:
     """Return the first round and one past the last."""
     return (int(rounds.min()), int(rounds.max()) + 1) if len(rounds) else (0, 0)
-
-
-def _average_by_client(
-    clients: NDArray[np.int32], samples: NDArray[np.float32] | None, size: int
-) -> Floats | None:
-    """Return each client's mean sample count, (N,), NaN without one; None if there are none."""
-    if samples is None or np.isnan(samples).all():
-        return None
-    given = ~np.isnan(samples)
-    sums = np.bincount(clients[given], samples[given], minlength=size)
-    rows = np.bincount(clients[given], minlength=size)
-    return np.where(rows > 0, sums / np.maximum(rows, 1), np.nan)
-
-
-def _look_like_counts(rounds: NDArray[np.integer], weights: NDArray[np.float32]) -> bool:
-    """Return whether these are sample counts rather than q_t^n, whose sums are about 1."""
-    for low in range(0, len(weights), 1 << 20):  # most other weights show in the first part
-        part = weights[low : low + (1 << 20)]
-        if (part != np.round(part)).any():
-            return False
-    sums = np.bincount(rounds - rounds.min(), weights) if len(rounds) else np.zeros(0)
-    sums = sums[sums > 0]
-    return len(sums) > 0 and bool(np.median(sums) >= _COUNT_SUM)
-
-
-def _normalise_by_round(
-    rounds: NDArray[np.integer], counts: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Return each count divided by the sum of its round; 0 in a round without samples."""
-    if not len(rounds):
-        return counts
-    shifted = rounds - rounds.min()
-    sums = np.bincount(shifted, counts)
-    shares: NDArray[np.float32] = (counts / np.where(sums > 0, sums, 1.0)[shifted]).astype(
-        np.float32
-    )
-    return shares
-
-
-def _client_names(
-    seen: Sequence[int | str], roster: ClientTable | None, clients: int | None
-) -> pl.Series:
-    if roster is not None:
-        return roster.names
-    if clients is None:
-        return pl.Series("client", _within_64_bits(sorted(seen)))
-    if seen and isinstance(seen[0], str):
-        if len(seen) > clients:
-            raise InvalidInputError(
-                f"clients: the log names {len(seen)} clients, more than {clients}; "
-                "give a larger number"
-            )
-        unnamed = [f"(unnamed {i + 1})" for i in range(clients - len(seen))]
-        return pl.Series("client", [*sorted(seen), *unnamed])
-    return pl.Series("client", np.arange(clients))
-
-
-def _reject_decimals(names: Sequence[int | str]) -> None:
-    """Raise InvalidInputError if two ids are the same number, as in 7 and 7.0."""
-    written = set(names)
-    for name in names:
-        if isinstance(name, str) and name.endswith(".0") and name[:-2] in written:
-            raise InvalidInputError(
-                f"client: the log has the clients {name[:-2]!r} and {name!r}; "
-                "write the id of a client in one way"
-            )
-
-
-def _within_64_bits(names: list[Any]) -> list[Any]:
-    """Return whole numbers beyond 64 bits, and all beside them, as strings."""
-    fits = not names or isinstance(names[0], str) or -(2**63) <= names[0] <= names[-1] < 2**63
-    return names if fits else [str(name) for name in names]
-
-
-def _find_positions(seen: Sequence[int | str], names: pl.Series, option: str) -> NDArray[np.int32]:
-    """Return the position in `names` of each client seen."""
-    positions = {str(name): i for i, name in enumerate(names.to_list())}
-    unknown = [name for name in seen if str(name) not in positions]
-    if unknown:
-        hint = "give a larger number, or --roster" if option == "--clients" else "complete it"
-        raise InvalidInputError(
-            f"client: {list_names(unknown)} not among the {len(names)} "
-            f"client{'' if len(names) == 1 else 's'} of {option}; {hint}"
-        )
-    return np.array([positions[str(name)] for name in seen], dtype=np.int32)
 
 
 def _concatenate(parts: list[Any]) -> NDArray[Any]:

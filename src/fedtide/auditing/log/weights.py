@@ -1,0 +1,100 @@
+"""Participation weights and sample counts of a log: which of the two a column holds."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtide.auditing.log.participation_log import Floats
+
+Numbers = NDArray[np.float32]
+"""One number for each row, shape (E,); NaN where it is missing."""
+
+_COUNT_SUM = 10.0
+"""Whole-numbered weights are sample counts if they typically sum to at least this in a round."""
+
+
+def find_weights(
+    rounds: NDArray[np.integer],
+    weights: Numbers | None,
+    counts: Numbers | None,
+    weights_are_final: bool,
+    notes: list[str],
+) -> tuple[Numbers | None, Numbers | None]:
+    """Return q_t^n of each used row, and the sample counts behind it; None where unknown.
+
+    Weights are kept only if every used row has one.
+
+    Args:
+        rounds: of the used rows, shape (E,).
+        weights: the log's weights; None: it has none.
+        counts: the log's sample counts; None: it has none.
+        weights_are_final: whether a weight is q_t^n even if it looks like a sample count.
+        notes: on what is read, and what is not used, are added.
+    """
+    if weights is not None and _has_all("weights", "used", weights, notes):
+        if weights_are_final or not _look_like_counts(rounds, weights):
+            return weights, counts
+        notes.append(
+            "the weights are whole numbers that sum to far more than 1 in a round: read as "
+            "sample counts, and divided by their sum in each round (--columns weight=NAME "
+            "keeps them as they are)"
+        )
+        counts = weights
+    if counts is None or not _has_all("sample counts", "used as weights", counts, notes):
+        return None, counts
+    return _normalise_by_round(rounds, counts), counts
+
+
+def _has_all(what: str, how: str, numbers: Numbers, notes: list[str]) -> bool:
+    """Return whether no number is missing; note it if only some are."""
+    missing = int(np.isnan(numbers).sum())
+    if 0 < missing < len(numbers):
+        notes.append(
+            f"the {what} are not {how}: {missing:,} of {len(numbers):,} used rows "
+            f"{'has' if missing == 1 else 'have'} none"
+        )
+    return missing == 0
+
+
+def _look_like_counts(rounds: NDArray[np.integer], weights: Numbers) -> bool:
+    """Return whether these are sample counts rather than q_t^n, whose sums are about 1."""
+    for low in range(0, len(weights), 1 << 20):  # most other weights show in the first part
+        part = weights[low : low + (1 << 20)]
+        if (part != np.round(part)).any():
+            return False
+    sums = np.bincount(rounds - rounds.min(), weights) if len(rounds) else np.zeros(0)
+    sums = sums[sums > 0]
+    return len(sums) > 0 and bool(np.median(sums) >= _COUNT_SUM)
+
+
+def _normalise_by_round(rounds: NDArray[np.integer], counts: Numbers) -> Numbers:
+    """Return each count divided by the sum of its round; 0 in a round without samples."""
+    if not len(rounds):
+        return counts
+    shifted = rounds - rounds.min()
+    sums = np.bincount(shifted, counts)
+    shares: Numbers = (counts / np.where(sums > 0, sums, 1.0)[shifted]).astype(np.float32)
+    return shares
+
+
+def average_by_client(
+    clients: NDArray[np.int32], samples: Numbers | None, size: int
+) -> Floats | None:
+    """Return each client's mean sample count, (N,), NaN without one; None if there are none."""
+    if samples is None or np.isnan(samples).all():
+        return None
+    given = ~np.isnan(samples)
+    sums = np.bincount(clients[given], samples[given], minlength=size)
+    rows = np.bincount(clients[given], minlength=size)
+    return np.where(rows > 0, sums / np.maximum(rows, 1), np.nan)
+
+
+def find_fraction(counts: Numbers) -> float | None:
+    """Return a sample count that is not a whole number: a point may separate thousands."""
+    for low in range(0, len(counts), 1 << 20):  # bounds the temporaries
+        part = counts[low : low + (1 << 20)]
+        odd = part[np.isfinite(part) & (part != np.round(part))]
+        if len(odd):
+            return float(odd[0])
+    return None

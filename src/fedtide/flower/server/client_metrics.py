@@ -1,0 +1,77 @@
+"""The metrics of several clients as one record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from logging import getLogger
+
+from flwr.app import MetricRecord, RecordDict
+
+from fedtide.errors import printable
+
+log = getLogger("flwr")
+
+Metrics = dict[str, float | list[float]]
+"""What a client measured, by name, checked."""
+
+MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
+"""Flower's: makes one record of those of several clients, given the name of their weight."""
+
+SAMPLES = "num-examples"
+"""The metric with the number of samples, as Flower calls it."""
+
+_LONGEST_TEXT = 200
+MAX_METRICS = 100
+"""How many metrics a client may send, and how many are averaged."""
+
+
+def aggregate_metrics(
+    parts: list[tuple[int, Metrics]], function: MetricsAggregator | None
+) -> MetricRecord | None:
+    """Return what the user's function makes of the clients' metrics, or else their means.
+
+    The function gets one RecordDict for each client, whose only record, "metrics", has the metrics
+    and "num-examples". It sees what clients sent: if it raises, that is logged, and the round has
+    no metrics.
+
+    Args:
+        parts: samples and metrics of each client; without any, the result is None.
+        function: the user's; None: means weighted by samples.
+    """
+    if not parts or function is None:
+        return average_metrics(parts)
+    records = [
+        RecordDict({"metrics": MetricRecord({**metrics, SAMPLES: samples})})
+        for samples, metrics in parts
+    ]
+    try:
+        found = function(records, SAMPLES)
+        if not isinstance(found, MetricRecord):
+            raise TypeError(f"it returned a {type(found).__name__} instead of a MetricRecord")
+    except Exception as error:  # one client's odd metrics must not end the training
+        reason = printable(f"{type(error).__name__}: {error}", _LONGEST_TEXT)
+        name = getattr(function, "__name__", type(function).__name__)
+        log.warning("no metrics: %s failed: %s", name, reason)
+        return None
+    return found
+
+
+def average_metrics(parts: list[tuple[int, Metrics]]) -> MetricRecord | None:
+    """Return the mean of each metric, weighted by samples, over the clients that give it.
+
+    Lists are left out, and so are all but the most frequent names if there are very many. The
+    metric "clients" is the number of clients, whatever they send under this name.
+    """
+    totals: dict[str, float] = {}
+    weights: dict[str, int] = {}
+    counts = Counter(name for _, metrics in parts for name in metrics)
+    kept = {name for name, _ in counts.most_common(MAX_METRICS)}
+    for samples, metrics in parts:
+        for name, value in metrics.items():
+            if not isinstance(value, list) and name in kept:
+                totals[name] = totals.get(name, 0.0) + samples * value
+                weights[name] = weights.get(name, 0) + samples
+    means = MetricRecord({name: total / weights[name] for name, total in totals.items()})
+    means["clients"] = len(parts)
+    return means if parts else None

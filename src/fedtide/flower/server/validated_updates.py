@@ -1,0 +1,101 @@
+"""The updates of clients, once they are checked."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms import ClientUpdates
+from fedtide.flower.server.client_metrics import Metrics
+
+
+@dataclass(frozen=True)
+class ValidatedUpdate:
+    """What one client sent, checked.
+
+    Args:
+        client: its number.
+        round: the round of the request that it answers.
+        update: Δ_n, shape (d,).
+        samples: how many samples it holds.
+        lr: γ; 0 if not given.
+        steps: I_n; 0 if not given.
+        gradients: ∇F_n at the model that it was sent, shape (d,); None unless requested.
+        metrics: further numbers, and lists of numbers.
+    """
+
+    client: int
+    round: int
+    update: Tensor
+    samples: int
+    lr: float
+    steps: int
+    gradients: Tensor | None = None
+    metrics: Metrics = field(default_factory=dict)
+
+    def norms(self) -> tuple[float, float]:
+        """Return the norm of Δ_n, and the largest of it, its mean gradient's and that of ∇F_n."""
+        norm = _norm(self.update)
+        gradient = norm / (self.lr * self.steps) if self.lr and self.steps else 0.0
+        reported = 0.0 if self.gradients is None else _norm(self.gradients)
+        return norm, max(norm, gradient, reported)
+
+
+def find_odd_rates(updates: Iterable[ValidatedUpdate], last: float) -> set[int]:
+    """Return the clients whose learning rate is not that of the others that answer the same round.
+
+    One rate belongs to one round. Where the server does not request it, the most frequent one
+    counts; of equally frequent ones, the nearest to the last one that counted, or else the largest:
+    a method that divides by a rate is ruined by a small one.
+
+    Args:
+        updates: of one round of the server, which may answer several rounds.
+        last: γ of the last round with updates; 0: none.
+    """
+    updates, odd = list(updates), set()
+    for t in {update.round for update in updates}:
+        rates = Counter(update.lr for update in updates if update.round == t)
+
+        def preference(rate: float, rates: Counter[float] = rates) -> tuple[float, float]:
+            near = -abs(math.log(rate / last)) if last and rate else rate
+            return rates[rate], near
+
+        agreed = max(rates, key=preference)
+        odd |= {u.client for u in updates if u.round == t and u.lr != agreed}
+    return odd
+
+
+def stack_updates(updates: list[ValidatedUpdate], weight: float, like: Tensor) -> ClientUpdates:
+    """Return updates of one learning rate and participation weight as an algorithm takes them.
+
+    Args:
+        updates: at least one, sorted by client.
+        weight: q_t^n of each.
+        like: the model.
+    """
+    gradients = [u.gradients for u in updates if u.gradients is not None]
+    return ClientUpdates(
+        clients=torch.tensor([u.client for u in updates]),
+        weights=torch.full((len(updates),), weight, dtype=like.dtype, device=like.device),
+        deltas=_stack([u.update for u in updates]),
+        lr=updates[0].lr,
+        steps=torch.tensor([u.steps for u in updates]),
+        samples=torch.tensor([u.samples for u in updates]),
+        gradients=_stack(gradients) if len(gradients) == len(updates) else None,
+    )
+
+
+def _norm(x: Tensor) -> float:
+    """Return the norm of a vector whose sum of squares is finite in its dtype; without a copy."""
+    values = x.numpy(force=True)
+    return math.sqrt(values.dot(values))
+
+
+def _stack(rows: list[Tensor]) -> Tensor:
+    """Return vectors, each of shape (d,), as rows; a single one is not copied."""
+    return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
