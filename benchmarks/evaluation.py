@@ -55,7 +55,8 @@ def _row(run: Run) -> tuple[str, ...]:
     run.metrics.clear()
     while len(run.metrics) < EVALUATIONS:
         run.round()
-        run.evaluate_if_due()
+        if run.is_evaluation_due:
+            run.evaluate()
     spent = run.timings
     share = spent.evaluation / (spent.evaluation + spent.training)
     rounds = run.metrics[-1]["round"] - run.metrics[-2]["round"]

@@ -9,21 +9,31 @@ set -eu
 umask 077
 name=${1:?the name or IP address of the server is missing}
 case $name in
-    *:*) kind=IP ;;
+    *:*:*) kind=IP ;;
+    *[!0-9A-Za-z._*-]*)
+        echo "keys.sh: give a name or an IP address without https:// or a port, not '$name'" >&2
+        exit 1
+        ;;
     *[!0-9.]*) kind=DNS ;;
     *.*.*.*) kind=IP ;;
     *) kind=DNS ;;
 esac
+# Files are moved here when all are made, so that a failure leaves no key without its certificate.
+new=$(mktemp -d ./new.XXXXXX)
+trap 'rm -rf "$new"' EXIT
 key="-newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes"
-if [ ! -e ca.key ]; then
-    openssl req -x509 $key -days 3650 -keyout ca.key -out ca.crt -subj "/CN=our-ca" \
+if [ -e ca.key ]; then
+    cp ca.key ca.crt "$new"
+else
+    openssl req -x509 $key -days 3650 -keyout "$new/ca.key" -out "$new/ca.crt" -subj "/CN=our-ca" \
         -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign,cRLSign"
 fi
-openssl req $key -keyout server.key -out server.csr -subj "/CN=$name"
+openssl req $key -keyout "$new/server.key" -out "$new/server.csr" -subj "/CN=$name"
 printf "subjectAltName=%s:%s\nbasicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\n" \
-    "$kind" "$name" > server.cnf
-openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 \
-    -extfile server.cnf -out server.pem
-rm server.csr server.cnf
-openssl req -x509 $key -days 365 -keyout local.key -out local.pem -subj "/CN=localhost" \
-    -addext "subjectAltName=DNS:localhost,IP:127.0.0.1"
+    "$kind" "$name" > "$new/server.cnf"
+openssl x509 -req -in "$new/server.csr" -CA "$new/ca.crt" -CAkey "$new/ca.key" -CAcreateserial \
+    -days 365 -extfile "$new/server.cnf" -out "$new/server.pem"
+openssl req -x509 $key -days 365 -keyout "$new/local.key" -out "$new/local.pem" \
+    -subj "/CN=localhost" -addext "subjectAltName=DNS:localhost,IP:127.0.0.1"
+[ -e ca.key ] || mv "$new/ca.key" "$new/ca.crt" .
+mv "$new/server.key" "$new/server.pem" "$new/local.key" "$new/local.pem" .

@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 import threading
+import time
 from pathlib import Path
 
 import matplotlib.figure
@@ -12,10 +13,12 @@ import pytest
 import safetensors.torch
 import torch
 
+from fedtide import atomic_io
 from fedtide.atomic_io import make_folder, write_atomically, write_frame, write_json, write_text
 from fedtide.errors import InvalidInputError
 from fedtide.participation.log.tables import write_table
 from fedtide.plotting.saving import save_figure
+from fedtide.simulation.run_folder import RunFolder
 
 TENSORS = {"x": torch.arange(3.0)}
 FRAME = pl.DataFrame({"round": [0, 1]})
@@ -40,6 +43,11 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
+_LINKS = pytest.mark.skipif(os.name != "posix", reason="links need a privilege on Windows")
+_MODES = pytest.mark.skipif(os.name != "posix", reason="file modes")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="named pipes")
 @pytest.mark.parametrize("kind", WRITERS)
 def test_the_reader_of_a_named_pipe_gets_the_file(kind, tmp_path):
     for name in ("plain", "piped"):
@@ -57,6 +65,7 @@ def test_the_reader_of_a_named_pipe_gets_the_file(kind, tmp_path):
     assert [*pipe.parent.iterdir()] == [pipe]
 
 
+@_LINKS
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_link_stays_and_its_target_is_written(kind, tmp_path):
     (tmp_path / "folder").mkdir()
@@ -70,6 +79,7 @@ def test_a_link_stays_and_its_target_is_written(kind, tmp_path):
     assert [*link.parent.iterdir(), *target.parent.iterdir()] == [link, target]
 
 
+@_LINKS
 def test_a_link_to_a_file_that_does_not_exist_yet(tmp_path):
     (tmp_path / "link").symlink_to("target")
     write_text(tmp_path / "link", "new")
@@ -77,6 +87,7 @@ def test_a_link_to_a_file_that_does_not_exist_yet(tmp_path):
     assert (tmp_path / "target").read_text() == "new"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="paths of descriptors")
 def test_the_descriptor_of_a_pipe(tmp_path):
     """As in `--json >(wc -c)`."""
     reading, writing = os.pipe()
@@ -88,6 +99,7 @@ def test_the_descriptor_of_a_pipe(tmp_path):
         os.close(writing)
 
 
+@_MODES
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("bits", [0o600, 0o664, 0o444])
 def test_a_file_keeps_its_mode(bits, kind, tmp_path):
@@ -99,6 +111,7 @@ def test_a_file_keeps_its_mode(bits, kind, tmp_path):
     assert mode(path) == bits
 
 
+@_MODES
 def test_what_replaces_a_private_file_is_never_readable_by_others(tmp_path):
     path, modes = tmp_path / "a", []
     path.write_text("old")
@@ -142,6 +155,82 @@ def test_a_full_disk_is_told_from_other_causes(rust, code, tmp_path):
     message = refused(tmp_path / "a", write)
     assert reason in message
     assert "disk space" in message.partition("; ")[2]
+
+
+def test_a_full_disk_of_windows(tmp_path, monkeypatch):
+    """There, the words are those of the system, and the number is that of C."""
+
+    def replace(*_):
+        raise OSError(errno.ENOSPC, "There is not enough space on the disk")
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(InvalidInputError, match=r"enough space on the disk.*free some disk space"):
+        write_text(tmp_path / "a", "new")
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_no_file_is_synced_that_is_open_for_reading_alone(kind, tmp_path, monkeypatch):
+    """The system calls of Windows fail there, so that nothing could be written."""
+    fcntl = pytest.importorskip("fcntl")
+    modes, sync = [], os.fsync
+
+    def fsync(file):
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            modes.append(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE)
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    WRITERS[kind](tmp_path / "a")
+    assert modes
+    assert os.O_RDONLY not in modes
+
+
+def test_windows_waits_until_the_file_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(atomic_io, "_IS_WINDOWS", True)
+    replace, attempts = Path.replace, []
+
+    def replace_at_third_attempt(draft, path):
+        attempts.append(path)
+        if len(attempts) < 3:
+            raise PermissionError(errno.EACCES, "Access is denied")
+        return replace(draft, path)
+
+    monkeypatch.setattr(Path, "replace", replace_at_third_attempt)
+    write_text(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert [*tmp_path.iterdir()] == [tmp_path / "a"]
+
+
+def test_windows_does_not_wait_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(atomic_io, "_IS_WINDOWS", True)
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Access is denied")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(InvalidInputError, match=r"out: .* cannot be written .Access is denied"):
+        write_text(tmp_path / "a", "new")
+    assert 0.5 < sum(slept) < 5
+    assert not [*tmp_path.iterdir()]
+
+
+def test_lines_end_alike_on_all_systems(tmp_path, monkeypatch):
+    """Text mode of Windows writes CR and LF."""
+
+    def open_as_on_windows(path, mode="r", buffering=-1, encoding=None, errors=None, newline=None):
+        ends = newline if "b" in mode or newline is not None else "\r\n"
+        return open(path, mode, buffering, encoding, errors, ends)
+
+    monkeypatch.setattr(Path, "open", open_as_on_windows)
+    write_text(tmp_path / "a", "one\ntwo\n")
+    write_table("out", tmp_path / "a.csv", FRAME)
+    folder = RunFolder(tmp_path)
+    folder.start_live_metrics([{"round": 0}])
+    folder.add_live_metrics({"round": 1})
+    for file in tmp_path.iterdir():
+        assert b"\r" not in file.read_bytes(), file
 
 
 @pytest.mark.parametrize("write", [*WRITERS.values(), lambda path: write_json(path, {})])

@@ -6,12 +6,15 @@ import itertools
 import json
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import polars as pl
@@ -126,6 +129,7 @@ def test_names_that_no_folder_can_have(command, fedtide):
         assert "choose another" in err
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no name there has * or ?")
 def test_a_run_below_a_folder_with_brackets(fedtide):
     status, out, err = fedtide("run", write(EXPERIMENT), "--out", "runs/[a]*")
     assert status == 0, err
@@ -164,6 +168,20 @@ def test_a_search_whose_runs_all_fail_offers_no_best(fedtide):
     assert status == 0, err
     assert "best: none, as all runs failed" in out
     assert "fedtide run" not in out
+
+
+@pytest.mark.parametrize("system", ["posix", "nt"])
+def test_the_command_that_runs_the_best_can_be_pasted(system, fedtide, monkeypatch):
+    """Single quotes mean nothing to the command line of Windows."""
+    rates = {"type": "two-stage", "lr": [0.1], "server_lr": [1.0]}
+    monkeypatch.setattr("fedtide.cli.sweep.os", SimpleNamespace(name=system))
+    file = write(EXPERIMENT | {"strategy": rates})
+    _, out, _ = fedtide("sweep", file, "--out", "my runs", "--workers=1")
+    command = out.splitlines()[-1].partition("run it with: ")[2]
+    assert "'" not in command or system == "posix"
+    words = re.findall(r'"[^"]*"|\S+', command) if system == "nt" else shlex.split(command)
+    best = str(Path("my runs/best.yaml"))
+    assert [word.strip('"') for word in words] == ["fedtide", "run", best, "seeds=[1, 2, 3]"]
 
 
 def test_without_out_runs_are_numbered(fedtide):
@@ -240,6 +258,15 @@ def test_methods_and_seeds_are_compared(fedtide):
     assert status == 0
     assert again == out.partition("runs and figure: ")[0]  # whatever their order in the file
     assert Path("figure.pdf").stat().st_size > 0
+
+
+@pytest.mark.usefixtures("fedtide")
+def test_the_package_can_be_run_where_the_command_is_not_on_the_path(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["fedtide", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("fedtide", run_name="__main__")
+    assert not ended.value.code
+    assert capsys.readouterr().out == f"fedtide {version('fedtide')}\n"
 
 
 def test_help_lists_every_command_with_an_example_of_an_override(fedtide):
@@ -571,12 +598,13 @@ def test_output_folders_with_other_contents_are_refused(fedtide):
     file = write(EXPERIMENT)
     study = write(EXPERIMENT | {"seeds": [1, 2]}, "study.yaml")
     before = everything()
+    is_file = f"{Path('full/notes.txt')} is a file"
     for arguments, words in [
         ((file, "--out", "full"), ("full is not empty", "no run")),
         ((file, "--out", "full", "--resume"), ("full is not empty", "no run")),
         ((study, "--out", "full"), ("full is not empty", "no sweep")),
-        ((file, "--out", "full/notes.txt"), ("full/notes.txt is a file", "folder")),
-        ((study, "--out", "full/notes.txt"), ("full/notes.txt is a file", "folder")),
+        ((file, "--out", "full/notes.txt"), (is_file, "folder")),
+        ((study, "--out", "full/notes.txt"), (is_file, "folder")),
     ]:
         message = refused(fedtide("run", *arguments))
         assert message.startswith("out: ")
@@ -748,13 +776,13 @@ def test_papers_refuse_places_that_cannot_be_written(fedtide):
     Path("file").write_text("")
     status, table, err = fedtide("papers", "004/skew", "--out", place, "--show")
     assert status == 2
-    assert err.startswith(f"fedtide: out: {place}/004/skew cannot be written (")
+    assert err.startswith(f"fedtide: out: {place / '004/skew'} cannot be written (")
     assert "L1 skew" in table  # only the figure is missing
     records = ["--records", "records", "--seeds", "0"]
     message = refused(fedtide("papers", "002/synthetic", "--out", place, *records))
-    assert message.startswith(f"out: {place}/002/synthetic")
+    assert message.startswith(f"out: {place / '002/synthetic'}")
     message = refused(fedtide("papers", "004/skew", "--records", place))
-    assert message.startswith(f"records: {place}/004/skew")
+    assert message.startswith(f"records: {place / '004/skew'}")
 
 
 def test_comparing_folders_without_finished_runs_is_refused(fedtide):
@@ -990,6 +1018,14 @@ def test_an_output_that_cannot_be_written_ends_in_a_sentence(
     else:
         assert err.startswith(f"fedtide: the output cannot be written ({os.strerror(code)}); ")
         assert err.count("\n") == 1
+
+
+def test_a_reader_that_has_gone_is_no_error_on_windows(fedtide, monkeypatch):
+    """As with `| more`: Python passes on what the system says, which is no EPIPE there."""
+    monkeypatch.setattr(sys, "stdout", Full(errno.EINVAL, "flush"))
+    for codes in ("_CLOSED_PIPE", "_OUTPUT_ERRORS"):
+        monkeypatch.setattr(f"fedtide.cli.main.{codes}", (errno.EINVAL,))
+    assert fedtide("examples") == (1, "", "")
 
 
 def test_errors_of_other_files_are_not_taken_for_those_of_the_output(fedtide, monkeypatch):

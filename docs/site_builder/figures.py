@@ -84,11 +84,14 @@ PARTICIPATION: dict[str, dict[str, Any]] = {
 
 
 def inline_svg(figure: Figure, title: str, prefix: str) -> str:
-    """Return a figure for a page, whose black and dark grey become the colour of the text."""
+    """Return a figure for a page, whose black and dark grey become the colour of the text.
+
+    The search does not see it: its words are numbers at axes and the metadata of Matplotlib.
+    """
     svg = figure_svg(figure, title, prefix)
     svg = re.sub("#(?:000000|333333|555555)", "currentColor", svg)
     svg = svg.replace("#ffffff", "none").replace("<svg ", '<svg fill="currentColor" ', 1)
-    return f'<figure class="drawn">{" ".join(svg.split())}</figure>'
+    return f'<figure class="drawn" data-search-exclude>{" ".join(svg.split())}</figure>'
 
 
 def draw_method(name: str) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,9 @@ DRAFT_PATTERNS = (".*.part", ".tmp??????")
 """Glob patterns of unfinished files, of `write_atomically` and of safetensors."""
 
 _HINT = "check its folder"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_IS_WINDOWS = os.name == "nt"
+_PATIENCE = (0.01, 0.05, 0.2, 0.5, 1.0)  # seconds between attempts to replace a file that is open
 _WRITE_ERRORS = (OSError, SafetensorError, pl.exceptions.ComputeError)
 
 
@@ -51,7 +55,7 @@ def write_atomically(
     Example:
         >>> write_text(Path("no/such/folder/a.txt"), "", field="json")
         Traceback (most recent call last):
-        fedtide.errors.InvalidInputError: json: no/such/folder/a.txt cannot be written (...); ...
+        fedtide.errors.InvalidInputError: json: no...a.txt cannot be written (...); ...
     """
     try:
         if is_special(path):
@@ -85,16 +89,29 @@ def _replace(path: Path, write: Callable[[Path], Any]) -> None:
             draft.unlink(missing_ok=True)
             draft.touch(0o600)
         write(draft)
-        with draft.open("rb") as file:
+        with draft.open("r+b") as file:  # Windows syncs no file that is open for reading alone
             os.fsync(file.fileno())
         if mode is not None:
             draft.chmod(mode)
-        draft.replace(path)
+        _rename(draft, path)
         _sync_folder(path.parent)
     except _WRITE_ERRORS:
         with suppress(OSError):  # the folder may be a file
             draft.unlink(missing_ok=True)
         raise
+
+
+def _rename(draft: Path, path: Path) -> None:
+    """Rename a file to `path`; on Windows, wait a moment for those who have that file open.
+
+    Nothing replaces it there while a reader of a run under way, or a virus scanner, looks at it.
+    """
+    for pause in _PATIENCE if _IS_WINDOWS else ():
+        with suppress(PermissionError):
+            draft.replace(path)
+            return
+        time.sleep(pause)
+    draft.replace(path)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -123,7 +140,8 @@ def unwritable(field: str, path: Path, error: Exception, hint: str = _HINT) -> I
     then resume or repeat')
     """
     reason = getattr(error, "strerror", None) or str(error)
-    if any(os.strerror(code) in reason for code in (errno.ENOSPC, errno.EDQUOT)):
+    is_full = getattr(error, "errno", None) in _FULL  # Windows has words of its own
+    if is_full or any(os.strerror(code) in reason for code in _FULL):
         hint = "free some disk space, then resume or repeat"
     return InvalidInputError(f"{field}: {path} cannot be written ({reason}); {hint}")
 
@@ -142,7 +160,8 @@ def make_folder(folder: Path, field: str = "out") -> None:
 
 def write_text(path: Path, text: str, field: str = "out", hint: str = _HINT) -> None:
     """Write text atomically."""
-    write_atomically(path, lambda draft: draft.write_text(text, encoding="utf-8"), field, hint)
+    content = text.encode()  # equal bytes on all systems: no \r\n
+    write_atomically(path, lambda draft: draft.write_bytes(content), field, hint)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, SupportsFloat, get_args
 
 import numpy as np
@@ -110,7 +110,8 @@ def require_folder_name(field: str, name: str) -> None:
     Traceback (most recent call last):
     fedtide.errors.InvalidInputError: name: '../elsewhere' cannot be a folder name; ...
     """
-    if not name.isprintable() or not name.strip(" .") or {"/", "\\"} & {*name} or name[0] == ".":
+    is_path = PurePath(name).name != name or "\\" in name  # on Windows also C:name
+    if not name.isprintable() or not name.strip(" .") or is_path or name[0] == ".":
         raise InvalidInputError(
             f"{field}: {name!r:.60} cannot be a folder name; choose one without / and leading dots"
         )

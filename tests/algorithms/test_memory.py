@@ -1,6 +1,7 @@
 """Client memories against a plain dictionary."""
 
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from fedtide.population import Population
 
 from .driver import Quadratics, drive, random_table
 
+HAS_FILES = pytest.mark.skipif(
+    sys.platform == "win32", reason="no file that is mapped can be removed on Windows"
+)
 COHORTS = st.lists(st.lists(st.integers(0, 19), unique=True), max_size=8)
 
 
@@ -72,6 +76,7 @@ def test_cleared_it_is_as_new(before, after):
     check(*written(memory, after))
 
 
+@HAS_FILES
 @given(COHORTS, COHORTS)
 @settings(max_examples=30)
 def test_in_a_file_it_is_the_same_and_can_be_restored(tmp_path_factory, before, after):
@@ -94,6 +99,7 @@ def test_what_is_read_is_a_copy():
     check(memory, kept)
 
 
+@HAS_FILES
 def test_a_method_with_its_memory_in_a_file_does_the_same(tmp_path):
     rng = np.random.default_rng(0)
     problem, table = Quadratics.random(rng, 4), random_table(rng, 12, 4)
@@ -105,7 +111,15 @@ def test_a_method_with_its_memory_in_a_file_does_the_same(tmp_path):
     assert torch.equal(restored.memory.read(everyone), in_ram.state.memory.read(everyone))
 
 
+@HAS_FILES
 def test_a_folder_that_cannot_hold_a_file_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInputError, match=r"^memory_folder: .*choose another"):
         ClientMemory.empty(2, torch.zeros(2), str(tmp_path / "file"))
+
+
+def test_windows_has_no_memory_in_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(InvalidInputError, match=r"^memory_folder: it needs Linux or macOS; "):
+        ClientMemory.empty(2, torch.zeros(2), str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()

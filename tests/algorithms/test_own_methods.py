@@ -1,6 +1,7 @@
 """Methods of a user's own: what breaks the contract is refused where it happens."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedtide import algorithms as a
 from fedtide.algorithms import Algorithm, RoundInfo, State
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.population import Population
+from fedtide.randomness import generator
 
 CENTERS = np.array([[0.0], [1.0], [2.0]])
 START, LR, ROUNDS = 0.5, 0.1, 6
@@ -30,9 +32,15 @@ class Plain(Algorithm[Sum]):
     """FedAvg, with functions that a test replaces by wrong ones."""
 
     wrong: str = ""
+    kept: dict[str, float] = field(default_factory=dict)
 
     def choose_cohort(self, state, cohort):
+        if self.wrong == "the state in place":
+            state.total.add_(1.0)
         return WRONG_COHORTS.get(self.wrong, lambda cohort: cohort)(cohort)
+
+    def split_by_start(self, state, cohort):
+        return WRONG_PARTS.get(self.wrong, lambda cohort: [cohort])(cohort)
 
     def instruct(self, state, clients):
         wrong = WRONG_INSTRUCTIONS.get(self.wrong, a.Instructions)
@@ -60,6 +68,14 @@ class Plain(Algorithm[Sum]):
         return replace(state, clients=clients, total=state.total + updates.deltas.sum(0))
 
     def step(self, state, lr):
+        if self.wrong in DRAWS:
+            state = replace(state, total=state.total + DRAWS[self.wrong]())
+        if self.wrong == "an attribute":
+            object.__setattr__(self, "calls", getattr(self, "calls", 0) + 1)
+        if self.wrong == "an entry of a field":
+            self.kept[str(state.round)] = lr
+        if self.wrong == "a field's entry again":
+            self.kept["calls"] = self.kept.get("calls", 0.0) + lr
         count = max(1, len(state.clients))
         direction = state.total / count
         weights = torch.full((len(state.clients),), 1 / count)
@@ -93,9 +109,23 @@ WRONG_COHORTS: dict[str, Any] = {
     "a cohort of arrays": lambda cohort: a.Cohort(cohort.clients.numpy(), cohort.weights.numpy()),
 }
 
+WRONG_PARTS: dict[str, Any] = {
+    "a client in no part": lambda cohort: [cohort.select([0, 1])],
+    "a client in two parts": lambda cohort: [cohort, cohort.select([2])],
+    "a cohort, not parts": lambda cohort: cohort,
+    "parts without rows": lambda cohort: (cohort.select(n) for n in range(3)),
+}
+
+DRAWS: dict[str, Any] = {
+    "draws from torch": lambda: torch.rand(()),
+    "draws from NumPy": lambda: np.random.rand(),  # noqa: NPY002
+}
+
 WRONG_INSTRUCTIONS: dict[str, Any] = {
     "only a model": lambda model: model,
     "one correction for all": lambda model: a.Instructions(model, torch.ones_like(model)),
+    "a mu for each client": lambda model: a.Instructions(model, mu=torch.ones(3)),
+    "a mu that is no number": lambda model: a.Instructions(model, mu=float("nan")),
 }
 
 WRONG_STEPS: dict[str, Any] = {
@@ -136,6 +166,10 @@ WRONG_STEPS: dict[str, Any] = {
         replace(info, direction=info.direction[0]),
     ),
     "a single weight": lambda state, after, info: (after, replace(info, weights=info.weights[:1])),
+    "weights that are no numbers": lambda state, after, info: (
+        after,
+        replace(info, weights=info.weights / 0.0),
+    ),
     "clients of earlier rounds": lambda state, after, info: (
         replace(after, clients=info.clients),
         info,
@@ -143,6 +177,19 @@ WRONG_STEPS: dict[str, Any] = {
 }
 
 COMPLAINTS = {
+    "draws from torch": r"algorithm\.step: it drew random numbers .*; draw them from fedtide\.ran",
+    "draws from NumPy": r"algorithm\.step: it drew random numbers .*; draw them from fedtide\.ran",
+    "an attribute": r"algorithm\.step: it stored something in the method's calls, .* in the state",
+    "an entry of a field": r"algorithm\.step: it stored something in the method's kept, ",
+    "a field's entry again": r"algorithm\.step: it stored something in the method's kept, ",
+    "the state in place": r"algorithm\.choose_cohort: it changed a tensor of the state in place, ",
+    "a client in no part": r"algorithm\.split_by_start: .* the clients \[0 1\], .* \[0 1 2\]; ",
+    "a client in two parts": r"algorithm\.split_by_start: .* the clients \[0 1 2 2\], the cohort ",
+    "a cohort, not parts": r"algorithm\.split_by_start: it gave Cohort\(.*; yield Cohorts",
+    "parts without rows": r"algorithm\.split_by_start: it gave \[Cohort\(.*; yield Cohorts",
+    "a mu for each client": r"algorithm\.instruct: its mu is tensor.*; give one finite number, ",
+    "a mu that is no number": r"algorithm\.instruct: its mu is nan; give one finite number, ",
+    "weights that are no numbers": r"algorithm\.step: .* the weights \[inf, inf, inf\]; give fin",
     "no dataclass": r"algorithm\.init: it returned namespace\(.*; return a state, a frozen ",
     "a list of clients": r"algorithm\.choose_cohort: it returned \[0, 1, 2\]; return a Cohort",
     "clients that do not exist": r"algorithm\.choose_cohort: .* \[1 2 3\]; give ids from 0 to 2, ",
@@ -206,6 +253,9 @@ def test_what_breaks_the_contract_is_refused(wrong):
     [
         "in place, in absorb",
         "in place, in step",
+        "draws from torch",
+        "an attribute",
+        "a client in no part",
         "stays in round 0",
         "another direction",
         "no direction",
@@ -231,6 +281,45 @@ def test_a_model_changed_in_place_is_not_that_of_later_runs(wrong):
 def test_what_keeps_the_contract_gives_the_closed_form(method, dtype):
     result = simulate(method, dtype=dtype)
     np.testing.assert_allclose(result.iterates[:, 0], expected(), rtol=1e-6)
+
+
+@dataclass(frozen=True)
+class Undefined(Plain):
+    """Divides by the number of updates, which is 0 in an empty round."""
+
+    def step(self, state, lr):
+        direction = state.total / len(state.clients)
+        info = RoundInfo(state.clients, torch.full((len(state.clients),), 0.5), direction)
+        return replace(self.init(state.model + direction, None), round=state.round + 1), info
+
+
+def test_an_empty_round_is_named_where_it_makes_the_model_undefined():
+    """The step size, which the message on a step that is not finite names, is not the reason."""
+    nobody = ft.participation.Table(np.array([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]))
+    with pytest.raises(
+        ft.InvalidInputError, match=r"^algorithm\.step: in a round without updates "
+    ):
+        simulate(Undefined(), participation=nobody, rounds=2)
+
+
+@dataclass(frozen=True)
+class Keyed(Plain):
+    """Keeps what the contract allows to keep, and draws as it allows to draw."""
+
+    @cached_property
+    def scale(self):
+        return float(torch.ones(2).sum())
+
+    def step(self, state, lr):
+        noise = generator(0, "noise", state.round).normal(size=1)
+        total = state.total + self.scale * torch.from_numpy(noise)
+        return super().step(replace(state, total=total), lr)
+
+
+def test_random_numbers_that_depend_on_the_round_alone_are_accepted():
+    once, again = simulate(Keyed()), simulate(Keyed())
+    np.testing.assert_array_equal(once.iterates, again.iterates)
+    assert not np.allclose(once.iterates, simulate("fedavg").iterates)
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,7 @@ def test_the_site_builds_without_a_warning_and_a_browser_reads_it(tmp_path, monk
     assert all((site / "participation" / f"{name}.html").exists() for name in PROCESSES)
     assert all((site / f"{page.stem}.html").exists() for page in DOCS.glob("*.md"))
     assert len(list((site / "notebooks").glob("*.html"))) == 3
+    assert "Matplotlib v" not in (site / "search.json").read_text(encoding="utf-8")  # of figures
     assert json.loads((site / "experiment.schema.json").read_text(encoding="utf-8"))["properties"]
     if CHROMIUM is None:
         pytest.skip("the site was built, but no browser is installed (chromium) to read it")

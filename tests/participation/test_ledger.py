@@ -456,12 +456,16 @@ def sqlite_url(file: Path, **query: str) -> str:
     return sql.URL.create("sqlite", database=str(file), query=query).render_as_string()
 
 
-@pytest.mark.parametrize("denied", ["ledger.db", "archive %20? 1"], ids=["file", "folder"])
+# SQLAlchemy 2.0 does not escape ?, and no name on Windows has one.
+_ODD_NAME = "archive %20? 1" if sql.__version__ >= "2.1" and os.name == "posix" else "archive"
+
+
+@pytest.mark.parametrize("denied", ["ledger.db", _ODD_NAME], ids=["file", "folder"])
 def test_who_may_not_write_a_ledger_reads_it_and_leaves_nothing_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: str
 ):
     """An auditor reads an archive, a backup that is mounted read-only, or the server's file."""
-    folder = tmp_path / "archive %20? 1"
+    folder = tmp_path / _ODD_NAME
     folder.mkdir()
     ledger = Ledger(url := sqlite_url(folder / "ledger.db"))
     ledger.commit(0, [Entry("ann", "used", 1.0)], time=0.0)
@@ -494,7 +498,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_training(
             ledger.commit(t, [Entry("ann", "used", 1.0)], time=0.0)
     plan = plan_pruning(url, keep=2)
     (tmp_path / "ledger.db").chmod(0o444)
-    if not os.geteuid():  # root may write any file
+    if os.name == "posix" and not os.geteuid():  # root may write any file
         monkeypatch.setattr(os, "access", lambda path, mode: Path(path).is_dir())
     for write in (Ledger, migrate_ledger, lambda url: [*prune_ledger(url, plan)]):
         with pytest.raises(InvalidInputError, match=r"^ledger: '.*db' cannot be written; change"):

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import sqlalchemy as sql
 from sqlalchemy.dialects import postgresql, sqlite
 
 import fedtide as ft
+from fedtide.cli.ledger_commands import export_command
 from fedtide.cli.main import main
 from fedtide.participation.log import ledger_maintenance
 from fedtide.participation.log.ledger import Entry, Ledger, read_ledger, read_rounds
@@ -357,3 +359,19 @@ def test_an_exported_ledger_is_a_log_for_audits_and_replays(
     replay = ft.participation.Replay(path).begin(Population(3), seed=0)
     assert [replay.round(t).clients.tolist() for t in (1, 5)] == [[0, 1], []]
     assert fedtide("export", url, tmp_path / "log.xlsx")[0] == 2
+
+
+def test_the_help_of_export_says_how_an_experiment_replays_the_log(tmp_path: Path) -> None:
+    example = shlex.split((export_command.__doc__ or "").strip().splitlines()[-1])
+    assert example[:3] == ["fedtide", "run", "experiment.yaml"]
+    pl.DataFrame({"round": [0, 1], "client": [0, 2]}).write_parquet(tmp_path / "log.parquet")
+    file = tmp_path / "experiment.yaml"
+    file.write_text(
+        "problem: {type: regression, clients: 3, samples: 30, features: 2, informative: 1}\n"
+        "participation: {type: bernoulli, rates: 0.5}\n"
+        "local: {steps: 1, lr: 0.1}\n"
+        "algorithm: fedavg\nrounds: 2\n",
+        encoding="utf-8",
+    )
+    found = ft.Experiment.load(file, example[3:]).participation
+    assert isinstance(found, ft.participation.Replay)

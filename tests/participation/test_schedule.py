@@ -28,6 +28,7 @@ from fedtide.participation import (
     participation_weights,
 )
 from fedtide.population import Population
+from fedtide.randomness import uniforms
 
 
 def test_weights_come_from_the_process_or_are_one_over_the_number_reported() -> None:
@@ -180,6 +181,122 @@ def test_a_dropout_model_of_ones_own_may_be_asked_about_nobody() -> None:
     nobody = Own(Gives(np.zeros(0, dtype=np.int64)))
     running = Schedule(Full(), nobody, Own([])).start(Population(clients=4), seed=0)
     assert running.round(0).reported.tolist() == []
+
+
+@dataclass(frozen=True)
+class Slow(Dropout):
+    """Client n reports in a share of the rounds of its own."""
+
+    shares: tuple[float, ...]
+
+    def draw_mask(self, seed: int, t: int, clients: Any) -> Any:
+        return uniforms(seed, "slow", t, clients) < np.array(self.shares)[clients]
+
+    @property
+    def reporting_probability(self) -> Any:
+        return np.array(self.shares)
+
+
+def test_known_rates_follow_the_clients_probabilities_of_reporting() -> None:
+    """With their mean, known rates would give the fast clients too much weight."""
+    shares, rounds, population = (0.9, 0.5, 0.1), 4000, Population(clients=3)
+    schedule = Schedule(Bernoulli(0.5), dropout=Slow(shares))
+    running = schedule.start(population, seed=0)
+    reported = np.zeros(3)
+    for t in range(rounds):
+        reported[running.round(t).reported] += 1
+    rates = schedule.known_rates(population, seed=0)
+    np.testing.assert_allclose(rates, [0.45, 0.25, 0.05])
+    np.testing.assert_allclose(reported / rounds, rates, atol=0.03)
+    assert schedule.reporting_probability == pytest.approx(0.5)
+    with pytest.raises(InvalidInputError, match=r"^dropout\.reporting_probability: 3 "):
+        schedule.known_rates(Population(clients=4), seed=0)
+
+
+class Global(AvailabilityStream):
+    """Draws from a generator that every stream shares."""
+
+    def round(self, t: int) -> AvailableClients:
+        return AvailableClients(np.flatnonzero(np.random.rand(40) < 0.5))  # noqa: NPY002
+
+
+class Sequential(AvailabilityStream):
+    """Draws from one generator for all rounds, so that a skipped round changes the next."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def round(self, t: int) -> AvailableClients:
+        return AvailableClients(np.flatnonzero(self.generator.random(40) < 0.5))
+
+
+class Forgetful(SelectionStream):
+    """Takes turns by counting its calls, but says that it need not be asked for every round."""
+
+    stateful = False
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def select(self, t: int, available: AvailableClients) -> Any:
+        self.calls += 1
+        return available.clients[[self.calls]]
+
+
+class Turns(Forgetful):
+    stateful = True
+
+
+class Coins(Own):
+    def draw_mask(self, seed: int, t: int, clients: Any) -> Any:
+        return np.random.rand(len(clients)) < 0.5  # noqa: NPY002
+
+
+@dataclass(frozen=True)
+class Streams(Availability, Selection):
+    """A process or a selection of the user's own with streams of this class."""
+
+    stream: Any
+
+    def begin(self, population: Population, seed: int) -> Any:
+        return self.stream()
+
+    def start(self, population: Population, seed: int) -> Any:
+        return self.stream()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "field"),
+    [
+        (Schedule(Streams(Global)), "participation"),
+        (Schedule(Streams(Sequential)), "participation"),
+        (Schedule(Full(), Streams(Forgetful)), "selection"),
+        (Schedule(Full(), dropout=Coins()), "dropout"),
+    ],
+)
+def test_rounds_that_a_resumed_run_would_not_repeat_are_refused(
+    schedule: Schedule, field: str
+) -> None:
+    complaint = f"^{field}: started twice with the same seed, .* in round 3; let a round follow"
+    with pytest.raises(InvalidInputError, match=complaint):
+        schedule.start(Population(clients=40), seed=0)
+
+
+def test_a_selection_that_counts_its_calls_may_be_stateful() -> None:
+    running = Schedule(Full(), Streams(Turns)).start(Population(clients=40), seed=0)
+    assert running.round(4).selected.tolist() == [5]
+
+
+class Ends(AvailabilityStream):
+    """Covers three rounds without saying so."""
+
+    def round(self, t: int) -> AvailableClients:
+        return AvailableClients(np.array([[0], [1], [2]][t]))
+
+
+def test_rounds_that_a_run_does_not_need_are_not_asked_for_in_vain() -> None:
+    running = Schedule(Streams(Ends)).start(Population(clients=40), seed=0)
+    assert running.round(2).reported.tolist() == [2]
 
 
 class InPlace(SelectionStream):

@@ -427,7 +427,7 @@ class FunctionalDropout(nn.Module):
         self.linear = nn.Linear(9, 3)
 
     def forward(self, x):
-        return self.linear(nn.functional.dropout(x, 0.5, self.training))
+        return self.linear(nn.functional.alpha_dropout(x, 0.5, self.training))
 
 
 def tracking_instance_norm():
@@ -458,6 +458,37 @@ def test_networks_that_are_not_pure_functions_are_refused(module, complaint):
     with pytest.raises(InvalidInputError, match=rf"^model: .*{complaint}"):
         FunctionalModel(module, (torch.ones(2, 9),))
     assert torch.equal(before, torch.get_rng_state())
+
+
+class Noisy(FunctionalDropout):
+    """Draws noise as stochastic depth and variational autoencoders do."""
+
+    def forward(self, x):
+        return self.linear(x + torch.randn_like(x) if self.training else x)
+
+
+def test_noise_is_refused():
+    with pytest.raises(
+        InvalidInputError, match=r"^model: .*global random generator \(as torch.rand"
+    ):
+        FunctionalModel(Noisy(), (torch.ones(2, 9),))
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "names", "hint"),
+    [
+        (nn.Conv2d(3, 2, 3), (torch.rand(2, 8, 8, 3),), None, r"array.transpose\(0, 3, 1, 2\)"),
+        (nn.Embedding(4, 2), (torch.ones(2, 1),), None, "whole numbers in a column of their own"),
+        (nn.Bilinear(2, 2, 1), (torch.ones(2, 2),), None, "give each argument of forward a column"),
+        (nn.Linear(2, 1), (torch.ones(2, 2),), ("x",), "give each argument of forward a column"),
+        (nn.Linear(2, 1), (torch.ones(2),) * 2, None, "give each argument of forward a column"),
+        (nn.Linear(1, 1), (torch.ones(2),), None, "in a list, as in inputs"),
+        (nn.Linear(3, 1), (torch.ones(2, 2),), None, "choose a network that fits"),
+    ],
+)
+def test_inputs_that_do_not_fit_get_a_hint(module, inputs, names, hint):
+    with pytest.raises(InvalidInputError, match=rf"^model: it cannot process features .*{hint}"):
+        FunctionalModel(module, inputs, names)
 
 
 def test_batch_norm_without_running_statistics_is_accepted():

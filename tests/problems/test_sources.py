@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 from datetime import date
 from decimal import Decimal
 
@@ -231,12 +232,14 @@ def test_images_without_a_range_of_pixels_are_refused(dtype):
 
 
 def test_files_and_folders_may_be_in_the_home_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(tmp_path))
     (tmp_path / "data").mkdir()
     pl.DataFrame({"x": [1.0]}).write_csv(tmp_path / "data" / "train.csv")
     assert read_source("train", "~/data/train.csv", order=()).names == ["x"]
-    with pytest.raises(InvalidInputError, match=r"^train: no file '~nobody-at-all/train.csv'"):
-        read_source("train", "~nobody-at-all/train.csv", order=())
+    if os.name == "posix":  # on Windows a folder beside the user's own
+        with pytest.raises(InvalidInputError, match=r"^train: no file '~nobody-at-all/train.csv'"):
+            read_source("train", "~nobody-at-all/train.csv", order=())
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int64, np.float16, np.float64, np.bool_])
@@ -330,6 +333,92 @@ def test_what_can_only_be_read_in_order_is_refused_with_what_to_give(kind):
     source, hint = STREAMS[kind]
     with pytest.raises(InvalidInputError, match=f"^train: .* is not a table; give .*{hint}"):
         read_source("train", source, order=["n"])
+
+
+class Samples(TensorDataset):
+    """Five samples of a client."""
+
+    def __init__(self):
+        super().__init__(torch.ones(5, 2), torch.ones(5))
+
+
+FRAME = pd.DataFrame({"a": [1.0, 2.0], "b": [3, 4], "c": [True, False]})
+CLIENTS = {
+    "frames": lambda: FRAME,
+    "polars": lambda: pl.from_pandas(FRAME),
+    "hugging-face": lambda: Dataset.from_pandas(FRAME),
+    "torch": Samples,
+}
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_data_set_for_each_client_is_refused_with_how_to_join_them(kind):
+    parts = {"ann": CLIENTS[kind](), "bob": CLIENTS[kind]()}
+    complaint = r"^train: it holds several data sets \(ann, bob\); .*a column of their clients"
+    with pytest.raises(InvalidInputError, match=complaint):
+        read_source("train", parts, order=["x", "y"], names="who")
+    complaint = "^train: it is a list of 2 data sets; .*a column of their clients"
+    with pytest.raises(InvalidInputError, match=complaint):
+        read_source("train", list(parts.values()), order=["x", "y"], names="who")
+
+
+def test_the_rows_of_joined_data_sets_are_a_table():
+    """As the message about a list of data sets says."""
+    parts = [Samples(), Samples()]
+    rows = [{"x": x, "y": y, "client": n} for n, part in enumerate(parts) for x, y in part]
+    table = read_source("train", rows, order=["x", "y"], names="client")
+    assert table.column("inputs", "x").shape == (10, 2)
+    assert table.column("clients", "client").tolist() == [0] * 5 + [1] * 5
+
+
+def test_columns_without_names_are_refused_with_how_to_name_them():
+    with pytest.raises(InvalidInputError, match=r"2 arrays, .* name them: {'x': ..., 'y': ...}"):
+        read_source("train", (np.ones((5, 2)), np.ones(5)), order=["x", "y"])
+
+
+@pytest.mark.parametrize("kind", ["frames", "polars"])
+def test_a_table_of_numbers_is_a_column_of_vectors(kind):
+    table = read_source("train", {"x": CLIENTS[kind](), "y": [0, 1]}, order=["x", "y"])
+    column = table.column("inputs", "x")
+    assert column.dtype == np.float64
+    assert column.tolist() == [[1, 3, 1], [2, 4, 0]]
+
+
+WRONG_TABLES = {
+    "text": (FRAME.assign(a="no"), r"its column 'a' does not hold one number per row"),
+    "missing": (FRAME.assign(b=[None, 1]), r"its column 'b': 1 of 2 values are missing"),
+    "lists": (FRAME.assign(b=[[1, 2], [3, 4]]), "its column 'b' does not hold one number"),
+    "empty": (FRAME[[]], "it is a table without columns"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_TABLES)
+def test_a_table_of_other_things_is_no_column(kind):
+    frame, complaint = WRONG_TABLES[kind]
+    with pytest.raises(InvalidInputError, match=f"^inputs: column 'x' of train: {complaint}"):
+        read_source("train", {"x": frame}, order=["x"]).column("inputs", "x")
+
+
+def test_the_index_of_a_pandas_table_is_no_column():
+    table = read_source("train", FRAME.set_index("b"), order=())
+    with pytest.raises(
+        InvalidInputError, match=r"^clients: .*no column 'b'; it is the index.*reset_index\('b'"
+    ):
+        table.column("clients", "b")
+    assert "b" not in table  # a test table need not say whose samples its rows are
+    assert read_source("train", FRAME.set_index("b", drop=False), order=()).names == ["a", "b", "c"]
+
+
+class Derived(pd.DataFrame):
+    """As the tables of libraries that extend pandas."""
+
+
+def test_pandas_tables_of_other_classes():
+    table = read_source("train", Derived(FRAME), order=())
+    assert table.column("inputs", "a").tolist() == [1, 2]
+    for source in (FRAME.groupby("b"), FRAME["a"]):
+        with pytest.raises(InvalidInputError, match=r"^train: .* is not a table; give a DataFrame"):
+            read_source("train", source, order=())
 
 
 def test_an_unknown_column_names_the_nearest():

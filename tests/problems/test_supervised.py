@@ -132,7 +132,8 @@ def test_a_folder_holds_training_and_test_samples(tmp_path):
 
 
 def test_a_changed_file_or_folder_in_the_home_folder_is_read_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(tmp_path))
     (tmp_path / "data").mkdir()
     for train in ("~/data/train.csv", "~/data"):
         losses = []
@@ -298,6 +299,54 @@ def test_sequences_of_different_lengths_reach_the_network_and_the_loss_with_a_ma
     assert actual == pytest.approx(float(torch.stack(expected).mean()))
     assert seen[0].shape == (2, 5)
     assert np.isfinite(run(problem, local=LOCAL).model).all()
+
+
+class Attentive(nn.Module):
+    """A network with an argument that is called as in the networks of Hugging Face."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(9, 3)
+
+    def forward(self, input_ids, attention_mask=None):
+        assert attention_mask.dtype == torch.int64
+        embedded = self.embedding(input_ids) * attention_mask.unsqueeze(-1)
+        return embedded.sum(1) / attention_mask.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("inputs", ["text", ["text"], {"input_ids": "text"}])
+def test_the_mask_reaches_networks_that_call_it_attention_mask(inputs):
+    lengths = RNG.integers(1, 6, 40)
+    tokens = [RNG.integers(1, 9, size).tolist() for size in lengths]
+    rows = {"text": tokens, "label": np.arange(40) % 3, "who": np.arange(40) % 4}
+    fields = {"target": "label", "clients": "who", "model": Attentive}
+    task = prepare(Supervised(rows, inputs=inputs, **fields))
+    weights = task.layout.unflatten(task.start)["embedding.weight"]
+    expected = functional.cross_entropy(
+        torch.stack([weights[row].mean(0) for row in tokens]), torch.tensor(rows["label"])
+    )
+    found = task.evaluate(task.start).metrics["train_loss"]
+    assert found == pytest.approx(float(expected))
+    assert np.isfinite(run(Supervised(rows, inputs=inputs, **fields), local=LOCAL).model).all()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_mask_of_the_users_own_takes_the_place_of_that_of_padding(named):
+    tokens = [[1, 2], [3, 4, 5], [6]]
+    rows = {
+        "text": tokens,
+        "seen": [[1, 0], [0, 1, 1], [1]],
+        "label": [0, 1, 2],
+        "who": [0, 0, 1],
+    }
+    columns = {"input_ids": "text", "attention_mask": "seen"}
+    inputs = columns if named else list(columns.values())
+    task = prepare(Supervised(rows, inputs=inputs, target="label", clients="who", model=Attentive))
+    weights = task.layout.unflatten(task.start)["embedding.weight"]
+    means = torch.stack([weights[1], weights[4:6].mean(0), weights[6]])
+    expected = functional.cross_entropy(means, torch.tensor(rows["label"]))
+    found = task.evaluate(task.start).metrics["train_loss"]
+    assert found == pytest.approx(float(expected))
 
 
 def test_a_target_is_the_first_input_where_none_is_named():
@@ -475,6 +524,36 @@ WRONG = {
     "loss-not-per-sample": (
         {"loss": lambda z, y: ((z.squeeze(1) - y) ** 2).mean()},
         r"loss: .*one number per sample, shape \(2,\)",
+    ),
+    "loss-of-each-target": (
+        {"target": ["a", "b"], "model": linear(2), "loss": nn.MSELoss(reduction="none")},
+        r"loss: .*values of shape \(2, 2\); .*, such as .*values.flatten\(1\).mean\(1\)",
+    ),
+    "loss-of-floats-for-whole-numbers": (
+        {
+            "train": columns() | {"signs": (FEATURES > 0).astype(int)},
+            "target": "signs",
+            "model": linear(3),
+            "loss": nn.BCEWithLogitsLoss(reduction="none"),
+        },
+        "loss: it fails .*; the target holds whole numbers; .*target.float",
+    ),
+    "loss-without-mask": (
+        {
+            "train": columns() | {"tokens": [[1] * (n % 3 + 1) for n in range(240)]},
+            "inputs": "tokens",
+            "model": lambda: nn.Sequential(nn.Embedding(2, 1), nn.Flatten(), nn.Linear(3, 1)),
+            "loss": lambda z, y: (z.squeeze(1) - y) ** 2,
+        },
+        r"loss: it fails .*; sequences are padded, so it must take \(outputs, target, mask\)",
+    ),
+    "metric-of-a-set": (
+        {"metrics": {"score": lambda z, y: ((z.squeeze(1) - y) ** 2).mean()}},
+        r"metrics.score: .*shape \(2,\); compute scores of a whole set.*result.module",
+    ),
+    "model-without-values": (
+        {"model": nn.Linear(3, 1, device="meta")},
+        "model: its parameters are on the meta device.*; build it on the CPU",
     ),
     "loss-that-is-a-class": (
         {"loss": nn.CrossEntropyLoss},

@@ -1,9 +1,11 @@
 """Run folders: one run at a time, damaged files are recognised, finished runs can be read."""
 
+import errno
 import logging
 import multiprocessing
 import os
 import shutil
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -74,14 +76,18 @@ def damage(file, how):
 
 @pytest.mark.parametrize("how", ["torn", "edited", "emptied"])
 def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(
-    how, fields, results, whole, killed, monkeypatch, caplog
+    how, fields, results, whole, killed, caplog
 ):
     newest = killed / "checkpoints" / "000000006.safetensors"
     damage(newest, how)
     starts = []
-    monkeypatch.setattr(Run, "start", lambda run: starts.append(run.ended))
+
+    class Starts(ft.callbacks.Callback):
+        def on_start(self, run):
+            starts.append(run.round)
+
     with caplog.at_level(logging.WARNING, logger="fedtide"):
-        ft.simulate(**fields, out=killed, resume=True)
+        ft.simulate(**fields, out=killed, resume=True, callbacks=[Starts()])
     assert starts == [3]
     (message,) = (record.getMessage() for record in caplog.records)
     assert message.startswith(str(newest))
@@ -129,6 +135,39 @@ def test_unfinished_files_of_a_killed_process_are_removed(name, fields, results,
     ft.simulate(**fields, out=killed, resume=True)
     assert not (killed / name).exists()
     assert results(killed) == results(whole)
+
+
+def keep_open(monkeypatch, *endings):
+    """Let files with these endings be open elsewhere: Windows removes no such file."""
+    unlink = Path.unlink
+
+    def unlink_unless_open(path, missing_ok=False):
+        if path.name.endswith(endings) and path.exists():
+            raise PermissionError(errno.EACCES, "The process cannot access the file", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink_unless_open)
+
+
+def test_files_that_are_open_elsewhere_do_not_end_a_run(
+    fields, results, whole, killed, monkeypatch
+):
+    """As while a report reads a run, or a backup the checkpoints."""
+    with monkeypatch.context() as patch:
+        keep_open(patch, "metrics.jsonl", "3.parquet", "3.safetensors")
+        ft.simulate(**fields, out=killed, resume=True)
+    assert results(killed) == results(whole)
+    ft.simulate(**fields, out=killed, resume=True)
+    assert not (killed / "metrics.jsonl").exists()
+    assert not (killed / "log").exists()
+    assert results(killed) == results(whole)
+
+
+def test_later_files_that_cannot_be_removed_are_refused(fields, killed, monkeypatch):
+    damage(killed / "checkpoints" / "000000006.safetensors", "edited")
+    keep_open(monkeypatch, "6.parquet")
+    with pytest.raises(ft.InvalidInputError, match=r"^out: .*6\.parquet cannot be written .*; "):
+        ft.simulate(**fields, out=killed, resume=True)
 
 
 # Finished runs.

@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
+from typer.testing import CliRunner
 
 import fedtide as ft
+from fedtide.cli.main import app
 from fedtide.metric_direction import lower_is_better
 from fedtide.report.loading import find_runs, group_by_method, load_runs
 from fedtide.report.page import make_sections, render_page
@@ -301,6 +303,22 @@ def test_two_experiments_with_one_name_are_two_methods(fields, tmp_path):
 def test_a_run_given_twice_counts_once(runs_folder):
     finished, _ = find_runs([runs_folder, runs_folder / "plain", runs_folder / "plain" / "seed-1"])
     assert len(finished) == 6
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_that_was_repeated_elsewhere_is_named_and_counts_once(fields, tmp_path):
+    for name, trainer in (("a", "reference"), ("b", "stacked"), ("c", "reference")):
+        run = fields | {"rounds": 2, "trainer": trainer}
+        ft.simulate(**run, algorithm="fedavg", out=tmp_path / name)
+    folders = [str(tmp_path / name) for name in "abc"]
+    said = f"has the experiment and seed of {folders[0]}"
+    compared = CliRunner().invoke(app, ["compare", *folders])
+    assert f"{folders[1]} {said}, and 1 more likewise" in compared.output
+    reported = CliRunner().invoke(app, ["report", *folders])
+    assert "not in the figures: 2 repeated" in reported.output
+    page = (tmp_path / "a" / "report.html").read_text(encoding="utf-8")
+    assert "2 of 3 runs are not in the figures" in page
+    assert page.count(said) == 2
 
 
 LOWER = (

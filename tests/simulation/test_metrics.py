@@ -37,7 +37,7 @@ def test_participation_loss_weighs_clients_by_how_they_came():
         tally.add(np.array(cohort, dtype=np.int64), np.full(len(cohort), 0.5))
     p = np.array([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3]) / 3
     assert p.sum() == pytest.approx(1)
-    assert np.allclose(tally.objective(), p)
+    assert np.allclose(tally.participation_weights(), p)
     losses = np.array([1.0, 2.0, 6.0])
     row = metrics_row(4, Evaluation({"loss": 3.0}, {"loss": losses}), tally)
     assert row["participation_loss"] == pytest.approx(p @ losses)

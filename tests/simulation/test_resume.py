@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 import shutil
+import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ import yaml
 
 import fedtide as ft
 from fedtide.algorithms import ALGORITHMS
-from fedtide.simulation.checkpoint import load_newest
+from fedtide.errors import InvalidInputError
+from fedtide.simulation import checkpoint as checkpoint_module
+from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 from fedtide.simulation.run_folder import RunFolder
 
 METHODS = {name: [{}] for name in ALGORITHMS} | {
@@ -186,6 +189,18 @@ def test_damaged_checkpoints_are_passed_over(
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
 
+def test_what_is_loaded_on_windows_does_not_depend_on_the_file(tmp_path, monkeypatch):
+    """Windows removes no file whose content is mapped into memory."""
+    monkeypatch.setattr(checkpoint_module, "_COPIES", True)
+    values = torch.arange(10_000.0)
+    save(tmp_path, Checkpoint(3, {"model": values}, {}))
+    loaded = load_newest(tmp_path).tensors["model"]
+    (file,) = tmp_path.glob("*.safetensors")
+    with file.open("r+b") as opened:  # in place, as renaming would leave a mapped file as it is
+        opened.write(bytes(file.stat().st_size))
+    assert torch.equal(loaded, values)
+
+
 def test_a_finished_run_is_left_alone(regression, tmp_path):
     whole = ft.simulate(**regression, out=tmp_path / "run")
     (tmp_path / "run" / ".lock").unlink(missing_ok=True)  # kept by some versions of filelock
@@ -228,6 +243,7 @@ def test_the_folder_tells_the_experiment(regression, tmp_path):
     assert again == ft.Experiment.from_dict(regression)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no name there has * or ?")
 @pytest.mark.parametrize("name", ["~/run", "[a]/run", "a*[0-9]?"])
 def test_names_of_folders_that_shells_and_libraries_expand(name, regression, tmp_path, monkeypatch):
     home = tmp_path / "home"
@@ -260,6 +276,15 @@ def test_a_folder_that_is_not_empty(regression, tmp_path):
         with pytest.raises(ft.InvalidInputError, match=r"^out: .* is not empty; it holds no run"):
             ft.simulate(**regression, out=tmp_path, resume=resume)
     assert contents(tmp_path) == before
+
+
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere names are no bytes")
+@pytest.mark.parametrize("name", [b"L\xe4ufe", b"L\xe4ufe/run"])
+def test_a_folder_whose_name_is_not_utf_8(name, regression, tmp_path):
+    path = os.fsencode(tmp_path) + b"/" + name
+    with pytest.raises(InvalidInputError, match=r"out: the path of .*L\\udce4ufe.* is not UTF-8"):
+        ft.simulate(**regression, out=os.fsdecode(path))
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_file_instead_of_a_folder(regression, tmp_path):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -19,7 +20,7 @@ import pytest
 import yaml
 
 import fedtide as ft
-from fedtide.sweep import Sweep, run_sweep
+from fedtide.sweep import Sweep, local_workers, run_sweep
 from fedtide.sweep.job import Job, _StatusReporter, run_job
 from fedtide.sweep.local_workers import _needs_main_module, _send_status, available_cores
 
@@ -228,6 +229,42 @@ def test_settings_that_change_numbers_reach_the_workers(tmp_path):
     assert alone[0] != alone[1]
 
 
+OWN_METHOD = """
+name: own
+problem: {type: quadratic, matrices: [[[1.0]], [[2.0]]], centers: [[0.0], [1.0]]}
+participation: full
+algorithm: {type: "own:Own"}
+local: {steps: 1, lr: 0.1}
+rounds: 2
+seeds: [1, 2]
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("breaks", [False, True])
+def test_workers_import_modules_of_the_working_directory(breaks, tmp_path):
+    """Which is not on Python's path where the command `fedtide` runs."""
+    (tmp_path / "own.yaml").write_text(OWN_METHOD)
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from multiprocessing import parent_process\n"
+        "import fedtide as ft\n\n\n"
+        + ("assert parent_process() is None, 'no child'\n\n\n" if breaks else "")
+        + "@dataclass(frozen=True)\nclass Own(ft.algorithms.FedAvg):\n    pass\n"
+    )
+    code = "from fedtide.cli.entry import main; main()"
+    command = [sys.executable, "-P", "-c", code, "sweep", "own.yaml", "--out", "out"]
+    run = subprocess.run(
+        [*command, "--workers", "2"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    if breaks:
+        assert "cannot read the run (AssertionError: no child)" in run.stderr + run.stdout
+    else:
+        assert run.returncode == 0, run.stderr
+        states = {path.parent.name for path in tmp_path.glob("out/**/summary.json")}
+        assert len(states) == 2
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("kind", "message"), [("own", "cannot import the classes"), ("lock", "cannot be sent to")]
@@ -247,13 +284,46 @@ def test_text_that_mentions_the_main_module_is_no_class_of_a_script():
 
 
 @pytest.mark.parametrize("missing", [("sched_getaffinity",), ("sched_getaffinity", "cpu_count")])
-def test_cores_are_counted_on_systems_without_affinity(missing, monkeypatch):
+def test_cores_are_counted_on_systems_without_affinity(missing, tmp_path, monkeypatch):
     """macOS and Windows have no sched_getaffinity; cpu_count may be unknown."""
+    monkeypatch.setattr(local_workers, "_CONTROL_GROUP", tmp_path)
     monkeypatch.delattr(os, missing[0], raising=False)
     monkeypatch.delattr(os, "process_cpu_count", raising=False)
     if len(missing) > 1:
         monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert available_cores() == (os.cpu_count() or 1)
+
+
+def test_windows_waits_for_no_more_processes_than_python_can(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    monkeypatch.setattr(os, "process_cpu_count", lambda: 128, raising=False)
+    monkeypatch.setattr(sys, "platform", "win32")
+    with ProcessPoolExecutor(available_cores()):  # refuses more there
+        pass
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "200000 100000\n"}, 2),  # docker run --cpus 2
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "6400000 100000\n"}, 8),  # more than there are
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),  # version 1
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({}, 8),
+    ],
+)
+def test_a_container_has_the_cores_of_its_quota(files, cores, tmp_path, monkeypatch):
+    """As the kernel documents cpu.max (cgroup-v2) and cpu.cfs_quota_us (sched-bwc)."""
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content, encoding="ascii")
+    monkeypatch.setattr(local_workers, "_CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert available_cores() == cores
 
 
 def test_a_retry_resumes_and_counts_the_loss(base, tmp_path):

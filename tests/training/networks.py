@@ -99,6 +99,21 @@ class Tied(nn.Module):
         return self.output(states)
 
 
+class Functions(nn.Module):
+    """Attention and dropout by functions instead of layers, as transformers have them."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.parts, self.output = nn.Linear(5, 24), nn.Linear(8, 1)
+        self.dropout = dropout
+
+    def forward(self, x):
+        p = self.dropout if self.training else 0.0
+        q, k, v = self.parts(x).view(-1, 3, 4, 2).unbind(1)
+        states = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
+        return self.output(nn.functional.dropout(states.flatten(1), p))
+
+
 class Branching(nn.Linear):
     """A linear layer whose output depends on a value that is only known when it runs."""
 
@@ -206,6 +221,8 @@ def network_task(kind, seed=0):
         mask = torch.arange(4) < torch.randint(1, 5, (count, 1), generator=draw)
         network = Tied(0.4 if kind == "tokens with dropout" else 0.0).double()
         return NetworkTask(network, (tokens, mask), tokens.roll(1, 1), next_token, (None, "mask"))
+    if kind == "functions with dropout":
+        return NetworkTask(Functions(0.4).double(), (features,), target, squares)
     if kind in ("convolutional", "pooled"):
         features = torch.randn(count, 2, 4, 4, generator=draw, dtype=torch.float64)
     if kind == "lstm with dropout":
@@ -233,6 +250,7 @@ KINDS = {
     "pooled": Pooled,
     "frozen": Frozen,
     "tokens": Tied,
+    "functions": Functions,
     **RECURRENT,
 }
 """The networks that a plain loop can follow (dropout draws other masks there)."""

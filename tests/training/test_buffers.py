@@ -40,7 +40,7 @@ def experiment(**fields):
 
 def run_rounds(run, rounds):
     """Run these rounds and return the clients whose updates were used in each."""
-    run.start()
+    run.evaluate()
     for _ in range(rounds):
         run.round()
     log = to_frame(run.log).filter(pl.col("stage") == "used")

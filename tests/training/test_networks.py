@@ -205,7 +205,7 @@ def test_auto_compiles_nothing_on_a_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize("trainer", ["stacked", "threaded"])
-@pytest.mark.parametrize("kind", ["tokens", "lstm"])
+@pytest.mark.parametrize("kind", ["tokens", "lstm", "functions"])
 def test_dropout_within_layers_is_the_same_in_every_trainer(kind, trainer):
     task, local = network_task(f"{kind} with dropout"), LocalTraining(steps=1, batch_size=6)
     plan = MinibatchPlanner(task.population, local, seed=2).plan(EVERYONE)

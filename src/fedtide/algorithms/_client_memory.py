@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +16,6 @@ from fedtide.errors import InvalidInputError
 
 _BLOCK = 2**16
 """How many numbers of client rows are converted to float64 at a time in the processor's cache."""
-
-
-def no_change(model: Tensor) -> Tensor:
-    """Return zeros of the model's shape in float64, in the memory of one."""
-    return model.new_zeros((), dtype=torch.float64).expand_as(model)
 
 
 @dataclass(frozen=True)
@@ -197,6 +193,8 @@ class ClientMemory:
 
 def _file_rows(clients: int, like: Tensor, folder: str) -> Tensor:
     """Return rows for all clients in a sparse file, which takes space only for written rows."""
+    if sys.platform == "win32":  # where a file that is mapped into memory cannot be removed
+        raise InvalidInputError("memory_folder: it needs Linux or macOS; leave it out")
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=folder, prefix="fedtide-") as file:

@@ -63,8 +63,9 @@ class CoordinatewiseTrimmed(Wrapper[TrimmedState]):
         if self.inner.centralised or not self.inner.averages_updates:
             raise InvalidInputError(
                 "inner: its step is not a weighted average of the round's updates; give fedavg, "
-                "fedprox, fedau, f3ast, known-rates, weighted-fedavg, or auto with preconditioned: "
-                "false and without control variates, and put other wrappers around this one"
+                "fedprox, fedau, f3ast, known-rates, weighted-fedavg, auto with preconditioned: "
+                "false and without control variates, or a method of your own with averages_updates "
+                "True, and put other wrappers around this one"
             )
         if self.inner.scales_coordinates:
             raise InvalidInputError(

@@ -8,8 +8,8 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from fedtide.algorithms._client_memory import ClientMemory, no_change
-from fedtide.algorithms.base import Algorithm, RoundInfo, State, no_updates
+from fedtide.algorithms._client_memory import ClientMemory
+from fedtide.algorithms.base import Algorithm, RoundInfo, State, empty_sum, no_updates
 from fedtide.population import Population
 
 
@@ -44,7 +44,7 @@ class LatestUpdatesState(State):
             round=0,
             memory=ClientMemory.empty(population.clients, model, folder),
             total=torch.zeros_like(model, dtype=torch.float64),
-            change=no_change(model),
+            change=empty_sum(model, torch.float64),
             clients=no_updates(model)[0],
             **fields,
         )
@@ -73,7 +73,7 @@ class LatestUpdatesState(State):
             model=self.model + direction,
             round=self.round + 1,
             total=self.total + self.change,
-            change=no_change(self.model),
+            change=empty_sum(self.model, torch.float64),
             clients=self.clients[:0],
         )
         return state, RoundInfo(self.clients, weights, direction)

@@ -15,6 +15,7 @@ from fedtide.algorithms.base import (
     RoundInfo,
     State,
     WeightedTotal,
+    empty_sum,
     no_updates,
 )
 from fedtide.import_paths import is_own
@@ -49,7 +50,7 @@ class WeightedSumState(State):
             model=model,
             round=0,
             population=population.clients,
-            total=_no_sum(model),
+            total=empty_sum(model),
             clients=clients,
             weights=weights,
             **fields,
@@ -173,12 +174,7 @@ def _next_round(state: SumT, model: Tensor) -> SumT:
         state,
         model=model,
         round=state.round + 1,
-        total=_no_sum(model),
+        total=empty_sum(model),
         clients=clients,
         weights=weights,
     )
-
-
-def _no_sum(model: Tensor) -> Tensor:
-    """Return zeros of the model's shape in the memory of one."""
-    return model.new_zeros(()).expand_as(model)

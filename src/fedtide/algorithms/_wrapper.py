@@ -47,7 +47,7 @@ def require_one_model(inner: Algorithm[Any]) -> None:
     if inner.clients_keep_models:
         raise InvalidInputError(
             "inner: its clients continue from models of their own, most of which would not follow "
-            "the steps of this method; give another method than fedawe and fedpbc"
+            "the steps of this method; give one whose clients start from the server's model"
         )
 
 

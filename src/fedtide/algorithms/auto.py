@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedtide.algorithms._client_memory import ClientMemory, no_change
+from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
-from fedtide.algorithms.base import ClientUpdates, RoundInfo
+from fedtide.algorithms.base import ClientUpdates, RoundInfo, empty_sum
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.import_paths import is_own
@@ -30,7 +30,7 @@ _LARGEST_FACTOR = 10.0
 
 
 @dataclass(frozen=True)
-class LatestUpdate:
+class ControlVariates:
     """The latest update of every client, in the role of control variates.
 
     Args:
@@ -43,15 +43,22 @@ class LatestUpdate:
     mean: Tensor
     change: Tensor
 
-    def replaced(self, updates: ClientUpdates) -> LatestUpdate:
+    @classmethod
+    def initial(cls, model: Tensor, population: Population, folder: str | None) -> ControlVariates:
+        """Return them before round 0, all zero."""
+        rows = ClientMemory.empty(population.clients, model, folder)
+        mean = torch.zeros_like(model, dtype=torch.float64)
+        return cls(rows, mean, empty_sum(mean))
+
+    def store(self, updates: ClientUpdates) -> ControlVariates:
         """Return the same with new updates of these clients."""
         change = self.rows.change_to(updates.deltas, updates.clients).add_(self.change)
         return replace(self, rows=self.rows.write(updates.clients, updates.deltas), change=change)
 
-    def at_the_end_of_a_round(self) -> LatestUpdate:
+    def finish_round(self) -> ControlVariates:
         """Return the same with a mean that contains the new updates."""
         mean = self.mean + self.change / self.rows.clients
-        return replace(self, mean=mean, change=no_change(mean))
+        return replace(self, mean=mean, change=empty_sum(mean))
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class AutoState(WeightedSumState):
     used_rounds: int
     squares: Tensor | None
     mean: Tensor
-    latest: LatestUpdate | None
+    latest: ControlVariates | None
 
 
 @configurable
@@ -175,6 +182,9 @@ class Auto(WeightedSum[AutoState]):
     def init(self, model: Tensor, population: Population) -> AutoState:
         paid = torch.zeros(population.clients, dtype=torch.float64)
         squares = torch.zeros_like(model) if self.preconditioned else None
+        latest = None
+        if self.control_variates:
+            latest = ControlVariates.initial(model, population, self.memory_folder)
         return AutoState.initial(
             model,
             population,
@@ -183,13 +193,8 @@ class Auto(WeightedSum[AutoState]):
             used_rounds=0,
             squares=squares,
             mean=model.to(torch.float64, copy=True),
-            latest=self._no_updates(model, population) if self.control_variates else None,
+            latest=latest,
         )
-
-    def _no_updates(self, model: Tensor, population: Population) -> LatestUpdate:
-        rows = ClientMemory.empty(population.clients, model, self.memory_folder)
-        mean = torch.zeros_like(model, dtype=torch.float64)
-        return LatestUpdate(rows, mean, no_change(model))
 
     def weigh(self, state: AutoState, updates: ClientUpdates) -> Tensor | None:
         """Return ρ debt_n; None with control variates, which need all updates, or in a subclass."""
@@ -203,7 +208,7 @@ class Auto(WeightedSum[AutoState]):
             return super().absorb(state, updates)
         changes = latest.rows.subtracted_from(updates.deltas, updates.clients)
         state = super().absorb(state, replace(updates, deltas=changes))
-        return replace(state, latest=latest.replaced(updates))
+        return replace(state, latest=latest.store(updates))
 
     def client_weights(self, state: AutoState, updates: ClientUpdates) -> Tensor:
         """Return ρ debt_n: `normaliser` bounds the sum of a round."""
@@ -226,7 +231,7 @@ class Auto(WeightedSum[AutoState]):
             direction = info.direction + self.server_lr * state.latest.mean
             info = replace(info, direction=direction.to(state.model.dtype))
             model = state.model + info.direction
-            moved = replace(moved, model=model, latest=state.latest.at_the_end_of_a_round())
+            moved = replace(moved, model=model, latest=state.latest.finish_round())
         if state.squares is not None:
             squares = state.squares + info.direction.square()
             info = replace(info, direction=info.direction * _factors(squares))

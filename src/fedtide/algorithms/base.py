@@ -276,7 +276,11 @@ class Algorithm(ABC, Generic[StateT]):
 
     @property
     def weights_follow_updates(self) -> bool:
-        """Whether the weights of updates depend on the updates, and not on who took part alone."""
+        """Whether the weights of updates depend on what clients send, not on who took part alone.
+
+        That is, on the updates or on how many steps each client took: a report then cannot tell
+        how much clients count from a log.
+        """
         return False
 
     @property
@@ -405,7 +409,7 @@ class Algorithm(ABC, Generic[StateT]):
         return self.with_model(after, model)
 
     def is_finished(self, state: StateT) -> bool:
-        """Return whether no update can enter the model any more, whoever takes part."""
+        """Return whether no update can enter the model any more, whichever clients take part."""
         return False
 
     def output(self, state: StateT) -> Tensor:
@@ -416,3 +420,13 @@ class Algorithm(ABC, Generic[StateT]):
 def no_updates(model: Tensor) -> tuple[Tensor, Tensor]:
     """Return the empty (clients, weights) with which a round begins."""
     return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=model.dtype)
+
+
+def empty_sum(model: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return zeros of the model's shape, with which a sum begins, in the memory of one.
+
+    Args:
+        model: shape (d,).
+        dtype: of the sum; None: that of the model.
+    """
+    return model.new_zeros((), dtype=dtype).expand_as(model)

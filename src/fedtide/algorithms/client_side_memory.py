@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedtide.algorithms._client_memory import no_change
-from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, State
+from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, State, empty_sum
 from fedtide.algorithms.fedau import FedAU
 from fedtide.algorithms.fedlaavg import FedLaAvg
 from fedtide.algorithms.mifa import MIFA
@@ -102,7 +101,7 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
             round=0,
             population=population.clients,
             total=torch.zeros_like(model, dtype=torch.float64),
-            change=no_change(model),
+            change=empty_sum(model, torch.float64),
             clients=torch.zeros(0, dtype=torch.int64),
         )
 
@@ -127,6 +126,6 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
             model=state.model + info.direction,
             round=state.round + 1,
             total=total if remembers else state.total,
-            change=no_change(state.model),
+            change=empty_sum(state.model, torch.float64),
             clients=state.clients[:0],
         ), info

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import is_dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import cached_property
+from numbers import Real
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,20 +18,33 @@ from fedtide.algorithms.base import Algorithm, Cohort, Instructions, RoundInfo
 from fedtide.errors import InvalidInputError
 from fedtide.import_paths import is_own
 
+_T = TypeVar("_T")
 
-def involves_own(algorithm: Algorithm[Any]) -> bool:
-    """Return whether a method, or one that it is built on, is the user's own."""
-    parts = (part for part in vars(algorithm).values() if isinstance(part, Algorithm))
-    return is_own(type(algorithm)) or any(map(involves_own, parts))
+_NUMPY_ROUNDS = 10
+"""In how many rounds it is checked that a method does not use NumPy's global generator."""
+
+_MAY_REUSE_MEMORY = ("absorb", "absorb_total", "step")
+"""The functions of a method that are not pure."""
+
+
+def find_own(algorithm: Algorithm[Any]) -> Iterator[Algorithm[Any]]:
+    """Yield a method, and those that it is built on, as far as they are the user's own."""
+    if is_own(type(algorithm)):
+        yield algorithm
+    for part in vars(algorithm).values():
+        if isinstance(part, Algorithm):
+            yield from find_own(part)
 
 
 class ContractCheck:
     """Follows the state of a method of the user's own, and refuses what breaks the contract.
 
     Others hold the model, too, so it must not change in place. A `RoundInfo` that does not say what
-    happened misleads wrappers, reports and the influence of clients.
+    happened misleads wrappers, reports and the influence of clients. What is drawn from a global
+    generator, or stored in the method, would be different in a run that is resumed.
 
     Args:
+        own: the method, and those that it is built on, as far as they are the user's own.
         state: what `init` returned.
         model: what it was given, shape (d,).
         clients: N.
@@ -37,7 +53,9 @@ class ContractCheck:
         InvalidInputError: anything but a state before round 0 with such a model.
     """
 
-    def __init__(self, state: Any, model: Tensor, clients: int) -> None:
+    def __init__(
+        self, own: Iterable[Algorithm[Any]], state: Any, model: Tensor, clients: int
+    ) -> None:
         is_state = is_dataclass(state) and isinstance(getattr(state, "model", None), Tensor)
         if not is_state or not hasattr(state, "round"):
             raise InvalidInputError(
@@ -48,7 +66,33 @@ class ContractCheck:
             raise InvalidInputError(f"init: its state has round {state.round}; give it round 0")
         _check_tensor("init", "model", state.model, model)
         self._clients = clients
+        self._attributes = [(method, _attributes(method)) for method in own]
         self._begin_round(state)
+
+    def call(self, function: Callable[..., _T], state: Any, *args: Any) -> _T:
+        """Return what a function of the method returns.
+
+        Raises:
+            InvalidInputError: it drew from a global generator, stored something in the method, or
+                changed a state that it may only read.
+        """
+        name, versions, t = function.__name__, _versions(state), state.round
+        generators = _generators(t)
+        found = function(state, *args)
+        if _generators(t) != generators:
+            raise InvalidInputError(
+                f"algorithm.{name}: it drew random numbers from the global generator of torch or "
+                "NumPy, so that no run could be repeated or resumed; draw them from "
+                "fedtide.randomness.generator(seed, purpose, state.round)"
+            )
+        if name not in _MAY_REUSE_MEMORY and _versions(state) != versions:
+            raise InvalidInputError(
+                f"algorithm.{name}: it changed a tensor of the state in place, which only absorb "
+                "and step may do; make a new one"
+            )
+        for method, attributes in self._attributes:
+            _check_attributes(name, attributes, _attributes(method))
+        return found
 
     def after_choose_cohort(self, found: Any) -> None:
         """Check what `choose_cohort` returned.
@@ -71,11 +115,32 @@ class ContractCheck:
                 f"to {self._clients - 1}, each at most once"
             )
 
+    def after_split(self, cohort: Cohort, found: Any) -> list[Cohort]:
+        """Return the parts into which `split_by_start` divided a cohort.
+
+        Raises:
+            InvalidInputError: anything but parts in which each of its clients is once.
+        """
+        parts = list(found) if isinstance(found, Iterable) else None
+        if parts is None or not all(isinstance(p, Cohort) and p.clients.ndim == 1 for p in parts):
+            raise InvalidInputError(
+                f"algorithm.split_by_start: it gave {found if parts is None else parts!r:.60}; "
+                "yield Cohorts, such as cohort.select([position])"
+            )
+        ids = torch.cat([cohort.clients[:0], *(part.clients for part in parts)])
+        if not torch.equal(ids.sort().values, cohort.clients.sort().values):
+            raise InvalidInputError(
+                f"algorithm.split_by_start: its parts have the clients {ids.numpy()!s:.60}, the "
+                f"cohort {cohort.clients.numpy()!s:.60}; yield each of them in exactly one part"
+            )
+        return parts
+
     def after_instruct(self, clients: Tensor, found: Any) -> None:
         """Check what `instruct` returned for these clients, shape (S,).
 
         Raises:
-            InvalidInputError: no instructions, or a model or correction of another shape or dtype.
+            InvalidInputError: no instructions, a model or correction of another shape or dtype, or
+                a μ that is no finite number.
         """
         if not isinstance(found, Instructions):
             raise InvalidInputError(
@@ -85,6 +150,12 @@ class ContractCheck:
         if found.correction is not None:
             rows = self._start.expand(len(clients), -1)
             _check_tensor("algorithm.instruct", "correction", found.correction, rows)
+        mu: Any = found.mu
+        if not isinstance(mu, Real) or not math.isfinite(mu):
+            raise InvalidInputError(
+                f"algorithm.instruct: its mu is {mu!r:.60}; give one finite number, and put "
+                "clients with another one into another part of split_by_start"
+            )
 
     def after_weigh(self, clients: Tensor, found: Any) -> None:
         """Check what `weigh` returned for these clients, shape (S,).
@@ -142,6 +213,7 @@ class ContractCheck:
         _check_tensor("algorithm.step", "model", state.model, self._start)
         self._check_clients(info)
         _check_tensor("algorithm.step", "direction", info.direction, self._start)
+        self._check_finite(info)
         _check_direction(self._start, state.model, info.direction)
         self._begin_round(state)
 
@@ -150,7 +222,7 @@ class ContractCheck:
         self._arrived: list[NDArray[np.int64]] = []
 
     def _resume(self, state: Any) -> None:
-        """Begin anew from a state that was set from outside, as from a checkpoint."""
+        """Start again from a state that was set from outside, as from a checkpoint."""
         if state is not self._state:
             self._begin_round(state)
 
@@ -178,10 +250,80 @@ class ContractCheck:
                 "every round without clients"
             )
 
+    def _check_finite(self, info: RoundInfo) -> None:
+        """Refuse numbers that are not finite where no step size is the reason."""
+        if not bool(info.direction.isfinite().all()):
+            if not any(map(len, self._arrived)):
+                raise InvalidInputError(
+                    "algorithm.step: in a round without updates its direction is not finite; "
+                    "divide by max(1, their number), or leave the model where it is"
+                )
+        elif not bool(info.weights.isfinite().all()):
+            raise InvalidInputError(
+                f"algorithm.step: its RoundInfo has the weights {info.weights.tolist()!s:.60}; "
+                "give finite numbers"
+            )
+
 
 def _version(model: Tensor) -> int:
     """Return how often a tensor was changed in place; inference tensors do not count it."""
     return 0 if model.is_inference() else model._version
+
+
+def _versions(state: Any) -> list[Any]:
+    """Return how often each tensor of a state, or of a part of it, was changed in place."""
+    values = (getattr(state, field.name) for field in fields(state))
+    return [
+        _version(value) if isinstance(value, Tensor) else _versions(value)
+        for value in values
+        if isinstance(value, Tensor) or is_dataclass(value)
+    ]
+
+
+def _generators(t: int) -> tuple[bytes, Any]:
+    """Return the states of the global generators in round t: of torch, on the CPU, and of NumPy.
+
+    NumPy takes long to tell, so it is asked in the first rounds only.
+    """
+    generator = np.random.get_state(legacy=False) if t < _NUMPY_ROUNDS else None  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes(), _freeze(generator)
+
+
+def _freeze(state: Any) -> Any:
+    """Return a generator's state in a form that can be compared."""
+    if isinstance(state, dict):
+        return {name: _freeze(value) for name, value in state.items()}
+    return state.tobytes() if isinstance(state, np.ndarray) else state
+
+
+def _attributes(method: Algorithm[Any]) -> dict[str, list[Any]]:
+    """Return all that a method holds, by attribute; what it has computed once may be kept."""
+    kind = type(method)
+    return {
+        name: _contents(value)
+        for name, value in vars(method).items()
+        if not isinstance(getattr(kind, name, None), cached_property)
+    }
+
+
+def _contents(value: Any) -> list[Any]:
+    """Return the objects in a container, or else a value itself."""
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    return list(value) if isinstance(value, list | tuple | set) else [value]
+
+
+def _check_attributes(
+    function: str, before: dict[str, list[Any]], after: dict[str, list[Any]]
+) -> None:
+    """Refuse other objects than before."""
+    for name in before.keys() | after.keys():
+        old, new = before.get(name), after.get(name)
+        if old is None or new is None or list(map(id, old)) != list(map(id, new)):
+            raise InvalidInputError(
+                f"algorithm.{function}: it stored something in the method's {name}, which a "
+                "resumed run would not know; keep it in the state"
+            )
 
 
 def _check_ids(field: str, clients: Any, weights: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import starmap
-from typing import Generic
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -17,8 +17,10 @@ from fedtide.algorithms.base import (
     StateT,
     WeightedTotal,
 )
-from fedtide.algorithms.contract_checks import ContractCheck, involves_own
+from fedtide.algorithms.contract_checks import ContractCheck, find_own
 from fedtide.population import Population
+
+_T = TypeVar("_T")
 
 Train = Callable[[Instructions, Cohort], ClientUpdates]
 """Trains a part of a cohort as instructed and returns the updates that arrived."""
@@ -64,13 +66,13 @@ class RoundDriver(Generic[StateT]):
         self.algorithm = algorithm
         self.state = algorithm.init(model, population)
         self._check: ContractCheck | None = None
-        if involves_own(algorithm):
-            self._check = ContractCheck(self.state, model, population.clients)
+        if own := list(find_own(algorithm)):
+            self._check = ContractCheck(own, self.state, model, population.clients)
 
     @property
     def output(self) -> Tensor:
         """The model that the algorithm recommends so far, shape (d,)."""
-        output = self.algorithm.output(self.state)
+        output = self._call(self.algorithm.output)
         if self._check is not None:
             self._check.after_output(output)
         return output
@@ -97,7 +99,7 @@ class RoundDriver(Generic[StateT]):
         train together. The arguments are those of `run`, except `train`, which takes all chunks.
         """
         chosen = self.choose_cohort(cohort)
-        parts = self.algorithm.split_by_start(self.state, chosen)
+        parts = self.split_by_start(chosen)
         chunks = (chunk for part in parts for chunk in part.split(chunk_size))
         for updates in train((self.instruct(chunk.clients), chunk) for chunk in chunks):
             self.absorb(updates)
@@ -105,21 +107,26 @@ class RoundDriver(Generic[StateT]):
 
     def choose_cohort(self, cohort: Cohort) -> Cohort:
         """Return the clients that train, given those that take part."""
-        chosen = self.algorithm.choose_cohort(self.state, cohort)
+        chosen = self._call(self.algorithm.choose_cohort, cohort)
         if self._check is not None:
             self._check.after_choose_cohort(chosen)
         return chosen
 
+    def split_by_start(self, cohort: Cohort) -> Iterable[Cohort]:
+        """Return the parts of the cohort whose clients start from the same model."""
+        parts = self.algorithm.split_by_start(self.state, cohort)
+        return parts if self._check is None else self._check.after_split(cohort, parts)
+
     def instruct(self, clients: Tensor) -> Instructions:
         """Return how these clients, shape (S,), should train; they start from the same model."""
-        instructions = self.algorithm.instruct(self.state, clients)
+        instructions = self._call(self.algorithm.instruct, clients)
         if self._check is not None:
             self._check.after_instruct(clients, instructions)
         return instructions
 
     def weigh(self, updates: ClientUpdates) -> Tensor | None:
         """Return the weights with which a sum may take the place of updates, see `Algorithm`."""
-        weights = self.algorithm.weigh(self.state, updates)
+        weights = self._call(self.algorithm.weigh, updates)
         if self._check is not None:
             self._check.after_weigh(updates.clients, weights)
         return weights
@@ -127,16 +134,16 @@ class RoundDriver(Generic[StateT]):
     def absorb(self, updates: ClientUpdates | WeightedTotal) -> None:
         """Fold in a chunk of the round's updates, or its sum."""
         if isinstance(updates, WeightedTotal):
-            state = self.algorithm.absorb_total(self.state, updates)
+            state = self._call(self.algorithm.absorb_total, updates)
         else:
-            state = self.algorithm.absorb(self.state, updates)
+            state = self._call(self.algorithm.absorb, updates)
         if self._check is not None:
             self._check.after_absorb(self.state, updates.clients, state)
         self.state = state
 
     def step(self, lr: float) -> RoundInfo:
         """End the round and return what happened; `lr` is γ_t."""
-        found = self.algorithm.step(self.state, lr)
+        found = self._call(self.algorithm.step, lr)
         if self._check is not None:
             self._check.after_step(self.state, found)
         self.state, info = found
@@ -148,3 +155,9 @@ class RoundDriver(Generic[StateT]):
             self.step(lr)  # with `RoundInfo`, which is what there is to check
         else:
             self.state = self.algorithm.advance(self.state, lr)
+
+    def _call(self, function: Callable[..., _T], *args: Any) -> _T:
+        """Return what a function of the method returns for the present state."""
+        if self._check is None:
+            return function(self.state, *args)
+        return self._check.call(function, self.state, *args)

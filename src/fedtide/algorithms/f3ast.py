@@ -40,7 +40,7 @@ class F3AST(WeightedSum[F3ASTState]):
 
     The paper's selection trains the K available clients for which the variance of the step falls
     most, those with the largest (1/N)² / r_n²: that is `LeastFrequent(size=K, beta=β)`. Without it
-    the method weights whoever takes part.
+    the method weights the clients that take part.
 
     Written from the authors' program (github.com/mriberodiaz/f3ast at 27b4e33); of the paper only
     the abstract was read. The program has β = 0.01 and r_n = p_n (the client's share of the

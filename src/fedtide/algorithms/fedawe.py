@@ -146,8 +146,7 @@ class FedAWE(Algorithm[FedAWEState]):
         """Yield the clients that last took part in the same round together, the earliest first."""
         last = state.last[cohort.clients]
         for t in sorted(set(last.tolist())):
-            together = last == t
-            yield Cohort(cohort.clients[together], cohort.weights[together])
+            yield cohort.select(last == t)
 
     def instruct(self, state: FedAWEState, clients: Tensor) -> Instructions:
         """Return how to train these clients, which last took part in the same round."""

@@ -127,7 +127,7 @@ class FedPBC(Algorithm[FedPBCState]):
         parts = [together.nonzero().flatten(), *(~together).nonzero()]
         for part in parts:
             if len(part):
-                yield Cohort(cohort.clients[part], cohort.weights[part])
+                yield cohort.select(part)
 
     def instruct(self, state: FedPBCState, clients: Tensor) -> Instructions:
         """Return how to train these clients, which have the same model."""
@@ -182,7 +182,7 @@ class FedPBC(Algorithm[FedPBCState]):
     def output(self, state: FedPBCState) -> Tensor:
         """Return the mean of all clients' models.
 
-        It is summed anew, as cheap as a step of every client: a mean that is kept from round to
-        round would drift away by its rounding errors.
+        It is summed from scratch, which costs no more than a step of every client: a mean that is
+        kept from round to round would accumulate rounding errors.
         """
         return state.start + state.local.sum() / len(state.mixed)

@@ -1,4 +1,4 @@
-"""FOCUS: gradient tracking between the server and whoever takes part."""
+"""FOCUS: gradient tracking between the server and the clients that take part."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class FOCUS(LatestUpdates[LatestUpdatesState]):
     so a client follows how its gradient has changed since it last took part, and the server keeps
     the sum of everyone's latest gradients. At a fixed point all clients agree on y = x and
     Σ ∇F_n(x) = 0: with exact gradients and small γ, the iterates reach the optimum of the mean
-    at a linear rate for strongly convex F_n, whoever takes part and however heterogeneous the
-    clients. A step is N times as long as that of methods that average: take η = 1 / N for their γ.
+    at a linear rate for strongly convex F_n, whichever clients take part and however
+    heterogeneous they are. A step is N times as long as that of methods that average: take
+    η = 1 / N for their γ.
 
     Written from the authors' program (github.com/BichengYing/FedASL at 72ea664, class FedASL, the
     method's former name); of the paper only the abstract was read. The program has η = 1, and a

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedtide.algorithms._client_memory import ClientMemory, no_change
+from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms._weighted_sum import WeightedSumState
-from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo
+from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo, empty_sum
 from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
@@ -97,7 +97,7 @@ class Scaffold(CohortAverage[ScaffoldState]):
             population,
             control=ClientMemory.empty(population.clients, model, self.memory_folder),
             mean_control=torch.zeros_like(model, dtype=torch.float64),
-            change=no_change(model),
+            change=empty_sum(model, torch.float64),
         )
 
     def instruct(self, state: ScaffoldState, clients: Tensor) -> Instructions:
@@ -121,4 +121,4 @@ class Scaffold(CohortAverage[ScaffoldState]):
         """Move the model and c."""
         state, info = super().step(state, lr)
         mean = state.mean_control + state.change / state.population
-        return replace(state, mean_control=mean, change=no_change(mean)), info
+        return replace(state, mean_control=mean, change=empty_sum(mean)), info

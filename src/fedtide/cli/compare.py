@@ -12,7 +12,7 @@ from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import FIGURE_SUFFIXES, save_figure
 from fedtide.report.comparison import print_comparison
 from fedtide.report.figures.run_comparison import comparison_figure
-from fedtide.report.loading import load_runs
+from fedtide.report.loading import find_repeats, load_runs
 from fedtide.validation import expand_home, require_suffix
 
 
@@ -24,9 +24,9 @@ def compare_command(
 ) -> None:
     """Compare finished runs: one row per method, mean ± standard deviation over its seeds.
 
-    A method without a finished run is compared as far as its runs are, and its name says so. Each
-    problem has a table of its own, because losses and accuracies of different problems are not
-    comparable.
+    A method without a finished run is compared as far as its runs are, and its name says so. Of
+    runs with the same experiment and seed, the first is shown. Each problem has a table of its own,
+    because losses and accuracies of different problems are not comparable.
 
     Example: fedtide compare runs/digits --figure digits.pdf
     """
@@ -37,5 +37,10 @@ def compare_command(
     console = new_console()
     print_comparison(runs, console)
     print_warnings(runs, console)
+    if repeats := find_repeats(runs):
+        first = f"{repeats[0].folder.path} {repeats[0].message}"
+        more = f", and {len(repeats) - 1:,} more likewise" if len(repeats) > 1 else ""
+        text = f"not in the table: {first}{more}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     if figure is not None:
         save_figure(comparison_figure(runs), figure)

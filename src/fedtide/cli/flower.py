@@ -45,6 +45,10 @@ def demo_command(
     _require_flower()
     if out is not None and out.exists():
         raise InvalidInputError(f"out: {out} exists; choose another")
+    if not hasattr(signal, "SIGHUP"):
+        raise InvalidInputError(
+            "flower: the demo needs Linux or macOS; on Windows, use the Windows Subsystem for Linux"
+        )
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else ignored, as under nohup
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     try:

@@ -156,7 +156,7 @@ def export_command(
 
     fedtide audit log.parquet
 
-    fedtide run experiment.yaml participation.type=replay participation.log=log.parquet
+    fedtide run experiment.yaml 'participation={type: replay, log: log.parquet}'
     """
     from fedtide.participation.log.ledger import read_history
     from fedtide.participation.log.schema import write_log

@@ -189,13 +189,15 @@ def main() -> None:
         if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
             raise
         _discard_output()
-        if error.errno != errno.EPIPE:  # whoever reads has enough
+        if error.errno not in _CLOSED_PIPE:  # else the reader has enough
             reason = f"the output cannot be written ({error.strerror}); free some disk space"
             print(f"fedtide: {reason}", file=sys.stderr)
         sys.exit(1)
 
 
-_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
+# Windows reports the write to a pipe whose reader has gone as EINVAL.
+_CLOSED_PIPE = (errno.EPIPE, errno.EINVAL) if os.name == "nt" else (errno.EPIPE,)
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, *_CLOSED_PIPE)
 
 
 def _discard_output() -> None:

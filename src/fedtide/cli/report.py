@@ -16,7 +16,7 @@ from fedtide.errors import Interrupted
 from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import save_figure
 from fedtide.report.comparison import comparison_table
-from fedtide.report.loading import IncompleteRun, find_runs
+from fedtide.report.loading import OmittedRun, find_repeats, find_runs
 from fedtide.report.page import Section, check_page, make_sections, read_sections, write_page
 from fedtide.validation import expand_home
 
@@ -75,12 +75,12 @@ def report_command(
     check_page(html)
     if watch is not None:
         _watch(folders, target, smooth, html, watch)
-    sections, incomplete = read_sections(folders, target, smooth)
-    write_page(html, sections, incomplete)
+    sections, omitted = read_sections(folders, target, smooth)
+    write_page(html, sections, omitted)
     if figures is not None:
         figures = expand_home(figures)
         _save_figures(sections, figures)
-    _print_summary(sections, incomplete)
+    _print_summary(sections, omitted)
     print(f"report: {html}" + (f"; figures: {figures}" if figures else ""))
 
 
@@ -90,13 +90,14 @@ def _watch(
     """Write the page at this interval until no run is under way, or Ctrl-C."""
     try:
         while True:
-            shown, incomplete = find_runs(folders)
+            shown, omitted = find_runs(folders)
             if shown:
-                write_page(html, make_sections(shown, target, smooth), incomplete, seconds)
+                listed = omitted + find_repeats(shown)
+                write_page(html, make_sections(shown, target, smooth), listed, seconds)
             ended = all(run.is_finished for run in shown)
-            if ended and all(run.state != "unfinished" for run in incomplete):
+            if ended and all(run.state != "unfinished" for run in omitted):
                 return
-            state = f"{sum(run.is_finished for run in shown)} of {len(shown) + len(incomplete)}"
+            state = f"{sum(run.is_finished for run in shown)} of {len(shown) + len(omitted)}"
             print(f"report: {html}; {state} runs have finished", flush=True)
             time.sleep(seconds)
     except Interrupted:
@@ -113,7 +114,7 @@ def _save_figures(sections: Sequence[Section], folder: Path) -> None:
                 save_figure(one.figure, below / f"{one.name}.{form}", dpi=200, field="figures")
 
 
-def _print_summary(sections: Sequence[Section], incomplete: Sequence[IncompleteRun]) -> None:
+def _print_summary(sections: Sequence[Section], omitted: Sequence[OmittedRun]) -> None:
     console = new_console()
     for section in sections:
         if len(sections) > 1:
@@ -121,7 +122,7 @@ def _print_summary(sections: Sequence[Section], incomplete: Sequence[IncompleteR
         runs = [run for group in section.groups.values() for run in group]
         console.print(comparison_table(runs))
         print_warnings(runs, console)
-    if incomplete:
-        states = Counter(run.state for run in incomplete)
+    if omitted:
+        states = Counter(run.state for run in omitted)
         counts = " and ".join(f"{number} {state}" for state, number in sorted(states.items()))
         console.print(f"not in the figures: {counts}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
+from subprocess import list2cmdline
 from typing import Annotated
 
 import polars as pl
@@ -72,7 +74,9 @@ def sweep_command(
         return
     best = out / BEST_FILE
     if frame["best"].any():
-        print(f"best: {best}; run it with: fedtide run {shlex.quote(str(best))} 'seeds=[1, 2, 3]'")
+        # Windows has other quotes than a shell; double ones mean the same in both.
+        name = shlex.quote(str(best)) if os.name == "posix" else list2cmdline([str(best)])
+        print(f'best: {best}; run it with: fedtide run {name} "seeds=[1, 2, 3]"')
     else:
         print("best: none, as all runs failed")
 

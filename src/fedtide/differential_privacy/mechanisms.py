@@ -160,7 +160,8 @@ class Gaussian(Mechanism):
         Σ_{n in S_t} a_t^n Δ_n · min(1, C / ‖Δ_n‖)  +  N(0, (z A C)² I)
 
     takes the place of the sum in the method's step. A is 1 for averages over all clients, K for
-    FedAU, and max 1 / p_n for known rates. The noise is the same whoever takes part, however few.
+    FedAU, and max 1 / p_n for known rates. The noise is the same whichever and however few
+    clients take part.
 
     A client with the weights a_t^n in the rounds T_n in which it took part has lost
 

@@ -20,8 +20,8 @@ def standard_normals(size: int, t: int, seed: int | None) -> Tensor:
     Args:
         size: how many.
         t: the round.
-        seed: the numbers are a function of it and the round, so whoever knows it can subtract
-            them; None: they come from the operating system's source for cryptography.
+        seed: the numbers are a function of it and the round, so anyone who knows it can
+            subtract them; None: they come from the operating system's source for cryptography.
     """
     if seed is not None:
         return torch.from_numpy(generator(seed, "privacy", t).standard_normal(size))

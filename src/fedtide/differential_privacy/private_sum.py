@@ -210,8 +210,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
         """Leave out the clients that may not take part."""
         shares = _ROUNDED * self.shares(state, cohort)
         allowed = self._may_take_part(state, cohort.clients.cpu(), shares)
-        chosen = Cohort(cohort.clients[allowed], cohort.weights[allowed])
-        return self.inner.choose_cohort(state.inner, chosen)
+        return self.inner.choose_cohort(state.inner, cohort.select(allowed))
 
     def absorb(self, state: PrivateSumState, updates: ClientUpdates) -> PrivateSumState:
         """Pass the clipped updates on."""
@@ -234,21 +233,8 @@ class PrivateSum(Wrapper[PrivateSumState]):
         scale = self.inner.server_lr / before.population
         clients, bound = before.clients.cpu(), self._bound(before)
         shares = before.weights.double().cpu() / bound
-        if len(shares) and not float(shares.max()) <= _ROUNDED:
-            raise InvalidInputError(
-                f"algorithm: {self.inner} gave an update the weight {shares.max() * bound:g}, more "
-                f"than its weight_bound of {bound:g}; correct the method"
-            )
-        if len(set(clients.tolist())) < len(clients):
-            raise InvalidInputError(
-                "updates: a client has two in one round, and is accounted for one; keep the last"
-            )
-        if not bool(self._may_take_part(state, clients, shares).all()):
-            raise InvalidInputError(
-                "updates: a client may not take part that sent one; ask those that choose_cohort "
-                "returns"
-            )
-        self._check_sum(before)
+        self._check_clients(state, clients, shares)
+        self._check_normaliser(before)
         inner, info = self.inner.step(before, lr)
         if over:
             return replace(state, inner=inner), info  # an empty round
@@ -328,15 +314,37 @@ class PrivateSum(Wrapper[PrivateSumState]):
         logarithm = math.log(state.clip) + self.mechanism.clip_rate * scale * count
         return math.exp(min(max(logarithm, _LEAST), _MOST))
 
-    def _check_sum(self, inner: WeightedSumState) -> None:
-        """Refuse a sum to which the noise does not fit, of a method of the user's own.
+    def _check_clients(self, state: PrivateSumState, clients: Tensor, shares: Tensor) -> None:
+        """Refuse updates that this round's noise and accounts do not cover.
+
+        Args:
+            state: with all updates of the round.
+            clients: who sent them, shape (S,).
+            shares: their a_t^n / A, shape (S,).
 
         Raises:
-            InvalidInputError: it is divided by something else than N, or the weights are not those
-                of clients whose updates are unknown.
+            InvalidInputError: a weight above A, two updates of a client, or one of a client that
+                may not take part.
         """
-        clients = inner.clients
-        if not is_own(type(self.inner)) or not len(clients):
+        if len(shares) and not float(shares.max()) <= _ROUNDED:
+            bound = self._bound(state.inner)
+            raise InvalidInputError(
+                f"algorithm: {self.inner} gave an update the weight {shares.max() * bound:g}, more "
+                f"than its weight_bound of {bound:g}; correct the method"
+            )
+        if len(set(clients.tolist())) < len(clients):
+            raise InvalidInputError(
+                "updates: a client has two in one round, and is accounted for one; keep the last"
+            )
+        if not bool(self._may_take_part(state, clients, shares).all()):
+            raise InvalidInputError(
+                "updates: a client may not take part that sent one; ask those that choose_cohort "
+                "returns"
+            )
+
+    def _check_normaliser(self, inner: WeightedSumState) -> None:
+        """Refuse a method of the user's own whose sum is divided by something else than N."""
+        if not is_own(type(self.inner)) or not len(inner.clients):
             return
         divisor = float(self.inner.normaliser(inner))
         if divisor != inner.population:

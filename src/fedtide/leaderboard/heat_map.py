@@ -17,7 +17,7 @@ _LIGHT = 4.0  # regrets above are on a dark ground
 def draw_heat_map(standings: Standings) -> Figure:
     """Return the figure: a panel for each problem of which cells were run."""
     board = standings.board
-    problems = [name for name in board.problems if any(p == name for p, _, _ in standings.results)]
+    problems = standings.begun
     height = 0.9 + (0.22 * len(board.methods) + 1.3) * max(1, len(problems))
     figure, panels = new_figure(height, 1, 9.5, [1.0], max(1, len(problems)))
     for panel, problem in zip(panels, problems, strict=False):

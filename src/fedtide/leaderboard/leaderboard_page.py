@@ -39,24 +39,19 @@ def write_page(file: Path, standings: Standings) -> None:
 def render_page(standings: Standings) -> str:
     """Return the page in Markdown."""
     board = standings.board
-    recorded = [name for name in board.problems if _is_begun(standings, name)]
     parts = [
         _head(board),
         _progress(standings),
         f"![Regrets of all methods under all patterns]({IMAGE})",
-        _against_fedavg(standings, recorded),
-        _best(standings, recorded),
-        *(_problem(standings, name) for name in recorded),
+        _against_fedavg(standings),
+        _best(standings),
+        *(_problem(standings, name) for name in standings.begun),
         _patterns(board),
         _methods(standings),
         _records(standings),
         _OWN,
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _is_begun(standings: Standings, problem: str) -> bool:
-    return any(place[0] == problem for place in standings.results)
 
 
 def _head(board: Leaderboard) -> str:
@@ -116,9 +111,9 @@ def format_hours(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _against_fedavg(standings: Standings, problems: Sequence[str]) -> str:
+def _against_fedavg(standings: Standings) -> str:
     board = standings.board
-    cells = [(problem, pattern) for problem in problems for pattern in board.patterns]
+    cells = [(problem, pattern) for problem in standings.begun for pattern in board.patterns]
     best = [standings.best(*cell, board.methods) for cell in cells]
     kinds = get_args(Outcome)
     rows, total = [], Counter[Outcome | None]()
@@ -143,13 +138,13 @@ by chance. **FedAvg wins {total["worse"]} of {compared} comparisons.**
 {_table(head, rows)}"""
 
 
-def _best(standings: Standings, problems: Sequence[str]) -> str:
+def _best(standings: Standings) -> str:
     board = standings.board
     notes = (f"- `{name}`: {one.note}." for name, one in board.methods.items() if one.note)
     parts = ["## The best methods, by what the server keeps"]
     parts += ["Some methods ask more of the clients than the others:", "\n".join(notes)]
     head = ["pattern", "FedAvg", *MEMORY_NAMES.values()]
-    for problem in problems:
+    for problem in standings.begun:
         rows = []
         for pattern in board.patterns:
             row = [pattern, regret_text(standings, problem, pattern, REFERENCE)]

@@ -78,7 +78,7 @@ def train(
 def _parts(driver: RoundDriver[Any], cohort: Cohort) -> list[_Part]:
     """Return who trains in a round of a run, and how."""
     chosen = driver.choose_cohort(cohort)
-    parts = driver.algorithm.split_by_start(driver.state, chosen)
+    parts = driver.split_by_start(chosen)
     found = [_Part(driver.instruct(part.clients), part) for part in parts if len(part)]
     if any(part.instructions.full_batch or part.instructions.gradients_at_start for part in found):
         raise InvalidInputError(

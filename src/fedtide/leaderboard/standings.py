@@ -76,6 +76,11 @@ class Standings:
     board: Leaderboard
     results: Results
 
+    @property
+    def begun(self) -> list[str]:
+        """The problems of which cells were run."""
+        return [name for name in self.board.problems if any(p == name for p, _, _ in self.results)]
+
     def missing(self) -> list[CellPlan]:
         """Return the cells that were not run."""
         return [cell for cell in self.board.cells() if cell.place not in self.results]

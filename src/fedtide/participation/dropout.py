@@ -25,8 +25,12 @@ class Dropout(ABC):
 
     @property
     @abstractmethod
-    def reporting_probability(self) -> float:
-        """The long-run probability that a selected client reports."""
+    def reporting_probability(self) -> float | NDArray[np.float64]:
+        """The long-run probability that a selected client reports, one for all or one per client.
+
+        Of shape (N,) in the latter case. Known rates are multiplied by it, so a mean over clients
+        whose probabilities differ would give each of them a wrong rate.
+        """
 
 
 @configurable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from numpy.typing import NDArray
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import AvailableClients, Ids
 from fedtide.validation import Numbers, require_one_per_client, require_probabilities
+
+_TRIED = 12
+"""How many rounds a schedule is tried out for; of every fourth, a second one is asked."""
 
 
 def check_stream(method: str, found: Any, expected: type) -> None:
@@ -29,13 +33,13 @@ def check_length(found: Any) -> None:
         )
 
 
-def check_rates(found: Any, clients: int) -> Numbers:
+def check_known_rates(found: Any, clients: int) -> Numbers:
     """Return the rates that a process says it knows, (N,).
 
     Raises:
         InvalidInputError: anything but a probability for each of the N clients.
 
-    >>> check_rates([0.5, -3], clients=2)
+    >>> check_known_rates([0.5, -3], clients=2)
     Traceback (most recent call last):
     fedtide.errors.InvalidInputError: known_rates: -3 is not within [0, 1]; give probabilities
     """
@@ -99,6 +103,33 @@ def check_reported(found: Any, t: int, count: int) -> NDArray[np.bool_]:
             f"the {count} selected clients"
         )
     return mask.astype(np.bool_)
+
+
+def check_repeatable(start: Callable[[], Any], length: int | None) -> None:
+    """Raise InvalidInputError if the participants of a round depend on the rounds asked for before.
+
+    Args:
+        start: starts a schedule, always the same one.
+        length: the number of rounds that it covers; None: endless.
+    """
+    try:
+        every, some = start(), start()
+        tried = range(_TRIED if length is None else min(length, _TRIED))
+        first = [every.round(t) for t in tried]
+        pairs = [(found, some.round(found.round)) for found in first[3::4]]
+    except Exception:  # user code may raise anything, and will where a run asks for that round
+        return
+    stages = {"participation": "available", "selection": "selected", "dropout": "reported"}
+    for found, again in pairs:
+        for field, stage in stages.items():
+            one, other = getattr(found, stage), getattr(again, stage)
+            if not np.array_equal(one, other):
+                raise InvalidInputError(
+                    f"{field}: started twice with the same seed, it gave the clients {one!s:.60} "
+                    f"and {other!s:.60} in round {found.round}; let a round follow from its "
+                    "number, the population and the seed alone, with numbers drawn from "
+                    "fedtide.randomness.uniforms(seed, purpose, t, ids)"
+                )
 
 
 def _check_ids(field: str, found: Any, t: int, clients: int, hint: str) -> Ids:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -20,8 +21,9 @@ from fedtide.participation.availability.base import (
 from fedtide.participation.dropout import Dropout, NoDropout
 from fedtide.participation.round_checks import (
     check_available,
+    check_known_rates,
     check_length,
-    check_rates,
+    check_repeatable,
     check_reported,
     check_selected,
     check_stream,
@@ -29,7 +31,9 @@ from fedtide.participation.round_checks import (
 from fedtide.participation.selection.base import Selection, SelectionStream
 from fedtide.participation.selection.uniform_of import All, UniformOf
 from fedtide.population import Population
-from fedtide.validation import require_probabilities
+from fedtide.validation import require_one_per_client, require_probabilities
+
+_REPORTING = "dropout.reporting_probability"
 
 _Number = TypeVar("_Number", bound=np.generic)
 
@@ -88,10 +92,19 @@ class Schedule:
     def start(self, population: Population, seed: int) -> ScheduleStream:
         """Start the availability process and the selection.
 
+        A process, selection or dropout model of the user's own is tried out before: it is started
+        twice, to see whether a round depends on the rounds that are asked for.
+
         Raises:
-            InvalidInputError: a parameter does not fit the population, or a process or selection of
-                the user's own gives no stream.
+            InvalidInputError: a parameter does not fit the population, or a process, selection or
+                dropout model of the user's own breaks its contract.
         """
+        stream = self._start(population, seed)
+        if stream.involves_own:
+            check_repeatable(partial(self._start, population, seed), stream.length)
+        return stream
+
+    def _start(self, population: Population, seed: int) -> ScheduleStream:
         with error_prefix("participation"):
             availability = self.process.begin(population, seed)
             check_stream("begin", availability, AvailabilityStream)
@@ -119,23 +132,26 @@ class Schedule:
         """
         rates = self.process.known_rates(population, seed)
         if rates is not None and is_own(type(self.process)):
-            rates = check_rates(rates, population.clients)
+            rates = check_known_rates(rates, population.clients)
         if rates is None or not self._selects_all(population.clients):
             return None
-        return rates * self.reporting_probability
+        probabilities = self._reporting_probabilities()
+        if len(probabilities) > 1:
+            require_one_per_client(_REPORTING, probabilities, population.clients)
+        return rates * probabilities
 
     @property
     def reporting_probability(self) -> float:
-        """The long-run probability that a selected client reports.
+        """The long-run probability that a selected client reports, on average over the clients.
 
         Raises:
             InvalidInputError: that of a dropout model of the user's own is not within [0, 1].
         """
-        probability = self.dropout.reporting_probability
-        field = "dropout.reporting_probability"
-        if len(require_probabilities(field, probability)) != 1:
-            raise InvalidInputError(f"{field}: {probability!r:.60} is no number; give the mean")
-        return float(probability)
+        return float(self._reporting_probabilities().mean())
+
+    def _reporting_probabilities(self) -> NDArray[np.float64]:
+        """Return those of the dropout model, shape (1,) or (N,)."""
+        return require_probabilities(_REPORTING, self.dropout.reporting_probability)
 
     def _selects_all(self, clients: int) -> bool:
         """Return whether every available one of so many clients is selected."""
@@ -178,6 +194,11 @@ class ScheduleStream:
         self._seed, self._clients = seed, clients
         self._checks_available, self._checks_selected = checked
         self._order = RoundOrder()
+
+    @property
+    def involves_own(self) -> bool:
+        """Whether the process, the selection or the dropout model is the user's own."""
+        return self._checks_available or self._checks_selected or is_own(type(self._dropout))
 
     def round(self, t: int) -> Participants:
         """Return the participants of round t.

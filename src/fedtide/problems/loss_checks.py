@@ -92,9 +92,13 @@ def require_per_sample(
     except InvalidInputError:
         raise
     except Exception as error:  # a user's code may raise anything
+        hint = "change it, the model's last layer or the target"
+        if masks and "positional argument" in str(error):
+            hint = "sequences are padded, so it must take (outputs, target, mask)"
+        elif not target.is_floating_point() and "Long" in str(error):
+            hint = "the target holds whole numbers; convert them, as target.float() does"
         raise InvalidInputError(
-            f"{field}: it fails on {shapes} ({first_line(error, 150)}); change it, the "
-            "model's last layer or the target"
+            f"{field}: it fails on {shapes} ({first_line(error, 150)}); {hint}"
         ) from error
     require_shape(field, values, outputs, target)
     if not are_close(values, again, rtol=1e-5) or not all(
@@ -117,12 +121,18 @@ def require_shape(field: str, values: object, outputs: Any, target: Tensor) -> N
         target: (B, ...).
     """
     count = len(target)
-    if not (isinstance(values, Tensor) and values.shape == (count,)):
-        raise InvalidInputError(
-            f"{field}: on outputs {_shape(outputs)} and targets {_shape(target)} of {count} "
-            f"samples it gives values {_shape(values)}; it must give one number per sample, shape "
-            f"({count},), as torch's losses do with reduction='none'"
-        )
+    if isinstance(values, Tensor) and values.shape == (count,):
+        return
+    hint = ", as torch's losses do with reduction='none'"
+    if isinstance(values, Tensor) and values.dim() > 1 and len(values) == count:
+        hint = ", such as the mean of these values, values.flatten(1).mean(1)"
+    elif field != "loss":
+        hint = "; compute scores of a whole set, such as F1, from the outputs of result.module()"
+    raise InvalidInputError(
+        f"{field}: on outputs {_shape(outputs)} and targets {_shape(target)} of {count} "
+        f"samples it gives values {_shape(values)}; it must give one number per sample, shape "
+        f"({count},){hint}"
+    )
 
 
 def _read_state(function: object) -> Attributes:

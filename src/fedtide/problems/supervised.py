@@ -81,8 +81,9 @@ class Supervised(Problem):
             form one vector together. A mapping passes them by the names of `forward`'s arguments.
             Integers stay integers, encoded images and uint8 arrays of two or more dimensions per
             sample become standardised pixels, and lists or arrays of different lengths are padded
-            with zeros; then `forward` gets `mask` (True: not padded), if it has an argument of that
-            name, and so does the loss.
+            with zeros; then `forward` gets `mask` (True: not padded) or, as networks of Hugging
+            Face call it, `attention_mask` (1: not padded), if it has an argument of that name, and
+            the loss gets the mask.
         target: the column that the loss compares outputs with, or several numeric ones. Text is
             encoded as classes in sorted order. None: the first input (self-supervised).
         clients: the column that names the client of each sample, or a number of clients, with
@@ -358,6 +359,10 @@ def resolve_network(model: ModelLike) -> Model | nn.Module | Callable[[], nn.Mod
     if isinstance(model, str | Mapping | Model):
         return resolve_model(model)
     if isinstance(model, nn.Module):
+        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+            raise InvalidInputError(
+                "model: its parameters are on the meta device, without values; build it on the CPU"
+            )
         check_network(model)
     return model
 

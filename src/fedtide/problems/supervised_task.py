@@ -37,6 +37,8 @@ from fedtide.problems.supervised_data import DeviceSamples
 
 Floats = NDArray[np.float64]
 
+_TOKENIZERS_MASK = "attention_mask"
+"""What networks of Hugging Face call it; their tokenizers give 1 and 0 instead of truth values."""
 _UNEVEN = 1.5  # how many times larger than the smallest class the largest is
 _MOST_RECALLS = 20  # classes whose recalls are columns of their own
 _APART = (
@@ -133,8 +135,8 @@ class SupervisedTask(Task):
             class_shares=_class_shares(data),
             names=data.shards.names,
         )
-        self._masks_reach_model = self._train.mask is not None and _takes_mask(module)
-        names = (*data.names, "mask") if self._masks_reach_model else data.names
+        self._mask_name = _mask_argument(module, data.names) if masks else None
+        names = data.names if self._mask_name is None else (*data.names, self._mask_name)
         self._example = _first(self._train, 2)
         self.model = FunctionalModel(module, self._arguments(self._example), names, training_dtype)
         self.fewest_samples = self.model.fewest_samples
@@ -461,9 +463,7 @@ class SupervisedTask(Task):
         arguments, target, rest = batch[:count], batch[count], list(batch[count + 1 :])
         key = rest.pop() if self.model.draws else None
         positions = rest.pop(0) if self._train.mask is not None else None
-        if self._masks_reach_model:
-            assert positions is not None
-            arguments = (*arguments, positions)
+        arguments = (*arguments, *self._mask_arguments(positions))
         return arguments, target, (positions, rest[0] if rest else None), key
 
     def _mean_loss(
@@ -476,10 +476,13 @@ class SupervisedTask(Task):
         return (losses * weights).sum() / weights.sum().clamp(min=1)
 
     def _arguments(self, samples: DeviceSamples) -> tuple[Tensor, ...]:
-        if not self._masks_reach_model:
-            return samples.inputs
-        assert samples.mask is not None
-        return (*samples.inputs, samples.mask)
+        return (*samples.inputs, *self._mask_arguments(samples.mask))
+
+    def _mask_arguments(self, positions: Tensor | None) -> tuple[Tensor, ...]:
+        """Return the mask of padded sequences as the network takes it, if it does."""
+        if positions is None or self._mask_name is None:
+            return ()
+        return (positions.long() if self._mask_name == _TOKENIZERS_MASK else positions,)
 
     @torch.no_grad()
     def _check_outputs(self, kind: TargetKind | None) -> None:
@@ -491,9 +494,10 @@ class SupervisedTask(Task):
         outputs, example = self.model.example_output, self._example
         count, classes = len(example), self._data.classes
         if kind is not None and not isinstance(outputs, Tensor):
+            part = "outputs.logits" if hasattr(outputs, "logits") else "a tensor"
             raise InvalidInputError(
                 f"model: it returns a {type(outputs).__name__}; return the logits or predictions "
-                "alone, or give a loss of your own"
+                f"alone ({part}), or give a loss of your own"
             )
         if classes and self._train.target.dim() == 1:
             shape = tuple(outputs.shape)
@@ -660,8 +664,17 @@ def _gather(tensor: Tensor, samples: Tensor) -> Tensor:
     return gathered.view(*samples.shape, *tensor.shape[1:])
 
 
-def _takes_mask(module: nn.Module) -> bool:
-    return "mask" in inspect.signature(module.forward).parameters
+def _mask_argument(module: nn.Module, names: Sequence[str | None]) -> str | None:
+    """Return the argument of `forward` that takes the mask of padded sequences; None: none does.
+
+    Args:
+        module: the network.
+        names: how its other arguments are passed: by keyword, or None by position.
+    """
+    parameters = [*inspect.signature(module.forward).parameters]
+    given = {*parameters[: names.count(None)], *names}
+    masks = (name for name in ("mask", _TOKENIZERS_MASK) if name in parameters)
+    return next((name for name in masks if name not in given), None)
 
 
 def _evaluation_chunk(module: nn.Module, device: torch.device) -> int:

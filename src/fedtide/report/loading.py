@@ -147,15 +147,15 @@ Groups = Mapping[str, Sequence[LoadedRun]]
 
 
 @dataclass(frozen=True)
-class IncompleteRun:
-    """A run that failed, has not ended yet and is not shown, or cannot be read.
+class OmittedRun:
+    """A run that failed, has not ended yet and is not shown, cannot be read, or repeats another.
 
     Args:
         folder: its folder.
         experiment: its resolved experiment, as plain data; empty if it cannot be read.
-        state: "failed", "unfinished" or "damaged".
+        state: "failed", "unfinished", "damaged" or "repeated".
         ended: the number of rounds covered by its last checkpoint.
-        message: why it failed, or what is damaged.
+        message: why it failed, what is damaged, or which run it repeats.
     """
 
     folder: RunFolder
@@ -171,15 +171,15 @@ def load_runs(folders: Iterable[str | Path]) -> list[LoadedRun]:
     Raises:
         InvalidInputError: a folder without a run, a damaged run, or no run to show.
     """
-    shown, incomplete = find_runs(folders)
-    for run in incomplete:
+    shown, omitted = find_runs(folders)
+    for run in omitted:
         if run.state == "damaged" or not shown:
             message = run.message or "the run has not ended; continue it with --resume"
             raise InvalidInputError(f"{run.folder.path}: {message}")
     return shown
 
 
-def find_runs(folders: Iterable[str | Path]) -> tuple[list[LoadedRun], list[IncompleteRun]]:
+def find_runs(folders: Iterable[str | Path]) -> tuple[list[LoadedRun], list[OmittedRun]]:
     """Return the runs to show, ordered by seed, and the others; each folder counts once.
 
     Shown are the finished runs, and those under way whose method has no finished run: a mean over
@@ -194,12 +194,25 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[LoadedRun], list[Inco
     finished = {_identity(run) for run in loaded if run.is_finished}
     shown = [run for run in loaded if run.is_finished or _identity(run) not in finished]
     hidden = [
-        IncompleteRun(run.folder, run.experiment, "unfinished", run.ended, "")
+        OmittedRun(run.folder, run.experiment, "unfinished", run.ended, "")
         for run in loaded
         if not run.is_finished and _identity(run) in finished
     ]
-    incomplete = [run for run in found if isinstance(run, IncompleteRun)]
-    return sorted(shown, key=lambda run: int(run.experiment["seed"])), incomplete + hidden
+    omitted = [run for run in found if isinstance(run, OmittedRun)]
+    return sorted(shown, key=lambda run: int(run.experiment["seed"])), omitted + hidden
+
+
+def find_repeats(runs: Iterable[LoadedRun]) -> list[OmittedRun]:
+    """Return the runs of an experiment and seed that an earlier one has; each seed counts once."""
+    first: dict[tuple[str, int], LoadedRun] = {}
+    repeats = []
+    for run in runs:
+        shown = first.setdefault((_identity(run), run.experiment["seed"]), run)
+        if shown is not run:
+            message = f"has the experiment and seed of {shown.folder.path}"
+            repeated = OmittedRun(run.folder, run.experiment, "repeated", run.ended, message)
+            repeats.append(repeated)
+    return repeats
 
 
 def _run_folders(folder: Path) -> list[Path]:
@@ -220,7 +233,7 @@ def _relative(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _load(path: Path) -> LoadedRun | IncompleteRun:
+def _load(path: Path) -> LoadedRun | OmittedRun:
     folder, experiment = RunFolder(path), {}
     try:
         with _reading(folder.experiment):
@@ -235,7 +248,7 @@ def _load(path: Path) -> LoadedRun | IncompleteRun:
             else _load_incomplete(folder, experiment)
         )
     except _DamagedError as error:
-        return IncompleteRun(folder, experiment, "damaged", 0, str(error))
+        return OmittedRun(folder, experiment, "damaged", 0, str(error))
 
 
 _EXPERIMENT_KEYS = ("name", "seed", "rounds", "problem", "algorithm")
@@ -326,13 +339,13 @@ def _last_saved_round(folder: RunFolder) -> int:
     return int(checkpoints[-1].stem) if checkpoints else 0
 
 
-def _load_incomplete(folder: RunFolder, experiment: dict[str, Any]) -> IncompleteRun:
+def _load_incomplete(folder: RunFolder, experiment: dict[str, Any]) -> OmittedRun:
     ended = _last_saved_round(folder)
     with _reading(folder.failure):
         failure = folder.read_failure()
     if failure is None:
-        return IncompleteRun(folder, experiment, "unfinished", ended, "")
-    return IncompleteRun(folder, experiment, "failed", ended, failure.sentence)
+        return OmittedRun(folder, experiment, "unfinished", ended, "")
+    return OmittedRun(folder, experiment, "failed", ended, failure.sentence)
 
 
 def group_by_method(runs: Iterable[LoadedRun]) -> dict[str, list[LoadedRun]]:

@@ -33,10 +33,11 @@ from fedtide.report.figures.learning_curves import client_figures, learning_figu
 from fedtide.report.figures.participation_raster import participation_figures
 from fedtide.report.loading import (
     Groups,
-    IncompleteRun,
     LoadedRun,
+    OmittedRun,
     abbreviate,
     differing_fields,
+    find_repeats,
     find_runs,
     flatten_alike,
     group_by_method,
@@ -120,14 +121,14 @@ def make_sections(
 
 def render_page(
     sections: Sequence[Section],
-    incomplete: Sequence[IncompleteRun],
+    omitted: Sequence[OmittedRun],
     refresh: float | None = None,
 ) -> str:
-    """Return the HTML of a report with these sections and a list of the incomplete runs.
+    """Return the HTML of a report with these sections and a list of the omitted runs.
 
     Args:
         sections: the sections.
-        incomplete: the runs that are in no figure.
+        omitted: the runs that are in no figure.
         refresh: after how many seconds a browser loads the page again; None: never.
     """
     template = files("fedtide.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
@@ -136,7 +137,7 @@ def render_page(
     )
     return environment.from_string(template).render(
         title=_title(sections),
-        incomplete=incomplete,
+        omitted=omitted,
         refresh=refresh,
         runs=sum(len(group) for section in sections for group in section.groups.values()),
         sections=[_content(section) for section in sections],
@@ -147,18 +148,18 @@ def render_page(
 
 def read_sections(
     folders: Iterable[str | Path], wanted: str | None = None, smooth: float = 0.0
-) -> tuple[list[Section], list[IncompleteRun]]:
+) -> tuple[list[Section], list[OmittedRun]]:
     """Return the sections of a report on the runs in these folders, and the runs in none of them.
 
     Raises:
         InvalidInputError: as `find_runs` and `make_sections`; no run has begun.
     """
-    shown, incomplete = find_runs(folders)
-    if incomplete and not shown:
-        first = incomplete[0]
+    shown, omitted = find_runs(folders)
+    if omitted and not shown:
+        first = omitted[0]
         message = first.message or "the run has not ended; continue it with --resume"
         raise InvalidInputError(f"report: no run to show; {first.folder.path}: {message}")
-    return make_sections(shown, wanted, smooth), incomplete
+    return make_sections(shown, wanted, smooth), omitted + find_repeats(shown)
 
 
 def check_page(html: Path) -> None:
@@ -171,7 +172,7 @@ def check_page(html: Path) -> None:
 def write_page(
     html: Path,
     sections: Sequence[Section],
-    incomplete: Sequence[IncompleteRun],
+    omitted: Sequence[OmittedRun],
     refresh: float | None = None,
 ) -> None:
     """Write the page of a report; see `render_page`.
@@ -180,7 +181,7 @@ def write_page(
         InvalidInputError: the file cannot be written.
     """
     make_folder(html.parent, field="html")
-    page = render_page(sections, incomplete, refresh)
+    page = render_page(sections, omitted, refresh)
     write_text(html, page, field="html", hint="choose another file")
 
 

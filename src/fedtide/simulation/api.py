@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Required, TypedDict, Unpack, overload
+from typing import Any, Required, TypedDict, Unpack, overload
 
 from fedtide.algorithms import Algorithm
 from fedtide.content_hash import hash_once
@@ -15,13 +15,19 @@ from fedtide.errors import InvalidInputError
 from fedtide.participation import Availability, Dropout, Selection
 from fedtide.problems import Problem
 from fedtide.problems.weighted_objective import Objective
-from fedtide.simulation.callbacks import Callback
+from fedtide.simulation.callbacks import Callback, check_callbacks
 from fedtide.simulation.cluster.ray_cluster import RayCluster, open_cluster
-from fedtide.simulation.divergence import OnNonfinite
-from fedtide.simulation.experiment import Checkpoints, Evaluate, Experiment, LogStage
+from fedtide.simulation.experiment import (
+    Checkpoints,
+    Dtype,
+    Evaluate,
+    Experiment,
+    LogStage,
+    OnNonfinite,
+)
 from fedtide.simulation.result import Result, Results
 from fedtide.simulation.run_folder import Resume, RunFolder
-from fedtide.simulation.runner import check_callbacks, execute
+from fedtide.simulation.runner import execute
 from fedtide.simulation.task_cache import count_alike
 from fedtide.training import LocalTraining
 from fedtide.training.trainers.select import TrainerName
@@ -48,7 +54,7 @@ class _Arguments(TypedDict, total=False):
     dropout: Dropout | Config | str
     privacy: Mechanism | Config | None
     evaluation: Evaluate | Config
-    dtype: Literal["float32", "float64", "bfloat16"]
+    dtype: Dtype
     device: str
     trainer: TrainerName
     compile: bool
@@ -85,7 +91,7 @@ def simulate(
     dropout: Dropout | Config | str = "none",
     privacy: Mechanism | Config | None = None,
     evaluation: Evaluate | Config = _EVALUATE,
-    dtype: Literal["float32", "float64", "bfloat16"] = "float32",
+    dtype: Dtype = "float32",
     device: str = "cpu",
     trainer: TrainerName = "auto",
     compile: bool = True,

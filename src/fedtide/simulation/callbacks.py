@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,6 +177,22 @@ class Callback:
 
     def on_error(self, run: RunView, error: BaseException) -> None:
         """When the run is interrupted or fails; the error is raised again afterwards."""
+
+
+def check_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
+    """Return the callbacks as a tuple.
+
+    Raises:
+        InvalidInputError: something else among them, or a callback that is not in a list.
+    """
+    watchers = tuple(callbacks) if isinstance(callbacks, Iterable) else (callbacks,)
+    for watcher in watchers:
+        if not isinstance(watcher, Callback) or not isinstance(callbacks, Iterable):
+            raise InvalidInputError(
+                f"callbacks: {watcher!r:.60} is not a list of callbacks; give objects of classes "
+                "derived from ft.callbacks.Callback, in a list"
+            )
+    return watchers
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ _LARGEST_HEADER = 10_000_000
 """Bytes of facts up to which they are in the header; safetensors takes 100 MB, with escapes."""
 _FACTS = "_facts"
 """The name of the tensor that holds longer ones, as UTF-8."""
+
+_COPIES = sys.platform == "win32"
+"""Whether tensors are copied from a checkpoint: a file that is mapped cannot be replaced there."""
 
 _logger = logging.getLogger("fedtide")
 
@@ -55,7 +60,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         lambda path: safetensors.torch.save_file(tensors, path, metadata),
     )
     for old in numbered(folder, "safetensors")[:-2]:
-        old.unlink()
+        with suppress(PermissionError):  # on Windows, of a file that a backup is reading
+            old.unlink()
 
 
 def load_newest(
@@ -80,7 +86,9 @@ def load_newest(
 def _load(path: Path) -> Checkpoint | None:
     """Return the checkpoint in a file, or None if the file is damaged."""
     try:
-        tensors = safetensors.torch.load_file(path)
+        tensors = safetensors.torch.load_file(path)  # mapped: they take no memory until used
+        if _COPIES:
+            tensors = {name: t.clone() for name, t in tensors.items()}
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
     except (SafetensorError, OSError):
@@ -99,5 +107,5 @@ def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
     digest = hashlib.sha256(facts.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.numpy().tobytes())
+        digest.update(tensor.numpy().reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -14,13 +13,11 @@ from fedtide.errors import InvalidInputError
 from fedtide.participation import Ids
 from fedtide.population import Population
 from fedtide.problems import Evaluation
+from fedtide.simulation.experiment import OnNonfinite
 from fedtide.training import devices
 
 Flags = tuple[torch.Tensor, torch.Tensor]
 """Clients, (S,), and on the device which of their updates are finite, (S,)."""
-
-OnNonfinite = Literal["stop", "drop"]
-"""Whether an update that is not finite stops the run or is dropped."""
 
 
 class DivergenceError(InvalidInputError):
@@ -32,28 +29,22 @@ def drop_or_raise_nonfinite(
     t: int,
     on_nonfinite: OnNonfinite,
     population: Population,
-    buffers: torch.Tensor | None = None,
+    buffers: torch.Tensor | None,
 ) -> tuple[ClientUpdates, torch.Tensor | None]:
     """Return the updates of round t that are finite, with finite buffers, and these buffers.
 
     Raises:
         DivergenceError: one is not, and `on_nonfinite` is "stop".
     """
-    finite = find_finite(updates, buffers)
-    if finite is None:
+    rows = _rows(updates, buffers)
+    if all(map(has_finite_sum, rows)):
+        return updates, buffers
+    finite = _are_finite(rows)
+    if bool(finite.all()):  # only their sum overflows
         return updates, buffers
     if on_nonfinite == "stop":
         raise _not_finite(updates.clients[~finite.cpu()].numpy(), t, population)
     return updates.select(finite), None if buffers is None else buffers[finite]
-
-
-def find_finite(updates: ClientUpdates, buffers: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Return which updates are finite, with finite buffers, (S,); None if all are."""
-    rows = [r for r in (updates.deltas, updates.gradients, buffers) if r is not None]
-    if all(map(has_finite_sum, rows)):
-        return None
-    finite = torch.stack([torch.isfinite(row).all(dim=1) for row in rows]).all(dim=0)
-    return None if bool(finite.all()) else finite  # else only their sum overflows
 
 
 def has_finite_sum(tensor: torch.Tensor | None) -> bool:
@@ -62,17 +53,26 @@ def has_finite_sum(tensor: torch.Tensor | None) -> bool:
 
 
 def flag_finite(updates: ClientUpdates, buffers: torch.Tensor | None) -> Flags:
-    """Return the clients of updates, and which are finite, (S,), without looking at any."""
-    rows = [r for r in (updates.deltas, updates.gradients, buffers) if r is not None]
-    return updates.clients, torch.stack([torch.isfinite(r).all(dim=1) for r in rows]).all(dim=0)
+    """Return the clients of updates, and which are finite, (S,), without waiting for a GPU."""
+    return updates.clients, _are_finite(_rows(updates, buffers))
+
+
+def _rows(updates: ClientUpdates, buffers: torch.Tensor | None) -> list[torch.Tensor]:
+    """Return all that the clients sent that has a row for each, such as (S, d)."""
+    return [r for r in (updates.deltas, updates.gradients, buffers) if r is not None]
+
+
+def _are_finite(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return of which clients all numbers are finite, (S,)."""
+    return torch.stack([torch.isfinite(row).all(dim=1) for row in rows]).all(dim=0)
 
 
 def check_step(
     info: RoundInfo,
     t: int,
     population: Population,
-    too_high: str = "lr",
-    unseen: Sequence[Flags] | None = None,
+    too_high: str,
+    unread: Sequence[Flags] | None,
 ) -> None:
     """Check that the step of round t is finite; else `too_high` are the fields to lower.
 
@@ -81,16 +81,16 @@ def check_step(
         t: the round.
         population: the clients.
         too_high: the fields.
-        unseen: the flags of updates that were absorbed before anyone looked at them, as on a GPU:
-            they are read together with that of the step. None: nothing was left for later.
+        unread: the flags of the updates, which were absorbed before their flags were read: on a
+            GPU, all of a round are read at once. None: every update was checked before.
 
     Raises:
         DivergenceError: an update is not finite, or finite updates led to a step that is not.
     """
-    if unseen is not None:
+    if unread is not None:
         step = torch.isfinite(info.direction).all()
-        *updates, finite_step = devices.read([*(flags for _, flags in unseen), step])
-        for (clients, _), finite in zip(unseen, updates, strict=True):
+        *updates, finite_step = devices.read([*(flags for _, flags in unread), step])
+        for (clients, _), finite in zip(unread, updates, strict=True):
             if not finite.all():
                 raise _not_finite(clients.numpy()[~finite], t, population)
         if finite_step:
@@ -101,9 +101,7 @@ def check_step(
     raise DivergenceError(f"local.lr: the step of round {t} is not finite{named}; lower {too_high}")
 
 
-def check_loss(
-    evaluation: Evaluation, ended: int, population: Population, too_high: str = "lr"
-) -> None:
+def check_loss(evaluation: Evaluation, ended: int, population: Population, too_high: str) -> None:
     """Check that the loss after `ended` rounds is finite; else `too_high` are the fields to lower.
 
     Raises:

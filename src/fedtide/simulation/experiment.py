@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import MISSING, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from fedtide.algorithms import ALGORITHMS, Algorithm
-from fedtide.configurable import configurable, field_types
+from fedtide.configurable import configurable
 from fedtide.differential_privacy import MECHANISMS, Mechanism
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.participation import (
@@ -71,12 +70,17 @@ HOW = (
 """The fields of an experiment that say how it is computed, not what is learnt."""
 
 
+Dtype = Literal["float32", "float64", "bfloat16"]
+
 LogStage = Literal["available", "selected", "reported", "used"]
 
+OnNonfinite = Literal["stop", "drop"]
+"""Whether an update that is not finite stops the run or is dropped."""
 
-_USUALLY = 10  # rounds between two evaluations
-_EVALUATING = 0.1  # samples evaluated for each that is trained on, at most
-_AT_LEAST = 20  # evaluations of a run
+
+_USUAL_INTERVAL = 10  # rounds between two evaluations
+_EVALUATED_SHARE = 0.1  # samples evaluated for each that is trained on, at most
+_LEAST_EVALUATIONS = 20  # evaluations of a run
 
 
 @configurable
@@ -127,8 +131,8 @@ class Evaluate:
         """
         if self.every is not None:
             return self.every
-        affordable = math.ceil(cost / _EVALUATING / _USUALLY) * _USUALLY
-        return max(_USUALLY, min(affordable, rounds // _AT_LEAST))
+        affordable = math.ceil(cost / _EVALUATED_SHARE / _USUAL_INTERVAL) * _USUAL_INTERVAL
+        return max(_USUAL_INTERVAL, min(affordable, rounds // _LEAST_EVALUATIONS))
 
     def is_due(self, ended: int, rounds: int, interval: int) -> bool:
         """Return whether the model is evaluated after `ended` of the rounds of a run.
@@ -139,7 +143,7 @@ class Evaluate:
         """
         if ended == rounds or (interval and ended % interval == 0):
             return True
-        return ended > rounds - self.last and ended % _USUALLY == 0
+        return ended > rounds - self.last and ended % _USUAL_INTERVAL == 0
 
 
 @configurable
@@ -179,8 +183,8 @@ class Experiment:
             of all samples), or a weight per client, in a list or by name.
         selection: which of the available clients are selected.
         dropout: the dropout model: which of the selected clients report.
-        privacy: clipping and noise around the method's sums (`fedtide.privacy`), drawn from `seed`,
-            so that whoever knows the seed can remove it; None: none.
+        privacy: clipping and noise around the method's sums (`fedtide.privacy`); the noise is drawn
+            from `seed`, so anyone who knows it can subtract the noise. None: none.
         evaluation: when the model is evaluated.
         dtype: of the model and the data. With "bfloat16", networks compute gradients in it, while
             the model, the updates and the evaluation are float32: faster on processors with matrix
@@ -220,11 +224,11 @@ class Experiment:
     dropout: Dropout = field(default_factory=NoDropout)
     privacy: Mechanism | None = None
     evaluation: Evaluate = field(default_factory=Evaluate)
-    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
     device: str = "cpu"
     trainer: TrainerName = "auto"
     compile: bool = True
-    on_nonfinite: Literal["stop", "drop"] = "stop"
+    on_nonfinite: OnNonfinite = "stop"
     log: LogStage = "available"
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
     record_iterates: bool = False
@@ -356,46 +360,6 @@ def put(plain: dict[str, Any], keys: list[str], value: Any) -> None:
         plain[key] = dict(inner) if isinstance(inner, dict) else {}
         plain = plain[key]
     plain[keys[-1]] = value
-
-
-def complete(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an experiment as an earlier version wrote it, with the defaults of later fields.
-
-    What cannot be built, as data that were in memory, stays as it is.
-    """
-    completed = {}
-    for known in fields(Experiment):
-        if known.default is not MISSING:
-            completed[known.name] = BUILDER.to_dict(known.default)
-        elif known.default_factory is not MISSING:
-            completed[known.name] = BUILDER.to_dict(known.default_factory())
-    types = field_types(Experiment)
-    for key, value in plain.items():
-        completed[key] = value
-        if key in types:
-            with suppress(InvalidInputError):
-                completed[key] = BUILDER.to_dict(BUILDER.build(types[key], value, key))
-    return completed
-
-
-def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Return the dotted keys in which two pieces of plain data differ, with both values.
-
-    >>> differences({"rounds": 5, "local": {"lr": 0.1}}, {"rounds": 6, "local": {"lr": 0.1}})
-    ['rounds (was 5, is 6)']
-    """
-    if isinstance(old, dict) and isinstance(new, dict):
-        if old.get("in_memory") and old.get("in_memory") == new.get("in_memory"):
-            drawn = "; new layers draw new weights: use torch.manual_seed, or give the class"
-            hint = drawn if "structure" in old and old["structure"] == new["structure"] else ""
-            return [] if old == new else [f"{path} (other content than in the folder{hint})"]
-        keys = list(dict.fromkeys([*old, *new]))
-        return [
-            line
-            for key in keys
-            for line in differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-        ]
-    return [] if old == new else [f"{path} (was {old!r:.40}, is {new!r:.40})"]
 
 
 SWEEP_KEYS = ("seeds", "methods", "grid", "list", "strategy")

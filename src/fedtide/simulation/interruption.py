@@ -7,7 +7,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Self
 
-from fedtide.errors import Interrupted as Interrupted
+from fedtide.errors import Interrupted
 
 
 class Interruption:

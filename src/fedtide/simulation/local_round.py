@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,11 @@ from fedtide.training.trainers.select import TrainerName, choose_trainer
 
 _logger = logging.getLogger("fedtide")
 
-TrainRoundChunks = Callable[
-    [Iterator[Chunk], float, Buffers | None],
-    Iterator[tuple[ClientUpdates | WeightedTotal, Tensor | None]],
-]
-"""Trains the chunks of a round at a learning rate, from the buffers; yields updates and buffers."""
+ChunkResult = tuple[ClientUpdates | WeightedTotal, Tensor | None]
+"""The updates of a chunk, or their sum, and its clients' buffers, (S, d_b), if there are any."""
+
+TrainRoundChunks = Callable[[Iterator[Chunk], float, Buffers | None], Iterator[ChunkResult]]
+"""Trains the chunks of a round at a learning rate, from the buffers, and yields them in order."""
 
 Weigh = Callable[[ClientUpdates], Tensor | None]
 """Returns the weights with which a sum may take the place of a chunk's updates, or None."""
@@ -98,7 +98,7 @@ class LocalRound:
         clients: float,
         compile: bool = True,
     ) -> None:
-        self._task, self._samples = task, task.population.samples
+        self._task = task
         with error_prefix("local"):
             self.planner = MinibatchPlanner(task.population, local, seed)
             check_minibatches(self.planner, task)
@@ -120,14 +120,20 @@ class LocalRound:
         trained = cohort * self.planner.samples_per_round
         return self._task.evaluated_samples / trained if trained else 0.0
 
-    def chunk_size(self, max_bytes: int, most: int | None = None) -> int:
+    def chunk_size(self, max_bytes: int, most: int | None) -> int:
         """Return how many clients train together if their updates may take `max_bytes`.
 
         Args:
             max_bytes: the memory of their updates.
             most: the largest number; None: no other limit.
         """
-        size = self._clients_within(max_bytes)
+        start = self._task.start
+        model_bytes = len(start) * start.element_size()
+        max_bytes = devices.stack_bytes(start, max_bytes)
+        size, together = max(1, max_bytes // model_bytes), self.trainer.chunk
+        if together is not None and size > together:
+            is_large = together * model_bytes > _COPIED
+            size = together if is_large else size - size % together
         return size if most is None else min(size, most)
 
     def sum_size(self, cohort: Cohort, lr: float, weigh: Weigh | None, size: int) -> int:
@@ -148,17 +154,8 @@ class LocalRound:
         if weigh is None or len(cohort) <= size or self.trainer.chunk != size or not alike:
             return size
         steps = self.planner.steps_of(cohort.clients.numpy())
-        adds_up = weigh(self._without_deltas(cohort, lr, steps)) is not None
+        adds_up = weigh(self.without_deltas(cohort, lr, steps)) is not None
         return -(-len(cohort) // size) * size if adds_up else size
-
-    def _clients_within(self, max_bytes: int) -> int:
-        start = self._task.start
-        model_bytes = len(start) * start.element_size()
-        max_bytes = devices.stack_bytes(start, max_bytes)
-        fit, chunk = max(1, max_bytes // model_bytes), self.trainer.chunk
-        if chunk is None or fit <= chunk:
-            return fit
-        return chunk if chunk * model_bytes > _COPIED else fit - fit % chunk
 
     def train_chunks(
         self,
@@ -167,7 +164,7 @@ class LocalRound:
         buffers: Buffers | None,
         weigh: Weigh | None = None,
         size: int | None = None,
-    ) -> Iterator[tuple[ClientUpdates | WeightedTotal, Tensor | None]]:
+    ) -> Iterator[ChunkResult]:
         """Train chunks one after another; yield what `train` returns of each.
 
         Args:
@@ -197,7 +194,7 @@ class LocalRound:
         lr: float,
         buffers: Tensor | None = None,
         weigh: Weigh | None = None,
-    ) -> tuple[ClientUpdates | WeightedTotal, Tensor | None]:
+    ) -> ChunkResult:
         """Train these clients as instructed and return their updates and their buffers.
 
         Args:
@@ -216,9 +213,7 @@ class LocalRound:
         plan = self.planner.plan(cohort.clients.numpy(), instructions.full_batch)
         return _PlannedChunk(instructions, cohort, plan, lr, buffers)
 
-    def _train(
-        self, chunk: _PlannedChunk, weigh: Weigh | None
-    ) -> tuple[ClientUpdates | WeightedTotal, Tensor | None]:
+    def _train(self, chunk: _PlannedChunk, weigh: Weigh | None) -> ChunkResult:
         """Train a chunk; return the sum of the updates if that is enough, or else all of them."""
         if (found := self._sum(chunk, weigh)) is not None:
             return found
@@ -235,17 +230,14 @@ class LocalRound:
                     for s, end in enumerate(ends)
                 ]
             )
-        steps = chunk.plan.steps
-        updates = self.updates(chunk.cohort, trained.deltas, chunk.lr, steps, gradients)
-        return updates, trained.buffers
+        updates = self.without_deltas(chunk.cohort, chunk.lr, chunk.plan.steps)
+        return replace(updates, deltas=trained.deltas, gradients=gradients), trained.buffers
 
-    def _sum(
-        self, chunk: _PlannedChunk, weigh: Weigh | None
-    ) -> tuple[WeightedTotal, Tensor | None] | None:
+    def _sum(self, chunk: _PlannedChunk, weigh: Weigh | None) -> ChunkResult | None:
         """Return the sum of the updates; None: the method needs them all, or one is not finite."""
         if weigh is None:
             return None
-        weights = weigh(self._without_deltas(chunk.cohort, chunk.lr, chunk.plan.steps))
+        weights = weigh(self.without_deltas(chunk.cohort, chunk.lr, chunk.plan.steps))
         if weights is None:
             return None
         trained = self.trainer.train(
@@ -255,41 +247,29 @@ class LocalRound:
             return None
         return WeightedTotal(chunk.cohort.clients, weights, trained.deltas), trained.buffers
 
-    def _without_deltas(self, cohort: Cohort, lr: float, steps: NDArray[np.int64]) -> ClientUpdates:
-        """Return what is known of updates before anyone has trained."""
-        return self.updates(cohort, self._task.start.new_empty(len(cohort), 0), lr, steps)
-
-    def updates(
-        self,
-        cohort: Cohort,
-        deltas: Tensor,
-        lr: float,
-        steps: NDArray[np.int64],
-        gradients: Tensor | None = None,
-    ) -> ClientUpdates:
-        """Return what these clients send if they have changed their models by `deltas`."""
-        samples = None if self._samples is None else self._samples[cohort.clients.numpy()]
+    def without_deltas(self, cohort: Cohort, lr: float, steps: NDArray[np.int64]) -> ClientUpdates:
+        """Return what is known of updates before anyone has trained, with deltas (S, 0)."""
+        start, samples = self._task.start, self._task.population.samples
         return ClientUpdates(
             clients=cohort.clients,
-            weights=cohort.weights.to(self._task.start.dtype),
-            deltas=deltas,
+            weights=cohort.weights.to(start.dtype),
+            deltas=start.new_empty(len(cohort), 0),
             lr=lr,
             steps=torch.as_tensor(steps),
-            samples=None if samples is None else torch.as_tensor(samples),
-            gradients=gradients,
+            samples=None if samples is None else torch.as_tensor(samples[cohort.clients.numpy()]),
         )
 
     def train_pooled_chunks(
         self, chunks: Iterator[Chunk], lr: float, buffers: Buffers | None
-    ) -> Iterator[tuple[ClientUpdates, Tensor | None]]:
+    ) -> Iterator[ChunkResult]:
         """Train the only client of a pooled task for the cohorts of the chunks."""
         for instructions, cohort in chunks:
             start = None if buffers is None else buffers.of(cohort.clients[:1])
-            yield self.train_pooled(instructions.model, len(cohort), lr, start)
+            yield self._train_pooled(instructions.model, len(cohort), lr, start)
 
-    def train_pooled(
-        self, model: Tensor, cohort_size: int, lr: float, buffers: Tensor | None = None
-    ) -> tuple[ClientUpdates, Tensor | None]:
+    def _train_pooled(
+        self, model: Tensor, cohort_size: int, lr: float, buffers: Tensor | None
+    ) -> ChunkResult:
         """Train the only client of a pooled task, who works for a whole cohort.
 
         `buffers` are where it starts, shape (1, d_b); the last ones are returned, too.

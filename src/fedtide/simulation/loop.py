@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -14,7 +13,7 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from fedtide.algorithms import Algorithm, ClientUpdates, Cohort, RoundDriver, RoundInfo
+from fedtide.algorithms import ClientUpdates, Cohort, RoundDriver, RoundInfo
 from fedtide.algorithms.base import WeightedTotal
 from fedtide.algorithms.driver import Chunk
 from fedtide.algorithms.serialization import from_tensors, to_tensors
@@ -55,7 +54,7 @@ from fedtide.simulation.metrics import (
     declared_directions,
     metrics_row,
 )
-from fedtide.simulation.personalisation import fine_tuning, personalised_figures
+from fedtide.simulation.personalisation import personalised_figures
 from fedtide.simulation.run_warnings import (
     find_ineffective_settings,
     find_warnings,
@@ -64,6 +63,9 @@ from fedtide.simulation.run_warnings import (
 from fedtide.simulation.task_cache import prepare_task
 from fedtide.training import devices
 from fedtide.training.trainers.select import TrainerName, choose_trainer
+
+_TALLIED = ("used", "share", "effective")
+"""The arrays of a `ParticipationTally`, which belong to a checkpoint."""
 
 
 @dataclass
@@ -109,7 +111,7 @@ class Run:
         alike: float = 1,
     ) -> None:
         self.experiment = experiment
-        seed, algorithm = experiment.seed, experiment.algorithm
+        algorithm = experiment.algorithm
         self.task = prepare_task(experiment)
         self.population, self._participation = _start_participation(experiment, self.task)
         require_plain_sgd(algorithm, experiment.local)
@@ -119,7 +121,7 @@ class Run:
         self._local = LocalRound(
             self.task.pooled() if algorithm.centralised else self.task,
             experiment.local,
-            seed,
+            experiment.seed,
             trainer or experiment.trainer,
             experiment.rounds * cohort * alike,
             experiment.compile,
@@ -129,13 +131,9 @@ class Run:
         )
         self.trainer_choice = self._local.choice
         self.buffers = Buffers.of_task(self.task, algorithm.centralised)
-        driven = self._protect(algorithm)
-        private = experiment.privacy is not None  # which says itself what errors are about
-        with nullcontext() if private else error_prefix("algorithm"):
-            # a copy, as the task is shared with other runs
-            self.driver = RoundDriver(driven, self.task.start.clone(), self.population)
-        self._chunk = self._local.chunk_size(experiment.max_stack_bytes, experiment.chunk)
-        # a sum must be looked at, see `LocalRound.train`, and to look is to wait for a GPU
+        self.driver = self._start_driver()
+        self._largest_chunk = self._local.chunk_size(experiment.max_stack_bytes, experiment.chunk)
+        # `LocalRound.train` reads whether a sum is finite, which would wait for a GPU
         sums = cluster is None and devices.is_cpu(self.task.start)
         self._weigh = self.driver.weigh if sums else None
         self._train_chunks = self._chunk_training(cluster)
@@ -148,11 +146,6 @@ class Run:
         self.timings = Timings()
         self.evaluation: Evaluation | None = None
 
-    def start(self) -> None:
-        """Evaluate the initial model, at the beginning and if the experiment asks for it."""
-        if self.ended == 0 and not self.metrics:
-            self.evaluate_if_due()
-
     def round(self) -> None:
         """Run one round."""
         t, start = self.ended, time.perf_counter()
@@ -160,18 +153,24 @@ class Run:
             # 1. The participation says which clients take part, and which of them report.
             participants = self._participation.round(t)
             # 2. They train as instructed, the algorithm absorbs their updates and moves the model.
-            info, used = self._run_algorithm(participants)
+            info, trained = self._run_algorithm(participants)
             # 3. The round is recorded.
-            self._record(participants, used, info)
+            self._record(participants, trained, info)
         self.ended = t + 1
         self.timings.rounds += 1
         self.timings.training += time.perf_counter() - start
 
-    def evaluate_if_due(self) -> None:
-        """Evaluate the algorithm's output if an evaluation is due."""
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the last row of metrics is that of the present model."""
+        return bool(self.metrics) and self.metrics[-1]["round"] == self.ended
+
+    @property
+    def is_evaluation_due(self) -> bool:
+        """Whether the experiment asks for an evaluation of the present model, which has none."""
         evaluation, rounds = self.experiment.evaluation, self.experiment.rounds
-        if evaluation.is_due(self.ended, rounds, self._evaluated_every):
-            self.evaluate()
+        is_due = evaluation.is_due(self.ended, rounds, self._evaluated_every)
+        return is_due and not self.is_evaluated
 
     def evaluate(self) -> None:
         """Evaluate the algorithm's output and add a row of metrics."""
@@ -187,8 +186,13 @@ class Run:
         return self.task.evaluate(
             self.driver.output,
             self.experiment.evaluation.clients,
-            None if self.buffers is None else self.buffers.values,
+            self.buffer_values,
         )
+
+    @property
+    def buffer_values(self) -> torch.Tensor | None:
+        """The running statistics of the network, see `Buffers.values`; None if it has none."""
+        return None if self.buffers is None else self.buffers.values
 
     def _last_evaluation(self) -> Evaluation:
         """Return the last evaluation; a resumed run may have to repeat it."""
@@ -233,21 +237,24 @@ class Run:
         evaluation = self.evaluation or Evaluation({})
         return clients_table(self.population, self.tally, evaluation, self.ended)
 
-    def _protect(self, algorithm: Algorithm[Any]) -> Algorithm[Any]:
-        """Return the method with the clipping and the noise that the experiment asks for."""
-        mechanism = self.experiment.privacy
+    def _start_driver(self) -> RoundDriver[Any]:
+        """Return the driver of the method, with the clipping and noise that are asked for."""
+        algorithm, mechanism = self.experiment.algorithm, self.experiment.privacy
+        start = self.task.start.clone()  # the task is shared with other runs
         if mechanism is None:
-            return algorithm
+            with error_prefix("algorithm"):
+                return RoundDriver(algorithm, start, self.population)
         if self.buffers is not None:
             raise InvalidInputError(
                 "privacy: running statistics of the network are averaged without noise; use a "
                 "network without batch normalisation"
             )
-        return make_private(algorithm, mechanism, self.experiment.seed)
+        private = make_private(algorithm, mechanism, self.experiment.seed)
+        return RoundDriver(private, start, self.population)  # it names the field of an error
 
     def _personalised(self, steps: int) -> dict[str, NDArray[np.float64]]:
         """Return the figures of the output after every client has fine-tuned it."""
-        task, local = self.task.unweighted, fine_tuning(self.experiment.local, steps)
+        task, local = self.task.unweighted, replace(self.experiment.local, steps=steps, epochs=None)
         name = cast("TrainerName", self._local.trainer.name)
         return personalised_figures(
             task,
@@ -261,11 +268,9 @@ class Run:
 
     def checkpoint(self) -> Checkpoint:
         """Return everything that `restore` needs."""
-        tensors = {
-            f"state.{name}": tensor for name, tensor in to_tensors(self.driver.state).items()
-        }
+        tensors = {f"state.{name}": t for name, t in to_tensors(self.driver.state).items()}
         tensors["steps_taken"] = torch.from_numpy(self._local.planner.steps_taken)
-        for name in ("used", "share", "effective"):
+        for name in _TALLIED:
             tensors[f"tally.{name}"] = torch.from_numpy(getattr(self.tally, name))
         if self.buffers is not None:
             tensors["buffers"] = self.buffers.values
@@ -281,21 +286,19 @@ class Run:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same experiment."""
-        tensors = dict(checkpoint.tensors)
-        state = {
-            name.removeprefix("state."): t for name, t in tensors.items() if name[:6] == "state."
-        }
-        self.driver.state = from_tensors(self.driver.state, state)
+        tensors, device = checkpoint.tensors, self.task.start.device
+        named = {n.removeprefix("state."): t for n, t in tensors.items() if n.startswith("state.")}
+        self.driver.state = from_tensors(self.driver.state, named)
         self._local.planner.steps_taken[:] = tensors["steps_taken"].numpy()
-        for name in ("used", "share", "effective"):
+        for name in _TALLIED:
             getattr(self.tally, name)[:] = tensors[f"tally.{name}"].numpy()
         self.tally.cohorts = checkpoint.facts["cohorts"]
         self.tally.reports = checkpoint.facts["reports"]
         self.metrics = list(checkpoint.facts["metrics"])
         if self.buffers is not None:
-            self.buffers.values = tensors["buffers"].to(self.task.start.device)
+            self.buffers.values = tensors["buffers"].to(device)
         if self.iterates:
-            self.iterates = list(tensors["iterates"].to(self.task.start.device))
+            self.iterates = list(tensors["iterates"].to(device))
         self.ended = checkpoint.round
 
     def _run_algorithm(self, participants: Participants) -> tuple[RoundInfo, Ids]:
@@ -303,38 +306,41 @@ class Run:
         experiment, t = self.experiment, self.ended
         lr, centralised = experiment.local.rate(t), experiment.algorithm.centralised
         arrived: list[Ids] = [participants.reported[:0]]
-        # to look at an update is to wait for a GPU; None: look at once
-        may_wait = experiment.on_nonfinite == "stop" and not devices.is_cpu(self.task.start)
-        unseen: list[Flags] | None = [] if may_wait else None
+        # Reading whether an update is finite waits for a GPU, so it is done once, after the step.
+        is_deferred = experiment.on_nonfinite == "stop" and not devices.is_cpu(self.task.start)
+        unread: list[Flags] | None = [] if is_deferred else None
 
         def train(chunks: Iterator[Chunk]) -> Iterator[ClientUpdates | WeightedTotal]:
-            for updates, trained in self._train_chunks(chunks, lr, self.buffers):
-                if isinstance(updates, ClientUpdates) and unseen is not None:
-                    unseen.append(flag_finite(updates, trained))
+            for updates, buffers in self._train_chunks(chunks, lr, self.buffers):
+                if isinstance(updates, ClientUpdates) and unread is not None:
+                    unread.append(flag_finite(updates, buffers))
                 elif isinstance(updates, ClientUpdates):
-                    updates, trained = drop_or_raise_nonfinite(
-                        updates, t, experiment.on_nonfinite, self.population, trained
+                    updates, buffers = drop_or_raise_nonfinite(
+                        updates, t, experiment.on_nonfinite, self.population, buffers
                     )
-                if self.buffers is not None and trained is not None:
-                    self.buffers.absorb(updates.clients, trained)
+                if self.buffers is not None and buffers is not None:
+                    self.buffers.absorb(updates.clients, buffers)
                 arrived.append(updates.clients.numpy())
                 yield updates
 
         cohort = Cohort(
             torch.as_tensor(participants.reported), torch.as_tensor(participants.weights)
         )
-        size = None
-        if not centralised:
-            size = self._chunk
-            if experiment.chunk is None:  # or else it is the most that may train together
-                size = self._local.sum_size(cohort, lr, self._weigh, size)
-        info = self.driver.run_chunks(cohort, lr, train, size)
-        check_step(info, t, self.population, self._too_high, unseen)
+        info = self.driver.run_chunks(cohort, lr, train, self._chunk_size(cohort, lr))
+        check_step(info, t, self.population, self._too_high, unread)
         if self.buffers is not None:
             self.buffers.end_round()
-        used = np.concatenate(arrived)
+        trained = np.concatenate(arrived)
         # the only client of pooled data trains for all of them
-        return info, participants.reported if centralised and len(used) else used
+        return info, participants.reported if centralised and len(trained) else trained
+
+    def _chunk_size(self, cohort: Cohort, lr: float) -> int | None:
+        """Return how many clients of a cohort train together; None: all."""
+        if self.experiment.algorithm.centralised:
+            return None
+        if self.experiment.chunk is not None:  # the most that may train together
+            return self._largest_chunk
+        return self._local.sum_size(cohort, lr, self._weigh, self._largest_chunk)
 
     def _chunk_training(self, cluster: RayCluster | None) -> TrainRoundChunks:
         """Return what trains the chunks of a round: this process, or a cluster.
@@ -345,7 +351,7 @@ class Run:
         if cluster is None:
             if self.experiment.algorithm.centralised:
                 return self._local.train_pooled_chunks
-            return partial(self._local.train_chunks, weigh=self._weigh, size=self._chunk)
+            return partial(self._local.train_chunks, weigh=self._weigh, size=self._largest_chunk)
         if self.experiment.algorithm.centralised:
             raise InvalidInputError(
                 "cluster: this method trains on the pooled data as a single client, which cannot "
@@ -355,14 +361,15 @@ class Run:
         pool = cluster.start_workers(self.experiment, trainer)
         return ClusterRound(self._local, pool, self.driver.weigh).train_chunks
 
-    def _record(self, participants: Participants, used: Ids, info: RoundInfo) -> None:
-        known = participants.reported
-        if not np.array_equal(used, known):
-            known = np.intersect1d(known, used, assume_unique=True)
-        self.log.append(round_rows(participants, self.experiment.log, known))
+    def _record(self, participants: Participants, trained: Ids, info: RoundInfo) -> None:
+        """Add a round to the log and the tally, of those clients that reported."""
+        used = participants.reported
+        if not np.array_equal(trained, used):
+            used = np.intersect1d(used, trained, assume_unique=True)
+        self.log.append(round_rows(participants, self.experiment.log, used))
         clients, weights = info.clients.cpu().numpy(), info.weights.double().cpu().numpy()
-        if len(clients) > len(known):  # others have trained, too, as those of FedPBC do
-            reported = np.isin(clients, known)
+        if not np.array_equal(clients, used):  # others have trained, too, as those of FedPBC do
+            reported = np.isin(clients, used)
             clients, weights = clients[reported], weights[reported]
         self.tally.add(clients, weights)
         self.tally.reports += len(participants.reported) > 0

@@ -45,8 +45,8 @@ class ParticipationTally:
             self.effective[clients] += len(self.used) * weights
             self.cohorts += 1
 
-    def objective(self) -> Floats | None:
-        """Return the participation weights p_n, shape (N,), summing to 1; None before any round."""
+    def participation_weights(self) -> Floats | None:
+        """Return p_n, shape (N,), summing to 1; None before any client was used."""
         return self.share / self.cohorts if self.cohorts else None
 
 
@@ -65,7 +65,7 @@ def metrics_row(
     equal wherever all take part equally.
     """
     row: dict[str, Any] = {"round": ended, **evaluation.metrics}
-    weights, losses = tally.objective(), evaluation.clients.get("loss")
+    weights, losses = tally.participation_weights(), evaluation.clients.get("loss")
     if losses is not None:
         with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
             if weights is not None and objective_weights is not None:

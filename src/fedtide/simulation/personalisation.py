@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -56,12 +54,3 @@ def personalised_figures(
     return {
         f"personalised_{name}": np.concatenate([part[name] for part in parts]) for name in parts[0]
     }
-
-
-def fine_tuning(local: LocalTraining, steps: int) -> LocalTraining:
-    """Return the same local training with this number of steps.
-
-    >>> fine_tuning(LocalTraining(epochs=2, lr=0.1, batch_size=8), steps=3).steps
-    3
-    """
-    return replace(local, steps=steps, epochs=None)

@@ -166,7 +166,7 @@ class Results(Sequence[Result]):
 
         A metric that only some seeds have, as balanced accuracy, says of how many it is the mean.
         """
-        lines = [f"{_describe(self[0].experiment)}, seeds {self._listed_seeds()}"]
+        lines = [f"{_describe(self[0].experiment)}, seeds {', '.join(map(str, self.seeds))}"]
         stopped = [(seed, run.stopped) for seed, run in self._by_seed() if run.stopped]
         lines += [f"seed {seed} stopped early: {reason}" for seed, reason in stopped]
         last = [_last_metrics(run.metrics) for run in self]
@@ -196,9 +196,6 @@ class Results(Sequence[Result]):
 
     def _by_seed(self) -> Iterator[tuple[int, Result]]:
         return zip(self.seeds, self, strict=True)
-
-    def _listed_seeds(self) -> str:
-        return ", ".join(map(str, self.seeds))
 
 
 def to_plain(experiment: Experiment) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,7 +29,8 @@ from fedtide.atomic_io import (
 from fedtide.errors import InvalidInputError
 from fedtide.locking import LOCK_FILE, lock_folder
 from fedtide.simulation.divergence import DivergenceError
-from fedtide.simulation.experiment import complete, differences, read_yaml
+from fedtide.simulation.experiment import read_yaml
+from fedtide.simulation.experiment_differences import list_differences
 from fedtide.simulation.fingerprints import Fingerprints, list_changes
 from fedtide.validation import expand_home
 
@@ -157,11 +159,16 @@ class RunFolder:
             self._check(experiment, resume)
 
     def _check(self, experiment: dict[str, Any], resume: Resume) -> None:
+        try:
+            os.path.realpath(self.path).encode()
+        except UnicodeEncodeError:  # libraries in Rust take no such path
+            raise InvalidInputError(
+                f"out: the path of {self.path} is not UTF-8; choose another"
+            ) from None
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInputError(f"out: {self.path} is a file; give a folder")
         if self.experiment.exists() and resume:
-            known = complete(read_yaml(self.experiment))
-            if changed := differences(known, complete(experiment)):
+            if changed := list_differences(read_yaml(self.experiment), experiment):
                 raise InvalidInputError(
                     f"resume: {self.path} holds another experiment: {'; '.join(changed)}; "
                     "give the same experiment or another folder"
@@ -198,14 +205,24 @@ class RunFolder:
         _logger.warning("%s; continuing nevertheless", changed)
 
     def truncate_after(self, ended: int) -> None:
-        """Remove what was written after the checkpoint of round `ended`, and partial files."""
+        """Remove what was written after the checkpoint of round `ended`, and partial files.
+
+        Raises:
+            InvalidInputError: a file cannot be removed.
+        """
+        later = [
+            file
+            for folder, suffix in ((self.log_parts, "parquet"), (self.checkpoints, "safetensors"))
+            for file in numbered(folder, suffix)
+            if int(file.stem) > ended
+        ]
         for pattern in DRAFT_PATTERNS:
-            for draft in filter(Path.is_file, self.path.rglob(pattern)):
-                draft.unlink()
-        for folder, suffix in ((self.log_parts, "parquet"), (self.checkpoints, "safetensors")):
-            for file in numbered(folder, suffix):
-                if int(file.stem) > ended:
-                    file.unlink()
+            later += filter(Path.is_file, self.path.rglob(pattern))
+        for file in later:
+            try:
+                file.unlink()
+            except OSError as error:
+                raise unwritable("out", file, error) from None
 
     def add_to_log(self, ended: int, rows: pl.DataFrame) -> None:
         """Write the rows since the last call as the part of the log up to round `ended`."""
@@ -227,13 +244,13 @@ class RunFolder:
         write_text(self.live_metrics, "".join(map(_json_line, rows)))
 
     def add_live_metrics(self, row: Mapping[str, Any]) -> None:
-        """Append the metrics of an evaluation, for whoever watches the run.
+        """Append the metrics of an evaluation, for those who watch the run.
 
         Raises:
             InvalidInputError: the disk is full or the folder is not writable.
         """
         try:
-            with self.live_metrics.open("a", encoding="utf-8") as file:
+            with self.live_metrics.open("a", encoding="utf-8", newline="\n") as file:
                 file.write(_json_line(row))
         except OSError as error:
             raise unwritable("out", self.live_metrics, error) from None
@@ -259,9 +276,9 @@ class RunFolder:
 
     def drop_partial_results(self) -> None:
         """Remove the parts of the log and the live metrics, once the whole tables are written."""
-        self.live_metrics.unlink(missing_ok=True)
-        for part in numbered(self.log_parts, "parquet"):
-            part.unlink()
+        for file in (self.live_metrics, *numbered(self.log_parts, "parquet")):
+            with suppress(PermissionError):  # on Windows, of a file that a report is reading
+                file.unlink(missing_ok=True)
         with suppress(OSError):  # it does not exist, or holds other files
             self.log_parts.rmdir()
 

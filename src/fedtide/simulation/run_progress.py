@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["waiting", "running", "done", "failed", "interrupted"]
+RunState = Literal["waiting", "running", "done", "failed", "interrupted"]
 
 
 @dataclass
@@ -24,7 +24,7 @@ class RunProgress:
 
     rounds: int
     ended: int = 0
-    state: State = "waiting"
+    state: RunState = "waiting"
     loss: float | None = None
     activity: str = ""
     observed: int = 0
@@ -45,7 +45,7 @@ class RunProgress:
             self.observed += max(0, ended - self.ended)
         self.ended, self.loss, self._is_counting = ended, loss, True
 
-    def finish(self, state: State) -> None:
+    def finish(self, state: RunState) -> None:
         """Set the final state; a run that is done has ended all its rounds."""
         if state == "done":
             self.observed += self.rounds - self.ended if self.state == "running" else 0

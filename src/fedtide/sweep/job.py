@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from fedtide.atomic_io import make_folder, write_json, write_yaml
+from fedtide.errors import Interrupted
 from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.cluster.ray_cluster import RayCluster
 from fedtide.simulation.experiment import Experiment
-from fedtide.simulation.interruption import Interrupted
 from fedtide.simulation.run_folder import Failure, Resume, RunFolder
 from fedtide.simulation.runner import execute
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from multiprocessing import connection, get_context, parent_process, resource_tr
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
@@ -43,17 +45,48 @@ from fedtide.sweep.sweep_progress import SweepProgress
 _LARGE = (np.ndarray, torch.Tensor, pl.DataFrame, pl.Series, pa.Table, pa.Array, pa.ChunkedArray)
 """What is not pickled to look for objects of the script: it may be large, and holds none."""
 
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""Where a container finds the limits of its own control group."""
+
+_MOST_ON_WINDOWS = 61
+"""How many processes Python can wait for there, less the pipes of a pool of its own."""
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXIT_SECONDS = 5.0
 _POLL_SECONDS = 0.2  # between two checks whether to stop
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of cores that this process, or the container that it is in, may use.
+
+    On Windows at most 61, as a process there cannot wait for more others.
+    """
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
-        return len(os.sched_getaffinity(0))
-    process_cpu_count = getattr(os, "process_cpu_count", os.cpu_count)  # Python 3.13
-    return process_cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    else:
+        process_cpu_count = getattr(os, "process_cpu_count", os.cpu_count)  # Python 3.13
+        cores = process_cpu_count() or 1
+    if sys.platform == "win32":
+        cores = min(cores, _MOST_ON_WINDOWS)
+    return max(1, math.ceil(min(cores, _container_quota())))
+
+
+def _container_quota() -> float:
+    """Return how many cores a container may keep busy (`docker run --cpus`); inf without a limit.
+
+    Linux limits the time of all its processes together, and lets each see all cores.
+    """
+    with suppress(OSError, ValueError):  # no control groups of version 2, or "max"
+        quota, period = (_CONTROL_GROUP / "cpu.max").read_text(encoding="ascii").split()
+        return int(quota) / int(period)
+    with suppress(OSError, ValueError):
+        folder = _CONTROL_GROUP / "cpu"
+        quota, period = (
+            (folder / f"cpu.cfs_{name}_us").read_text(encoding="ascii")
+            for name in ("quota", "period")
+        )
+        return int(quota) / int(period) if int(quota) > 0 else math.inf
+    return math.inf
 
 
 def run_sequentially(
@@ -112,7 +145,9 @@ class _Worker:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(
-            target=_worker_main, args=(theirs, threads, _NumericSettings.current()), daemon=True
+            target=_worker_main,
+            args=(theirs, threads, _NumericSettings.current(), str(Path.cwd())),
+            daemon=True,
         )
         with _signals_blocked(), nullcontext() if imports_main else _main_module_hidden():
             self.process.start()
@@ -321,8 +356,16 @@ class _NumericSettings:
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
 
 
-def _worker_main(pipe: Connection, threads: int, settings: _NumericSettings) -> None:
-    """Run the jobs that arrive through the pipe until it delivers None, or its other end closes."""
+def _worker_main(pipe: Connection, threads: int, settings: _NumericSettings, folder: str) -> None:
+    """Run the jobs that arrive through the pipe until it delivers None, or its other end closes.
+
+    Args:
+        pipe: to the parent.
+        threads: of PyTorch.
+        settings: of PyTorch in the parent.
+        folder: the working directory, whose modules may define the objects of a job.
+    """
+    sys.path.insert(0, folder)  # as `import_object` does, while a job is read, too
     torch.set_num_threads(threads)
     settings.apply()
     for number in _SIGNALS:  # an active run installs its own handlers
@@ -331,8 +374,23 @@ def _worker_main(pipe: Connection, threads: int, settings: _NumericSettings) -> 
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     with hash_once(), suppress(EOFError):  # the jobs of one sweep share their tasks
-        while (job := pipe.recv()) is not None:
-            pipe.send(run_job(job, partial(_send_status, pipe)))
+        while (job := _receive_job(pipe)) is not None:
+            pipe.send(
+                job if isinstance(job, Outcome) else run_job(job, partial(_send_status, pipe))
+            )
+
+
+def _receive_job(pipe: Connection) -> Job | Outcome | None:
+    """Return the next job, None at the end, or how a job failed that cannot be read here."""
+    try:
+        job: Job | None = pipe.recv()
+    except EOFError:
+        raise
+    except Exception as error:  # an object of the user's may raise anything
+        why = first_line(error, with_type=True)
+        sentence = f"workers: a worker process cannot read the run ({why}); give workers=1"
+        return Outcome("failed", sentence)
+    return job
 
 
 def _send_status(pipe: Connection, status: RunStatus) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedtide.simulation.run_progress import RunProgress, State
+from fedtide.simulation.run_progress import RunProgress, RunState
 from fedtide.sweep.job import RunStatus
 
 
@@ -39,7 +39,7 @@ class SweepProgress:
             run.update(status.ended, status.loss)
         self._notify()
 
-    def finish(self, path: str, state: State) -> None:
+    def finish(self, path: str, state: RunState) -> None:
         """Set the final state of a run."""
         self.runs[path].finish(state)
         self._notify()

@@ -12,10 +12,10 @@ import polars as pl
 
 from fedtide.atomic_io import make_folder, write_frame, write_yaml
 from fedtide.content_hash import hash_once
-from fedtide.errors import InvalidInputError, RunFailedError
+from fedtide.errors import Interrupted, InvalidInputError, RunFailedError
 from fedtide.simulation.cluster.ray_cluster import open_cluster
 from fedtide.simulation.experiment import BUILDER, read_yaml
-from fedtide.simulation.interruption import Interrupted, Interruption
+from fedtide.simulation.interruption import Interruption
 from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.simulation.task_cache import count_alike
 from fedtide.sweep.configurations import Configuration, SweepRun

@@ -273,7 +273,7 @@ def return_freed_memory() -> None:
     Flower receives replies in short-lived threads, and glibc would keep the memory of each thread
     for further ones: with large models twice what a round needs. Elsewhere nothing is changed.
     """
-    with suppress(AttributeError, OSError):  # not glibc
+    with suppress(AttributeError, OSError, TypeError):  # not glibc; the last on Windows
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1_000_000)
 
 

@@ -96,9 +96,10 @@ class Fluctuating(Availability):
         return np.asarray(p * sums[self._count_low(p, factors)] / self.period)
 
     def _count_low(self, p: NDArray[np.float64], factors: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return how many of the factors, which are sorted, each client lacks: the lowest, (N,).
+        """Return how many of the sorted factors are too low for each client to reach `least`, (N,).
 
-        By bisection with the very comparison of a round: the quotient least / p_n rounds elsewhere.
+        By bisection with the comparison of a round, as comparing with least / p_n would round
+        differently.
         """
         first, end = np.zeros(len(p), dtype=np.int64), np.full(len(p), len(factors))
         while (open_ := first < end).any():

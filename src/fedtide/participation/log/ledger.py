@@ -222,7 +222,9 @@ def read_rounds(url: str) -> pl.DataFrame:
     Raises:
         InvalidInputError: as in `read_ledger`.
     """
-    return _read(url, ROUNDS, "round", "time").sort("round")
+    with open_ledger(url) as (connection, version, federation):
+        own = ROUNDS.c.federation == find_federation(connection, federation)
+        return _select(connection, version, ROUNDS, own, "round", "time")
 
 
 def count_clients(url: str) -> int:
@@ -329,12 +331,6 @@ def read_ledger_part(url: str, after: int, most: int) -> LedgerPart:
         new = own & PARTICIPATION.c.round.between(after + 1, last)
         rows = _select(connection, version, PARTICIPATION, new, *_types)
     return LedgerPart(federation, rounds, rows)
-
-
-def _read(url: str, table: sql.Table, *names: str) -> pl.DataFrame:
-    with open_ledger(url) as (connection, version, federation):
-        own = table.c.federation == find_federation(connection, federation)
-        return _select(connection, version, table, own, *names)
 
 
 def _select(

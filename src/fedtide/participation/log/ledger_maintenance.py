@@ -18,14 +18,11 @@ from fedtide.participation.log.ledger_tables import (
     SCHEMA,
     VERSION,
     check_version,
-    create_engine,
-    database_errors,
     find_federation,
     lock_tables,
+    open_for_changes,
     open_ledger,
     read_versions,
-    reject_missing_file,
-    reject_unwritable_file,
 )
 from fedtide.participation.log.schema import REASONS, STAGES
 
@@ -132,18 +129,12 @@ def migrate_ledger(url: str) -> int:
         InvalidInputError: a database that cannot be written or holds no ledger, or one of a newer
             version.
     """
-    engine = create_engine(url.partition("#")[0])
-    reject_missing_file(engine.url)
-    reject_unwritable_file(engine.url)
-    try:
-        with database_errors(engine), engine.begin() as connection:
-            lock_tables(connection)
-            former = check_version(engine, read_versions(connection), READABLE)
-            for version in range(former, VERSION):
-                connection.execute(sql.text(_MIGRATIONS[version]))
-            connection.execute(SCHEMA.update().values(version=VERSION))
-    finally:
-        engine.dispose()
+    with open_for_changes(url) as engine, engine.begin() as connection:
+        lock_tables(connection)
+        former = check_version(engine, read_versions(connection), READABLE)
+        for version in range(former, VERSION):
+            connection.execute(sql.text(_MIGRATIONS[version]))
+        connection.execute(SCHEMA.update().values(version=VERSION))
     return former
 
 
@@ -188,24 +179,18 @@ def prune_ledger(url: str, pruning: Pruning) -> Iterator[int]:
     Raises:
         InvalidInputError: the database fails.
     """
-    engine = create_engine(url.partition("#")[0])
-    reject_missing_file(engine.url)
-    reject_unwritable_file(engine.url)
     done = 0
-    try:
-        with database_errors(engine):
-            for low, high, rounds in _split(engine, pruning):
-                if done:
-                    time.sleep(_PAUSE)
-                with engine.begin() as connection:
-                    for table in (PARTICIPATION, ROUNDS):
-                        old = table.c.federation == pruning.federation
-                        old &= table.c.round.between(low, high)
-                        connection.execute(sql.delete(table).where(old))
-                done += rounds
-                yield done
-    finally:
-        engine.dispose()
+    with open_for_changes(url) as engine:
+        for low, high, rounds in _split(engine, pruning):
+            if done:
+                time.sleep(_PAUSE)
+            with engine.begin() as connection:
+                for table in (PARTICIPATION, ROUNDS):
+                    old = table.c.federation == pruning.federation
+                    old &= table.c.round.between(low, high)
+                    connection.execute(sql.delete(table).where(old))
+            done += rounds
+            yield done
 
 
 def _check_federation(connection: sql.Connection, version: int, name: str) -> LedgerCheck:

@@ -75,12 +75,25 @@ def open_ledger(url: str) -> Iterator[tuple[sql.Connection, int, str]]:
     """
     url, _, federation = url.partition("#")
     engine = create_engine(url, reading=True)
-    reject_missing_file(engine.url)
+    _reject_missing_file(engine.url)
     try:
         with database_errors(engine), engine.connect() as connection:
-            connection = begin_snapshot(connection)
+            connection = _begin_snapshot(connection)
             version = check_version(engine, read_versions(connection), READABLE)
             yield connection, version, federation
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def open_for_changes(url: str) -> Iterator[sql.Engine]:
+    """Connect to an existing ledger to change it; the name of a federation after # is ignored."""
+    engine = create_engine(url.partition("#")[0])
+    _reject_missing_file(engine.url)
+    _reject_unwritable_file(engine.url)
+    try:
+        with database_errors(engine):
+            yield engine
     finally:
         engine.dispose()
 
@@ -163,21 +176,21 @@ def prepare_writing(engine: sql.Engine) -> None:
     if file:
         with suppress(OSError):  # which SQLite will report
             os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
-        reject_unwritable_file(engine.url)
+        _reject_unwritable_file(engine.url)
 
     @sql.event.listens_for(engine, "connect")
     def log_ahead(connection: Any, record: Any) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
 
 
-def reject_missing_file(url: sql.URL) -> None:
+def _reject_missing_file(url: sql.URL) -> None:
     """Raise InvalidInputError for a missing file, which SQLite would create."""
     file = _find_file(url)
     if file and not os.path.isfile(file):
         raise InvalidInputError(f"ledger: no database {file!r}; give the path of an existing file")
 
 
-def reject_unwritable_file(url: sql.URL) -> None:
+def _reject_unwritable_file(url: sql.URL) -> None:
     """Raise InvalidInputError for a file that SQLite would open, failing at the first commit."""
     file = _find_file(url)
     if file and os.path.isfile(file) and not os.access(file, os.W_OK):
@@ -211,7 +224,7 @@ def _open_archived(file: str) -> sqlite3.Connection:
     return sqlite3.connect(f"{Path(file).resolve().as_uri()}?immutable=1", uri=True)
 
 
-def begin_snapshot(connection: sql.Connection) -> sql.Connection:
+def _begin_snapshot(connection: sql.Connection) -> sql.Connection:
     """Begin a transaction that does not see what others commit from now on."""
     kind = connection.dialect.name
     if kind == "sqlite":  # its driver begins no transaction for reading

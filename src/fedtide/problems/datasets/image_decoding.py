@@ -101,10 +101,11 @@ def decode_cached(file: Path, column: str, decode: Callable[[], Pixels]) -> Pixe
 def _write(entry: Path, pixels: Pixels) -> None:
     """Write the array atomically; other processes may write the same entry."""
     entry.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=entry.parent, delete=False) as temporary:
-        try:
-            np.save(temporary, pixels)
-            os.replace(temporary.name, entry)
-        except OSError:
-            os.unlink(temporary.name)
-            raise
+    descriptor, draft = tempfile.mkstemp(dir=entry.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            np.save(file, pixels)
+        os.replace(draft, entry)  # closed: Windows renames no open file
+    except OSError:
+        os.unlink(draft)
+        raise

@@ -82,10 +82,14 @@ class Table:
     Args:
         read: for each column, a function that returns it.
         source: what the table is called in error messages.
+        index: the names of the index of a pandas table, which is no column.
     """
 
-    def __init__(self, read: Mapping[str, Callable[[], Column]], source: str) -> None:
+    def __init__(
+        self, read: Mapping[str, Callable[[], Column]], source: str, index: Sequence[str] = ()
+    ) -> None:
         self._read, self._columns, self._source = dict(read), dict[str, Column](), source
+        self._index = index
 
     @property
     def names(self) -> list[str]:
@@ -107,9 +111,10 @@ class Table:
                 than numbers, text, images or lists of numbers.
         """
         if name not in self._read:
-            raise InvalidInputError(
-                f"{field}: {self._source} has no column {name!r}; {did_you_mean(name, self.names)}"
-            )
+            hint = did_you_mean(name, self.names)
+            if name in self._index:
+                hint = f"it is the index; give table.reset_index({name!r})"
+            raise InvalidInputError(f"{field}: {self._source} has no column {name!r}; {hint}")
         if name not in self._columns:
             try:
                 self._columns[name] = self._read[name]()
@@ -167,7 +172,7 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
     if isinstance(source, Path):
         return _read_file(field, source, names)
     if isinstance(source, Mapping):
-        _refuse_splits(field, source)
+        _refuse_several(field, source, [*order, *([] if names is None else [names])])
         return _table(source.items(), field)
     if isinstance(source, pl.LazyFrame):
         source = source.collect()
@@ -177,13 +182,14 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
         return _table(zip(source.column_names, source.columns, strict=True), field)
     if isinstance(source, np.ndarray) and source.dtype.names is not None:
         return _table(((name, source[name]) for name in source.dtype.names), field)
+    if _is_pandas(source):
+        index = [str(level) for level in source.index.names if level is not None]
+        return _table(source.items(), field, index)
     library = type(source).__module__.partition(".")[0]
-    if library == "pandas":
-        return _table(source.items(), field)
     if library == "datasets" and hasattr(source, "features") and hasattr(source, "__len__"):
         arrow = undecoded(source).with_format("arrow")[:]
         return _table(zip(arrow.column_names, arrow.columns, strict=True), field)
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+    if library != "pandas" and hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         columns = [*order, *([] if names is None else [names])]
         return _table(_collect_rows(field, source, columns, len(order)).items(), field)
     raise InvalidInputError(
@@ -195,6 +201,8 @@ def _instead_of(source: Any) -> str:
     """Return what to give instead of something that is no table."""
     if isinstance(source, torch.utils.data.DataLoader):
         return "its data set, loader.dataset, as fedtide draws the minibatches"
+    if type(source).__module__.partition(".")[0] == "pandas":
+        return "a DataFrame"
     if isinstance(source, Iterable):
         return "list(...) of it, which holds all samples in memory"
     return _KINDS
@@ -259,10 +267,10 @@ def _call(field: str, path: str) -> Any:
         ) from error
 
 
-def _table(columns: Iterable[tuple[Any, Any]], source: str) -> Table:
+def _table(columns: Iterable[tuple[Any, Any]], source: str, index: Sequence[str] = ()) -> Table:
     named = [(str(name), value) for name, value in columns]
     _require_distinct(source, "the table", [name for name, _ in named])
-    return Table({name: partial(to_column, value) for name, value in named}, source)
+    return Table({name: partial(to_column, value) for name, value in named}, source, index)
 
 
 def _require_distinct(field: str, what: str, names: Sequence[str]) -> None:
@@ -274,14 +282,34 @@ def _require_distinct(field: str, what: str, names: Sequence[str]) -> None:
         )
 
 
-def _refuse_splits(field: str, source: Mapping[Any, Any]) -> None:
-    """Raise InvalidInputError if this is a mapping of tables, as Hugging Face's `DatasetDict`."""
-    splits = [str(name) for name, value in source.items() if hasattr(value, "column_names")]
-    if splits:
-        raise InvalidInputError(
-            f"{field}: it holds several data sets ({', '.join(splits)}); give one, such as "
-            f"data[{splits[0]!r}]"
-        )
+def _is_pandas(value: Any) -> bool:
+    """Return whether a value is a DataFrame of pandas, or of a library that extends it."""
+    classes = ((cls.__module__.partition(".")[0], cls.__name__) for cls in type(value).__mro__)
+    return ("pandas", "DataFrame") in classes
+
+
+def _is_table(value: Any) -> bool:
+    """Return whether a value is a data set by itself, and no column of one."""
+    kinds = (pl.DataFrame, pl.LazyFrame, pa.Table, torch.utils.data.Dataset)
+    return isinstance(value, kinds) or hasattr(value, "column_names") or _is_pandas(value)
+
+
+def _refuse_several(field: str, source: Mapping[Any, Any], names: Sequence[str]) -> None:
+    """Raise InvalidInputError if this is a mapping of data sets, of splits or of clients.
+
+    Args:
+        field: the field that an error names.
+        source: the mapping.
+        names: of the columns that are used; a column may be a table of numbers.
+    """
+    tables = [str(name) for name, value in source.items() if _is_table(value)]
+    if not tables or len(tables) < len(source) or any(name in source for name in names):
+        return
+    listed = ", ".join(tables[:3]) + (", ..." if len(tables) > 3 else "")
+    raise InvalidInputError(
+        f"{field}: it holds several data sets ({listed}); give one, such as data[{tables[0]!r}], "
+        "or, if each is that of a client, one table of all rows with a column of their clients"
+    )
 
 
 def _read_file(field: str, path: Path, names: str | None) -> Table:
@@ -390,6 +418,8 @@ def _collect_rows(field: str, data: Any, order: Sequence[str], least: int) -> di
         if not isinstance(item, Mapping):
             parts = item if isinstance(item, tuple | list) else (item,)
             if not least <= len(parts) <= len(order):
+                if row == 0:
+                    _refuse_parts(field, data, order)
                 raise InvalidInputError(
                     f"{field}: item {row} has {len(parts)} parts for the columns "
                     f"{', '.join(order)}; name as many inputs and targets as it has parts"
@@ -402,8 +432,50 @@ def _collect_rows(field: str, data: Any, order: Sequence[str], least: int) -> di
     return columns
 
 
+def _refuse_parts(field: str, data: Any, order: Sequence[str]) -> None:
+    """Raise InvalidInputError if this is no list of samples, but one of columns or of data sets.
+
+    Args:
+        field: the field that an error names.
+        data: a map-style data set whose first item does not fit the columns.
+        order: the names of the columns.
+    """
+    if not isinstance(data, list | tuple):
+        return
+    if all(map(_is_table, data)):
+        raise InvalidInputError(
+            f"{field}: it is a {type(data).__name__} of {len(data)} data sets; give one table of "
+            "all rows with a column of their clients, as "
+            "[{'x': x, 'y': y, 'client': n} for n, part in enumerate(parts) for x, y in part]"
+        )
+    if len(data) <= len(order) and all(getattr(part, "ndim", 0) for part in data):
+        named = ", ".join(f"{name!r}: ..." for name in order[: len(data)])
+        raise InvalidInputError(
+            f"{field}: it is a {type(data).__name__} of {len(data)} arrays, which would be "
+            f"{len(data)} samples; if they are columns, name them: {{{named}}}"
+        )
+
+
+def _join_columns(columns: Iterable[tuple[Any, Any]]) -> NDArray[Any]:
+    """Return columns of numbers, one per row each, side by side, (n, columns)."""
+    parts = []
+    for name, values in columns:
+        try:
+            part = to_column(values)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"its column {name!r}: {error}") from None
+        if isinstance(part, Ragged) or part.ndim > 1 or part.dtype == object:
+            raise InvalidInputError(
+                f"its column {name!r} does not hold one number per row; leave that out"
+            )
+        parts.append(part)
+    if not parts:
+        raise InvalidInputError("it is a table without columns")
+    return np.stack(parts, axis=1)
+
+
 def to_column(value: Any) -> Column:
-    """Return a column from an array, a tensor, a list or a column of a data frame.
+    """Return a column from an array, a tensor, a list, a column or a table of numbers.
 
     Raises:
         InvalidInputError: missing values, or values of a type that no network can use.
@@ -421,6 +493,10 @@ def to_column(value: Any) -> Column:
             missing = mask.reshape(len(mask), -1).any(1)
             raise _missing(int(missing.sum()), len(mask), int(missing.argmax()))
         value = value.data
+    if _is_pandas(value):
+        return _join_columns(value.items())
+    if isinstance(value, pl.DataFrame):
+        return _join_columns(zip(value.columns, value.iter_columns(), strict=True))
     if isinstance(value, pl.Series):
         try:
             value = value.to_arrow()

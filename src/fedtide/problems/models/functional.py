@@ -6,8 +6,8 @@ import copy
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.layout import Params
 from fedtide.problems.models.batch_norm import RunningStatistics, replace_batch_norm
 from fedtide.problems.models.keyed_dropout import DropoutMasks, replace_dropout
+from fedtide.problems.models.keyed_functions import KeyedFunctions
 from fedtide.problems.models.network_checks import (
     agree,
     are_close,
@@ -39,12 +40,16 @@ class _TrainingModule:
 
     Args:
         module: the network; its dropout and batch normalisation are pure.
-        masks: of its dropout, if it has any.
+        masks: of its dropout.
+        has_dropout: whether any layer drops something.
+        functions: the context for dropout by functions; None: it calls none that drops something.
         statistics: of its batch normalisation, if it has any.
     """
 
     module: nn.Module
-    masks: DropoutMasks | None
+    masks: DropoutMasks
+    has_dropout: bool
+    functions: KeyedFunctions | None
     statistics: RunningStatistics | None
 
     @classmethod
@@ -53,9 +58,16 @@ class _TrainingModule:
         copied = copy.deepcopy(module)
         if not copied.training:  # a whole network is often left in evaluation mode by accident
             copied.train()
-        replaced, masks = replace_dropout(copied)
+        replaced, found = replace_dropout(copied)
         replaced, statistics = replace_batch_norm(replaced)
-        return cls(cast_network(replaced, dtype), masks, statistics)
+        masks = found or DropoutMasks()
+        functions = KeyedFunctions(masks)
+        return cls(cast_network(replaced, dtype), masks, found is not None, functions, statistics)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a forward pass needs a key."""
+        return self.has_dropout or (self.functions is not None and self.functions.used)
 
     def copy(self) -> _TrainingModule:
         """Return a copy that shares all tensors, so that it can be made during tracing, too."""
@@ -124,12 +136,14 @@ class FunctionalModel:
         self._training = _TrainingModule.of(module, self._training_dtype)
         recurrent = (nn.RNNBase, nn.RNNCellBase)
         self.is_recurrent = any(isinstance(layer, recurrent) for layer in module.modules())
-        self.draws = self._training.masks is not None
         statistics = self._training.statistics
         self.buffers: Params = {} if statistics is None else _cast(statistics.initial, self._dtype)
         self._thread_local = threading.local()
         trial = self._training.copy()
         self.example_output: Any = self._try(trial, module, example)
+        self.draws = trial.draws
+        if trial.functions is not None and not trial.functions.used:
+            self._training = replace(self._training, functions=None)
         statistics = trial.statistics
         few = statistics is not None and statistics.fewest_values <= len(example[0])
         self.fewest_samples = 2 if few else 1
@@ -190,15 +204,15 @@ class FunctionalModel:
         sample_mask: Tensor | None = None,
         buffers: Params | None = None,
     ) -> Any:
-        if training.masks is not None:
-            training.masks.start_pass(key)
+        training.masks.start_pass(key)
         if training.statistics is not None:
             training.statistics.start_pass(buffers or self.buffers, sample_mask)
         args, kwargs = self._arguments(inputs, self._training_dtype)
         values = self._tied(_cast(params, self._training_dtype))
-        outputs = torch.func.functional_call(
-            training.module, values, args, kwargs, tie_weights=False
-        )
+        with training.functions or nullcontext():
+            outputs = torch.func.functional_call(
+                training.module, values, args, kwargs, tie_weights=False
+            )
         outputs = tree_map(self._in_own_dtype, outputs)
         end = {} if training.statistics is None else training.statistics.end_pass()
         return (outputs, end) if self.buffers else outputs
@@ -442,8 +456,8 @@ def refuse_impure(field: str, given: Inputs, what: str) -> Iterator[None]:
     >>> with refuse_impure("loss", (), "target"):
     ...     mask = torch.rand(3)
     Traceback (most recent call last):
-    fedtide.errors.InvalidInputError: loss: it draws from a global random generator (as RReLU,
-    functional.dropout and numpy.random do), so a step is not reproducible; use nn.Dropout in the
+    fedtide.errors.InvalidInputError: loss: it draws from a global random generator (as torch.rand,
+    torch.dropout, nn.RReLU and DropPath do), so a step is not reproducible; use nn.Dropout in the
     model, or no random numbers
     """
     versions = _versions(given)
@@ -459,9 +473,9 @@ def refuse_impure(field: str, given: Inputs, what: str) -> Iterator[None]:
             np.random.set_state(numpy)  # noqa: NPY002
     if drawn:
         raise InvalidInputError(
-            f"{field}: it draws from a global random generator (as RReLU, functional.dropout and "
-            "numpy.random do), so a step is not reproducible; use nn.Dropout in the model, or no "
-            "random numbers"
+            f"{field}: it draws from a global random generator (as torch.rand, torch.dropout, "
+            "nn.RReLU and DropPath do), so a step is not reproducible; use nn.Dropout in the "
+            "model, or no random numbers"
         )
     if _versions(given) != versions:
         raise InvalidInputError(
@@ -509,11 +523,30 @@ def _shape_errors(example: Inputs, names: tuple[str | None, ...]) -> Iterator[No
             f"{name or ''} {tuple(x.shape[1:])} and dtype {_name(x.dtype)}".strip()
             for name, x in zip(names, example, strict=True)
         ]
-        hint = "choose a network that fits the inputs, or change the inputs"
-        if any(x.dim() == 1 for x in example):
-            hint = "write a column of single numbers in a list, as in inputs: [age]"
-        elif "dtype" in reason and not all(x.is_floating_point() for x in example):
-            hint = "convert the column to floats, or name it in a list"
         raise InvalidInputError(
-            f"model: it cannot process features of shape {', '.join(given)} ({reason}); {hint}"
+            f"model: it cannot process features of shape {', '.join(given)} ({reason}); "
+            f"{_shape_hint(reason, example, names)}"
         ) from error
+
+
+def _shape_hint(reason: str, example: Inputs, names: tuple[str | None, ...]) -> str:
+    """Return what may help against the error of a network that was given these inputs."""
+    if "attention_mask" in names:
+        return (
+            "its argument attention_mask got 1 where a sequence is not padded and 0 where it is; "
+            "if it means something else, give it another name"
+        )
+    if "positional argument" in reason or "keyword argument" in reason:
+        return (
+            "give each argument of forward a column by name, as in inputs: {user: user_id, item: "
+            "item_id}; columns of one number that are listed together form one vector"
+        )
+    if any(x.dim() == 1 for x in example):
+        return "write a column of single numbers in a list, as in inputs: [age]"
+    if "dtype" in reason and not all(x.is_floating_point() for x in example):
+        return "convert the column to floats, or name it in a list"
+    if "indices" in reason and any(x.is_floating_point() for x in example):
+        return "give ids as whole numbers in a column of their own, as in inputs: {user: user_id}"
+    if "channels" in reason and any(x.dim() == 4 and x.shape[-1] in (1, 3, 4) for x in example):
+        return "images have their channels first, as array.transpose(0, 3, 1, 2) gives them"
+    return "choose a network that fits the inputs, or change the inputs"

@@ -57,9 +57,8 @@ class KeyedAttention(nn.MultiheadAttention):
         if attn_mask is not None:
             heads = attn_mask if attn_mask.dim() == 2 else attn_mask.view(scores.shape)
             scores = _masked(scores, heads)
-        if key_padding_mask is not None:
-            scores = _masked(scores, key_padding_mask.view(len(scores), 1, 1, -1))
-        weights = self.masks.drop(_softmax(scores), self.dropout)
+        padding = None if key_padding_mask is None else key_padding_mask.view(len(scores), 1, 1, -1)
+        weights = self.masks.drop(attention_weights(scores, padding), self.dropout)
         outputs = self.out_proj((weights @ v).transpose(-3, -2).flatten(-2))
         shown = weights.mean(1) if average_attn_weights else weights
         if not batched:
@@ -89,10 +88,17 @@ def _masked(scores: Tensor, mask: Tensor) -> Tensor:
     """Return the scores with a mask added, or -inf where a mask of booleans is True."""
     if mask.dtype == torch.bool:
         return scores.masked_fill(mask, -math.inf)
-    return scores + mask
+    return scores + mask.to(scores.dtype)
 
 
-def _softmax(scores: Tensor) -> Tensor:
-    """Return the softmax of the scores; all 0 for a query that may attend to nothing."""
+def attention_weights(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the softmax of scores over the keys; all 0 for a query that may attend to nothing.
+
+    Args:
+        scores: of each query for each key, (..., queries, keys).
+        mask: added to the scores or, of booleans, True where a query may not attend to a key.
+    """
+    if mask is not None:
+        scores = _masked(scores, mask)
     nothing = (scores == -math.inf).all(-1, keepdim=True)
     return scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)

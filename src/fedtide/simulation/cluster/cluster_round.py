@@ -22,7 +22,7 @@ from fedtide.simulation.cluster.chunk_worker import (
     to_array,
 )
 from fedtide.simulation.cluster.worker_pool import WorkerPool
-from fedtide.simulation.local_round import LocalRound, Weigh
+from fedtide.simulation.local_round import ChunkResult, LocalRound, Weigh
 
 _SHARED = [field.name for field in fields(Instructions) if field.name != "correction"]
 
@@ -41,7 +41,7 @@ class ClusterRound:
 
     def train_chunks(
         self, chunks: Iterator[Chunk], lr: float, buffers: Buffers | None
-    ) -> Iterator[tuple[ClientUpdates | WeightedTotal, Tensor | None]]:
+    ) -> Iterator[ChunkResult]:
         """Train chunks, several at a time; yield their updates, or their sums, in order.
 
         Args:
@@ -69,8 +69,7 @@ class ClusterRound:
                 start = self._pool.put(RoundStart(_to_plain(instructions), lr, shared))
             clients = cohort.clients.numpy()
             steps_taken = self._local.planner.steps_taken[clients]
-            empty = instructions.model.new_empty(len(clients), 0)
-            updates = self._local.updates(cohort, empty, lr, self._local.planner.skip(clients))
+            updates = self._local.without_deltas(cohort, lr, self._local.planner.skip(clients))
             weights = self._weigh(updates)
             own = None if buffers is None or shares_buffers else buffers.of(cohort.clients)
             sent.append(_Sent(updates, weights))

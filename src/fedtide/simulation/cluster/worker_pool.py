@@ -31,15 +31,17 @@ _POLL_SECONDS = 1.0
 
 
 @dataclass
-class _Task:
+class _PendingChunk:
     """A chunk on its way.
 
     Args:
+        number: in the order in which chunks were drawn.
         start: the reference to the `RoundStart`.
         order: the chunk.
         attempts: how often it was sent to a worker.
     """
 
+    number: int
     start: Any
     order: ChunkOrder
     attempts: int = 0
@@ -52,12 +54,12 @@ class _Worker:
     Args:
         actor: its handle.
         ready: the reference that tells that it is prepared.
-        chunks: numbers of the chunks that it has, by their references.
+        chunks: those that it has, by the references to what it returns.
     """
 
     actor: Any
     ready: Any
-    chunks: dict[Any, int] = field(default_factory=dict)
+    chunks: dict[Any, _PendingChunk] = field(default_factory=dict)
 
 
 class WorkerPool:
@@ -117,42 +119,39 @@ class WorkerPool:
             InvalidInputError: a worker cannot train this run, a chunk has lost its worker three
                 times, or no worker answers.
         """
-        tasks: dict[int, _Task] = {}
-        waiting: deque[int] = deque()
+        waiting: deque[_PendingChunk] = deque()
         trained: dict[int, TrainedChunk] = {}
         drawn = given = 0
         try:
             while True:
                 room = min(_AHEAD * self.size - (drawn - given), self.size - len(waiting))
-                for order in islice(orders, max(0, room)):
-                    tasks[drawn] = _Task(*order)
-                    waiting.append(drawn)
+                for start, order in islice(orders, max(0, room)):
+                    waiting.append(_PendingChunk(drawn, start, order))
                     drawn += 1
-                self._send(waiting, tasks)
+                self._send(waiting)
                 if given in trained:
                     yield trained.pop(given)
                     given += 1
                 elif given < drawn:
-                    trained |= self._receive(waiting, tasks)
+                    trained |= self._receive(waiting)
                 else:
                     return
         finally:  # nobody waits for what an error has left behind
             for worker in self._workers:
                 worker.chunks.clear()
 
-    def _send(self, waiting: deque[int], tasks: dict[int, _Task]) -> None:
+    def _send(self, waiting: deque[_PendingChunk]) -> None:
         """Send chunks to the workers that have the fewest."""
         while waiting and self._workers:
             worker = min(self._workers, key=lambda worker: len(worker.chunks))
             if len(worker.chunks) >= _QUEUED:
                 return
-            number = waiting.popleft()
-            task = tasks[number]
-            worker.chunks[worker.actor.train.remote(task.start, task.order)] = number
-            task.attempts += 1
+            chunk = waiting.popleft()
+            worker.chunks[worker.actor.train.remote(chunk.start, chunk.order)] = chunk
+            chunk.attempts += 1
 
-    def _receive(self, waiting: deque[int], tasks: dict[int, _Task]) -> dict[int, TrainedChunk]:
-        """Wait for something to happen; return the chunks that have been trained."""
+    def _receive(self, waiting: deque[_PendingChunk]) -> dict[int, TrainedChunk]:
+        """Wait for something to happen; return the chunks that have been trained, by number."""
         if not self._workers:
             with activity(STARTING_WORKERS):
                 self._await_worker()
@@ -169,16 +168,14 @@ class WorkerPool:
             if worker is None:  # lost with another of its chunks
                 continue
             try:
-                chunk: TrainedChunk = self._ray.get(reference)
+                trained: TrainedChunk = self._ray.get(reference)
             except self._ray.exceptions.RayTaskError as error:
                 raise _cause(self._ray, error) from error
             except self._ray.exceptions.RayError as error:
-                self._replace(worker, waiting, tasks, error)
+                self._replace(worker, waiting, error)
                 continue
-            number = worker.chunks.pop(reference)
-            self.training_seconds += chunk.seconds
-            found[number] = chunk
-            del tasks[number]
+            self.training_seconds += trained.seconds
+            found[worker.chunks.pop(reference).number] = trained
         return found
 
     def _await_worker(self) -> None:
@@ -223,12 +220,10 @@ class WorkerPool:
         self._failed_starts = 0
         self._workers.append(worker)
 
-    def _replace(
-        self, worker: _Worker, waiting: deque[int], tasks: dict[int, _Task], error: Exception
-    ) -> None:
+    def _replace(self, worker: _Worker, waiting: deque[_PendingChunk], error: Exception) -> None:
         """Start another worker in place of a lost one, whose chunks are trained again."""
-        lost = sorted(worker.chunks.values())
-        if any(tasks[number].attempts >= MAX_ATTEMPTS for number in lost):
+        lost = sorted(worker.chunks.values(), key=lambda chunk: chunk.number)
+        if any(chunk.attempts >= MAX_ATTEMPTS for chunk in lost):
             raise InvalidInputError(
                 f"cluster: a chunk has lost its worker {MAX_ATTEMPTS} times "
                 f"({type(error).__name__}); if memory is short, give fewer workers or a smaller "

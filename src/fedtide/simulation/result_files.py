@@ -1,0 +1,176 @@
+"""The results of a run: collected in memory, written to its folder, and read from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from torch import nn
+
+from fedtide.atomic_io import write_atomically, write_frame, write_json
+from fedtide.errors import InvalidInputError, first_line
+from fedtide.simulation.loop import Run
+from fedtide.simulation.result import Result
+from fedtide.simulation.run_folder import RunFolder, finite_row, read_frame
+
+
+def collect_result(
+    run: Run,
+    participation: pl.DataFrame,
+    clients: pl.DataFrame,
+    out: Path | None,
+    stopped: str,
+) -> Result:
+    """Return the result of a run after its last round.
+
+    Args:
+        run: the run.
+        participation: its log.
+        clients: its table of clients.
+        out: its folder; None in memory.
+        stopped: why a callback ended it; empty otherwise.
+    """
+    return Result(
+        model=run.driver.output.cpu().numpy(),
+        metrics=run.metrics_table(),
+        participation=participation,
+        clients=clients,
+        state=run.driver.state,
+        trainer=run.trainer_choice,
+        timings=_timings(run),
+        experiment=run.experiment,
+        buffers=_as_array(run.buffer_values),
+        iterates=_iterates(run),
+        out=out,
+        stopped=stopped,
+        network=_network(run),
+        classes=run.task.class_names,
+    )
+
+
+def write_results(
+    run: Run, folder: RunFolder, stopped: str, warnings: Sequence[str]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Write the results of a run; return the log and the table of clients.
+
+    The summary, written last, marks the results as complete.
+
+    Args:
+        run: after its last round.
+        folder: of the run.
+        stopped: why a callback ended it; empty otherwise.
+        warnings: of the run, in sentences.
+
+    Raises:
+        InvalidInputError: a file that cannot be written.
+    """
+    log = pl.concat([run.log_table(), *folder.read_log()])
+    write_frame(folder.participation, log)
+    write_frame(folder.metrics, run.metrics_table())
+    clients = run.clients()
+    write_frame(folder.clients, clients)
+    tensors = _saved_model(run)
+    write_atomically(folder.model, lambda path: safetensors.torch.save_file(tensors, path))
+    how = {"trainer": run.trainer_choice, "threads": torch.get_num_threads()}
+    write_json(folder.timings, _timings(run) | how)
+    summary = {
+        "rounds": run.ended,
+        "metrics": finite_row(run.metrics[-1]),
+        "lower_is_better": run.lower_is_better(clients.columns),
+        "warnings": list(warnings),
+    }
+    if stopped:
+        summary["stopped"] = stopped
+    if run.task.class_names is not None:  # what the network's outputs stand for
+        summary["classes"] = list(run.task.class_names)
+    write_json(folder.summary, summary)
+    folder.drop_partial_results()
+    return log, clients
+
+
+def _saved_model(run: Run) -> dict[str, torch.Tensor]:
+    """Return the model as `load_state_dict` of its network takes it, or else its parameters."""
+    network = _network(run)
+    if network is None:
+        named = run.task.layout.unflatten(run.driver.output)
+    else:
+        named = network.state_dict()
+    dense = {
+        name: tensor if tensor.layout is torch.strided else tensor.to_dense()
+        for name, tensor in named.items()
+    }  # the file format has no sparse tensors, and refuses the shared memory of tied parameters
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in dense.items()}
+
+
+def read_result(run: Run, folder: RunFolder) -> Result:
+    """Return the result that a finished run left in its folder.
+
+    Raises:
+        InvalidInputError: a missing or damaged file.
+    """
+    try:
+        timings, summary = folder.read_json(folder.timings), folder.read_json(folder.summary)
+        named = safetensors.torch.load_file(folder.model, device=run.experiment.device)
+        metrics, log, clients = map(
+            read_frame, (folder.metrics, folder.participation, folder.clients)
+        )
+        model = run.task.layout.flatten(named).cpu().numpy()
+        layout = run.task.buffer_layout
+        shared = None if layout is None else layout.flatten(named).to(run.task.start)
+        whole = run.ended == summary["rounds"]  # only a checkpoint contains the state
+    except InvalidInputError:
+        raise
+    except (OSError, SafetensorError, pl.exceptions.PolarsError, ValueError, KeyError) as error:
+        raise InvalidInputError(
+            f"out: {folder.path} is finished, but its results cannot be read "
+            f"({first_line(error)}); start again in another folder"
+        ) from None
+    timings.pop("threads", None)
+    return Result(
+        model=model,
+        metrics=metrics,
+        participation=log,
+        clients=clients,
+        state=run.driver.state if whole else None,
+        trainer=timings.pop("trainer", ""),
+        timings=timings,
+        experiment=run.experiment,
+        buffers=_as_array(run.buffer_values if whole else shared),
+        iterates=_iterates(run) if whole else None,
+        out=folder.path,
+        stopped=summary.get("stopped", ""),
+        classes=run.task.class_names,
+    )
+
+
+def _timings(run: Run) -> dict[str, Any]:
+    spent = run.timings
+    return {
+        "rounds": spent.rounds,
+        "training_seconds": spent.training,
+        "evaluation_seconds": spent.evaluation,
+        "rounds_per_second": spent.rounds / spent.training if spent.training else 0.0,
+    }
+
+
+def _network(run: Run) -> nn.Module | None:
+    """Return the trained network, which does not keep the data in memory; None without one."""
+    try:
+        return run.task.module(run.driver.output, run.buffer_values)
+    except InvalidInputError:  # the problem has no network
+        return None
+
+
+def _as_array(tensor: torch.Tensor | None) -> NDArray[Any] | None:
+    return None if tensor is None else tensor.cpu().numpy()
+
+
+def _iterates(run: Run) -> NDArray[Any] | None:
+    return np.stack([x.cpu().numpy() for x in run.iterates]) if run.iterates else None

@@ -1,0 +1,75 @@
+"""A run whose callbacks are told what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+
+from fedtide.simulation.callbacks import Callback, RunView
+from fedtide.simulation.loop import Run
+
+
+class WatchedRun(AbstractContextManager["WatchedRun"]):
+    """A run and the callbacks that are told what happens; as a context, also of its errors.
+
+    Args:
+        run: the run.
+        callbacks: what watches it.
+        out: its folder; None in memory.
+
+    Attributes:
+        view: what the callbacks see of the run.
+    """
+
+    def __init__(self, run: Run, callbacks: Sequence[Callback], out: Path | None = None) -> None:
+        self.run, self.view, self._callbacks = run, RunView(run, out), callbacks
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            for callback in self._callbacks:
+                callback.on_error(self.view, error)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all rounds have ended, or a callback has stopped the run."""
+        ended = self.run.ended
+        return ended == self.run.experiment.rounds or (ended > 0 and bool(self.view.stopped))
+
+    def start(self) -> None:
+        """Evaluate the initial model, if the experiment asks for it."""
+        for callback in self._callbacks:
+            callback.on_start(self.view)
+        self._evaluate_if_due()
+
+    def advance(self) -> None:
+        """Run a round and evaluate if that is due."""
+        self.run.round()
+        self._evaluate_if_due()
+        for callback in self._callbacks:
+            callback.on_round_end(self.view)
+
+    def finish(self) -> None:
+        """Evaluate the last model of a run that was stopped between two evaluations."""
+        if not self.run.is_evaluated:
+            self._evaluate()
+
+    def tell_end(self) -> None:
+        """Tell the callbacks that the results are complete."""
+        for callback in self._callbacks:
+            callback.on_end(self.view)
+
+    def _evaluate_if_due(self) -> None:
+        if self.run.is_evaluation_due:
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        self.run.evaluate()
+        for callback in self._callbacks:
+            callback.on_evaluation(self.view)

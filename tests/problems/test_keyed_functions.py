@@ -1,0 +1,175 @@
+"""Dropout by functions, as in the networks of other libraries: masks that depend on a key alone."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedtide.problems.models import FunctionalModel
+
+KEYS = torch.from_numpy(np.random.default_rng(2).integers(2**62, size=2000))
+LAYERS = {
+    "dropout": (nn.Dropout, (6, 5)),
+    "dropout1d": (nn.Dropout1d, (6, 5, 4)),
+    "dropout2d": (nn.Dropout2d, (6, 5, 4, 3)),
+    "dropout3d": (nn.Dropout3d, (6, 5, 4, 3, 2)),
+}
+
+
+class Scaled(nn.Module):
+    """Twice its input, times one parameter, through a function and then what it is given."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.factor, self.function = nn.Parameter(torch.tensor(2.0)), function
+
+    def forward(self, x):
+        return self.function(self, self.function(self, self.factor * x))
+
+
+class Attention(nn.Module):
+    """Attention as transformers write it, with a parameter for the queries."""
+
+    def __init__(self, dropout, **options):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4))
+        self.dropout, self.options = dropout, options
+
+    def forward(self, x, memory):
+        return functional.scaled_dot_product_attention(
+            x @ self.weight,
+            memory,
+            memory.cos(),
+            dropout_p=self.dropout if self.training else 0.0,
+            **self.options,
+        )
+
+
+ATTENTION = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "truth values": {"attn_mask": torch.ones(3, 5).tril(1).bool()},
+    "numbers": {"attn_mask": torch.linspace(-2, 2, 15).view(3, 5)},
+    "scale": {"scale": 0.3},
+    "groups": {"enable_gqa": True},
+}
+
+
+def attention_inputs(option="plain"):
+    draw = torch.Generator().manual_seed(0)
+    heads = 1 if option == "groups" else 2
+    return torch.randn(2, 2, 3, 4, generator=draw), torch.randn(2, heads, 5, 4, generator=draw)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_functions_drop_what_the_layers_drop(name, inplace):
+    kind, shape = LAYERS[name]
+    x, function = torch.rand(shape) + 1, getattr(functional, name)
+
+    def layered(net, x):
+        return net.layer(x)
+
+    def by_function(net, x):
+        y = x * 1
+        z = function(y, 0.3, net.training, inplace)
+        return y if inplace else z
+
+    by_layer = Scaled(layered)
+    by_layer.layer = kind(0.3)
+    models = [FunctionalModel(net, (x,)) for net in (by_layer, Scaled(by_function))]
+    assert all(model.draws for model in models)
+    for key in KEYS[:3]:
+        expected, found = (model(model.params, (x,), key) for model in models)
+        assert 0 < (expected == 0).sum() < x.numel()
+        assert torch.equal(found, expected)
+    assert torch.equal(models[1].evaluate(models[1].params, (x,)), 2 * x)
+
+
+def test_functions_that_drop_nothing_need_no_key():
+    def idle(net, x):
+        return functional.dropout(functional.dropout(x, 0.5, training=False), 0.0)
+
+    x = torch.rand(2, 3)
+    model = FunctionalModel(Scaled(idle), (x,))
+    assert not model.draws
+    assert torch.equal(model(model.params, (x,)), 2 * x)
+
+
+def test_a_probability_of_one_drops_everything_and_one_beyond_it_is_refused():
+    x = torch.rand(2, 3)
+    model = FunctionalModel(Scaled(lambda net, x: functional.dropout(x, 1.0, net.training)), (x,))
+    assert not model(model.params, (x,), KEYS[0]).any()
+    with pytest.raises(ValueError, match="dropout probability"):
+        FunctionalModel(Scaled(lambda net, x: functional.dropout(x, 1.5, net.training)), (x,))
+
+
+@pytest.mark.parametrize("option", ATTENTION)
+def test_attention_that_hardly_drops_is_that_of_pytorch(option):
+    """Weights are dropped with a probability too small for any draw, so all are kept."""
+    x, memory = attention_inputs(option)
+    model = FunctionalModel(Attention(1e-12, **ATTENTION[option]), (x, memory))
+    assert model.draws
+    expected = functional.scaled_dot_product_attention(x, memory, memory.cos(), **ATTENTION[option])
+    found = model(model.params, (x, memory), KEYS[0])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_mask_of_another_precision_is_added_in_that_of_the_scores():
+    """As `torch.zeros(L, L)` in a network that computes in bfloat16; PyTorch accepts it, too."""
+    x, memory = (torch.randn(2, n, 4, dtype=torch.bfloat16) for n in (3, 5))
+    network = Attention(0.5, attn_mask=torch.zeros(3, 5)).bfloat16()
+    model = FunctionalModel(network, (x, memory))
+    assert model(model.params, (x, memory), KEYS[0]).dtype == torch.bfloat16
+
+
+def test_the_mean_over_masks_is_attention_without_dropout():
+    # outputs are linear in the dropped weights: within 5 standard errors each
+    x, memory = attention_inputs()
+    model = FunctionalModel(Attention(0.3), (x, memory))
+    drawn = torch.func.vmap(lambda key: model(model.params, (x, memory), key))(KEYS)
+    expected = model.evaluate(model.params, (x, memory))
+    error = drawn.std(0) / math.sqrt(len(KEYS))
+    assert (error > 0).all()
+    assert ((drawn.mean(0) - expected).abs() < 5 * error).all()
+
+
+def test_a_query_that_may_attend_to_nothing_gets_nothing():
+    x, memory = attention_inputs()
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    mask[1] = False
+    model = FunctionalModel(Attention(0.3, attn_mask=mask), (x, memory))
+    found = model(model.params, (x, memory), KEYS[0])
+    assert not found[:, :, 1].any()
+    assert found.isfinite().all()
+
+
+def test_layers_and_functions_draw_from_the_same_sequence_of_masks():
+    """Two layers with one function between them drop as three layers do."""
+    x = torch.rand(40, 5) + 1
+
+    def network(middle):
+        layers = nn.Sequential(nn.Dropout(0.3), middle, nn.Dropout(0.3))
+        layers.append(nn.Linear(5, 2))
+        return FunctionalModel(layers, (x,))
+
+    class Middle(nn.Module):
+        def forward(self, x):
+            return functional.dropout(x, 0.3, self.training)
+
+    mixed, layered = network(Middle()), network(nn.Dropout(0.3))
+    outputs = [model(layered.params, (x,), KEYS[0]) for model in (mixed, layered)]
+    assert torch.equal(*outputs)
+
+
+def test_the_global_generator_is_left_alone():
+    before = torch.get_rng_state()
+    x = attention_inputs()
+    model = FunctionalModel(Attention(0.5), x)
+    first, again, other = (model(model.params, x, key) for key in KEYS[[0, 0, 1]])
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(before, torch.get_rng_state())
