@@ -8,32 +8,41 @@
 set -eu
 umask 077
 name=${1:?the name or IP address of the server is missing}
+refuse() {
+    echo "keys.sh: give a name or an IP address without https:// or a port, not '$name'" >&2
+    exit 1
+}
 case $name in
     *:*:*) kind=IP ;;
-    *[!0-9A-Za-z._*-]*)
-        echo "keys.sh: give a name or an IP address without https:// or a port, not '$name'" >&2
-        exit 1
-        ;;
+    *[!0-9A-Za-z._*-]*) refuse ;;
     *[!0-9.]*) kind=DNS ;;
     *.*.*.*) kind=IP ;;
     *) kind=DNS ;;
 esac
-# Files are moved here when all are made, so that a failure leaves no key without its certificate.
+case $kind$name in IP*[!0-9A-Fa-f:.]*) refuse ;; esac
+# Files are put here when all are made, so that a failure leaves no key without its certificate.
 new=$(mktemp -d ./new.XXXXXX)
 trap 'rm -rf "$new"' EXIT
+trap 'exit 1' HUP INT TERM
 key="-newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes"
-if [ -e ca.key ]; then
-    cp ca.key ca.crt "$new"
-else
+ca=.
+if [ ! -e ca.key ]; then
+    ca=$new
     openssl req -x509 $key -days 3650 -keyout "$new/ca.key" -out "$new/ca.crt" -subj "/CN=our-ca" \
         -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign,cRLSign"
 fi
 openssl req $key -keyout "$new/server.key" -out "$new/server.csr" -subj "/CN=$name"
 printf "subjectAltName=%s:%s\nbasicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\n" \
     "$kind" "$name" > "$new/server.cnf"
-openssl x509 -req -in "$new/server.csr" -CA "$new/ca.crt" -CAkey "$new/ca.key" -CAcreateserial \
-    -days 365 -extfile "$new/server.cnf" -out "$new/server.pem"
+openssl x509 -req -in "$new/server.csr" -CA "$ca/ca.crt" -CAkey "$ca/ca.key" \
+    -CAserial "$new/ca.srl" -CAcreateserial -days 365 -extfile "$new/server.cnf" -out "$new/server.pem"
 openssl req -x509 $key -days 365 -keyout "$new/local.key" -out "$new/local.pem" \
     -subj "/CN=localhost" -addext "subjectAltName=DNS:localhost,IP:127.0.0.1"
 [ -e ca.key ] || mv "$new/ca.key" "$new/ca.crt" .
-mv "$new/server.key" "$new/server.pem" "$new/local.key" "$new/local.pem" .
+for file in server.key server.pem local.key local.pem; do
+    if [ -e "$file" ]; then
+        cat "$new/$file" > "$file" # keeps its owner and mode, as containers need them
+    else
+        mv "$new/$file" .
+    fi
+done

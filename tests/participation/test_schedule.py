@@ -1,5 +1,6 @@
 """Schedules: participation weights and known rates."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -285,6 +286,40 @@ def test_rounds_that_a_resumed_run_would_not_repeat_are_refused(
 def test_a_selection_that_counts_its_calls_may_be_stateful() -> None:
     running = Schedule(Full(), Streams(Turns)).start(Population(clients=40), seed=0)
     assert running.round(4).selected.tolist() == [5]
+
+
+class OwnStream(Selection, SelectionStream):
+    """A selection that is its own stream; starting it begins again."""
+
+    stateful = True
+
+    def start(self, population: Population, seed: int) -> SelectionStream:
+        self.generator = np.random.default_rng(seed)
+        return self
+
+    def select(self, t: int, available: AvailableClients) -> Any:
+        return self.generator.choice(available.clients, 1)
+
+
+def test_a_selection_may_be_its_own_stream() -> None:
+    """It is tried out before the run, whose rounds are as if it had not been."""
+    running = Schedule(Full(), OwnStream()).start(Population(clients=40), seed=3)
+    generator = np.random.default_rng(3)
+    expected = [generator.choice(np.arange(40), 1).tolist() for _ in range(6)]
+    assert [running.round(t).selected.tolist() for t in range(6)] == expected
+
+
+class Warns(AvailabilityStream):
+    def __init__(self) -> None:
+        logging.getLogger("fedtide").warning("half of the clients are in no trace")
+
+    def round(self, t: int) -> AvailableClients:
+        return AvailableClients(np.arange(3))
+
+
+def test_what_the_trial_logs_is_not_said_again(caplog: pytest.LogCaptureFixture) -> None:
+    Schedule(Streams(Warns)).start(Population(clients=40), seed=0)
+    assert len(caplog.records) == 1
 
 
 class Ends(AvailabilityStream):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
@@ -20,6 +21,9 @@ from fedtide.import_paths import is_own
 
 _T = TypeVar("_T")
 
+_logger = logging.getLogger("fedtide")
+_LARGE = 1000
+"""Of longer containers only the length is compared."""
 _NUMPY_ROUNDS = 10
 """In how many rounds it is checked that a method does not use NumPy's global generator."""
 
@@ -40,8 +44,8 @@ class ContractCheck:
     """Follows the state of a method of the user's own, and refuses what breaks the contract.
 
     Others hold the model, too, so it must not change in place. A `RoundInfo` that does not say what
-    happened misleads wrappers, reports and the influence of clients. What is drawn from a global
-    generator, or stored in the method, would be different in a run that is resumed.
+    happened misleads wrappers, reports and the influence of clients. It warns of what is drawn from
+    a global generator, or stored in the method, as it may be different in a run that is resumed.
 
     Args:
         own: the method, and those that it is built on, as far as they are the user's own.
@@ -67,22 +71,22 @@ class ContractCheck:
         _check_tensor("init", "model", state.model, model)
         self._clients = clients
         self._attributes = [(method, _attributes(method)) for method in own]
+        self._warned: set[str] = set()
         self._begin_round(state)
 
-    def call(self, function: Callable[..., _T], state: Any, *args: Any) -> _T:
-        """Return what a function of the method returns.
+    def call(self, name: str, function: Callable[..., Any], state: Any, *args: Any) -> Any:
+        """Return what the function of this name returns; warn if it uses a global generator.
 
         Raises:
-            InvalidInputError: it drew from a global generator, stored something in the method, or
-                changed a state that it may only read.
+            InvalidInputError: it changed a state that it may only read.
         """
-        name, versions, t = function.__name__, _versions(state), state.round
+        versions, t = _versions(state), state.round
         generators = _generators(t)
         found = function(state, *args)
         if _generators(t) != generators:
-            raise InvalidInputError(
-                f"algorithm.{name}: it drew random numbers from the global generator of torch or "
-                "NumPy, so that no run could be repeated or resumed; draw them from "
+            self._warn(
+                f"algorithm.{name}: it used the global random generator of torch or NumPy; if what "
+                "it returns depends on that, no run can be repeated or resumed: draw from "
                 "fedtide.randomness.generator(seed, purpose, state.round)"
             )
         if name not in _MAY_REUSE_MEMORY and _versions(state) != versions:
@@ -90,9 +94,13 @@ class ContractCheck:
                 f"algorithm.{name}: it changed a tensor of the state in place, which only absorb "
                 "and step may do; make a new one"
             )
-        for method, attributes in self._attributes:
-            _check_attributes(name, attributes, _attributes(method))
         return found
+
+    def _warn(self, sentence: str) -> None:
+        """Log a warning once."""
+        if sentence not in self._warned:
+            self._warned.add(sentence)
+            _logger.warning(sentence)
 
     def after_choose_cohort(self, found: Any) -> None:
         """Check what `choose_cohort` returned.
@@ -151,7 +159,8 @@ class ContractCheck:
             rows = self._start.expand(len(clients), -1)
             _check_tensor("algorithm.instruct", "correction", found.correction, rows)
         mu: Any = found.mu
-        if not isinstance(mu, Real) or not math.isfinite(mu):
+        is_number = isinstance(mu, Real) or (isinstance(mu, Tensor) and mu.numel() == 1)
+        if not is_number or not math.isfinite(mu):
             raise InvalidInputError(
                 f"algorithm.instruct: its mu is {mu!r:.60}; give one finite number, and put "
                 "clients with another one into another part of split_by_start"
@@ -215,6 +224,7 @@ class ContractCheck:
         _check_tensor("algorithm.step", "direction", info.direction, self._start)
         self._check_finite(info)
         _check_direction(self._start, state.model, info.direction)
+        self._warn_of_storage()
         self._begin_round(state)
 
     def _begin_round(self, state: Any) -> None:
@@ -238,6 +248,17 @@ class ContractCheck:
                 f"algorithm.{function}: the model was changed in place, but others hold it, too; "
                 "make a new one, such as state.model + change"
             )
+
+    def _warn_of_storage(self) -> None:
+        """Warn if something was stored in the method, where a checkpoint does not find it."""
+        for method, before in self._attributes:
+            after = _attributes(method)
+            for name in before.keys() | after.keys():
+                if before.get(name) != after.get(name):
+                    self._warn(
+                        f"algorithm: something was stored in its {name}, which a resumed run does "
+                        "not know; if rounds depend on it, keep it in the state"
+                    )
 
     def _check_clients(self, info: RoundInfo) -> None:
         _check_ids("algorithm.step: its RoundInfo", info.clients, info.weights)
@@ -296,8 +317,8 @@ def _freeze(state: Any) -> Any:
     return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
-def _attributes(method: Algorithm[Any]) -> dict[str, list[Any]]:
-    """Return all that a method holds, by attribute; what it has computed once may be kept."""
+def _attributes(method: Algorithm[Any]) -> dict[str, list[int]]:
+    """Return which objects a method holds, by attribute; what it has computed once may be kept."""
     kind = type(method)
     return {
         name: _contents(value)
@@ -306,24 +327,14 @@ def _attributes(method: Algorithm[Any]) -> dict[str, list[Any]]:
     }
 
 
-def _contents(value: Any) -> list[Any]:
-    """Return the objects in a container, or else a value itself."""
-    if isinstance(value, dict):
-        return [*value.keys(), *value.values()]
-    return list(value) if isinstance(value, list | tuple | set) else [value]
-
-
-def _check_attributes(
-    function: str, before: dict[str, list[Any]], after: dict[str, list[Any]]
-) -> None:
-    """Refuse other objects than before."""
-    for name in before.keys() | after.keys():
-        old, new = before.get(name), after.get(name)
-        if old is None or new is None or list(map(id, old)) != list(map(id, new)):
-            raise InvalidInputError(
-                f"algorithm.{function}: it stored something in the method's {name}, which a "
-                "resumed run would not know; keep it in the state"
-            )
+def _contents(value: Any) -> list[int]:
+    """Return the identities of a value and, if it is a container that can change, of its parts."""
+    if not isinstance(value, dict | list | set):
+        return [id(value)]
+    if len(value) > _LARGE:
+        return [id(value), len(value)]
+    parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    return [id(value), *map(id, parts)]
 
 
 def _check_ids(field: str, clients: Any, weights: Any) -> None:

@@ -72,7 +72,7 @@ class RoundDriver(Generic[StateT]):
     @property
     def output(self) -> Tensor:
         """The model that the algorithm recommends so far, shape (d,)."""
-        output = self._call(self.algorithm.output)
+        output: Tensor = self._call("output")
         if self._check is not None:
             self._check.after_output(output)
         return output
@@ -107,7 +107,7 @@ class RoundDriver(Generic[StateT]):
 
     def choose_cohort(self, cohort: Cohort) -> Cohort:
         """Return the clients that train, given those that take part."""
-        chosen = self._call(self.algorithm.choose_cohort, cohort)
+        chosen: Cohort = self._call("choose_cohort", cohort)
         if self._check is not None:
             self._check.after_choose_cohort(chosen)
         return chosen
@@ -119,14 +119,14 @@ class RoundDriver(Generic[StateT]):
 
     def instruct(self, clients: Tensor) -> Instructions:
         """Return how these clients, shape (S,), should train; they start from the same model."""
-        instructions = self._call(self.algorithm.instruct, clients)
+        instructions: Instructions = self._call("instruct", clients)
         if self._check is not None:
             self._check.after_instruct(clients, instructions)
         return instructions
 
     def weigh(self, updates: ClientUpdates) -> Tensor | None:
         """Return the weights with which a sum may take the place of updates, see `Algorithm`."""
-        weights = self._call(self.algorithm.weigh, updates)
+        weights: Tensor | None = self._call("weigh", updates)
         if self._check is not None:
             self._check.after_weigh(updates.clients, weights)
         return weights
@@ -134,18 +134,19 @@ class RoundDriver(Generic[StateT]):
     def absorb(self, updates: ClientUpdates | WeightedTotal) -> None:
         """Fold in a chunk of the round's updates, or its sum."""
         if isinstance(updates, WeightedTotal):
-            state = self._call(self.algorithm.absorb_total, updates)
+            state = self._call("absorb_total", updates)
         else:
-            state = self._call(self.algorithm.absorb, updates)
+            state = self._call("absorb", updates)
         if self._check is not None:
             self._check.after_absorb(self.state, updates.clients, state)
         self.state = state
 
     def step(self, lr: float) -> RoundInfo:
         """End the round and return what happened; `lr` is γ_t."""
-        found = self._call(self.algorithm.step, lr)
+        found = self._call("step", lr)
         if self._check is not None:
             self._check.after_step(self.state, found)
+        info: RoundInfo
         self.state, info = found
         return info
 
@@ -156,8 +157,9 @@ class RoundDriver(Generic[StateT]):
         else:
             self.state = self.algorithm.advance(self.state, lr)
 
-    def _call(self, function: Callable[..., _T], *args: Any) -> _T:
+    def _call(self, name: str, *args: Any) -> Any:
         """Return what a function of the method returns for the present state."""
+        function = getattr(self.algorithm, name)
         if self._check is None:
             return function(self.state, *args)
-        return self._check.call(function, self.state, *args)
+        return self._check.call(name, function, self.state, *args)

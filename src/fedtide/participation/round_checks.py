@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,8 +15,10 @@ from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import AvailableClients, Ids
 from fedtide.validation import Numbers, require_one_per_client, require_probabilities
 
-_TRIED = 12
-"""How many rounds a schedule is tried out for; of every fourth, a second one is asked."""
+_TRIED = 4
+"""How many rounds a schedule is tried out for; a second one is asked for the last of them."""
+_STAGES = {"participation": "available", "selection": "selected", "dropout": "reported"}
+"""What each part of a schedule decides."""
 
 
 def check_stream(method: str, found: Any, expected: type) -> None:
@@ -112,24 +117,38 @@ def check_repeatable(start: Callable[[], Any], length: int | None) -> None:
         start: starts a schedule, always the same one.
         length: the number of rounds that it covers; None: endless.
     """
+    last = _TRIED - 1 if length is None else min(length, _TRIED) - 1
     try:
-        every, some = start(), start()
-        tried = range(_TRIED if length is None else min(length, _TRIED))
-        first = [every.round(t) for t in tried]
-        pairs = [(found, some.round(found.round)) for found in first[3::4]]
+        stream = start()
+        found = [stream.round(t) for t in range(last + 1)][-1]
+        again = start().round(last)  # only now: a process may be its own stream
     except Exception:  # user code may raise anything, and will where a run asks for that round
         return
-    stages = {"participation": "available", "selection": "selected", "dropout": "reported"}
-    for found, again in pairs:
-        for field, stage in stages.items():
-            one, other = getattr(found, stage), getattr(again, stage)
-            if not np.array_equal(one, other):
-                raise InvalidInputError(
-                    f"{field}: started twice with the same seed, it gave the clients {one!s:.60} "
-                    f"and {other!s:.60} in round {found.round}; let a round follow from its "
-                    "number, the population and the seed alone, with numbers drawn from "
-                    "fedtide.randomness.uniforms(seed, purpose, t, ids)"
-                )
+    for field, stage in _STAGES.items():
+        one, other = getattr(found, stage), getattr(again, stage)
+        if not np.array_equal(one, other):
+            raise InvalidInputError(
+                f"{field}: started twice with the same seed, it gave the clients {one!s:.60} and "
+                f"{other!s:.60} in round {last}; let a round follow from its number, the "
+                "population and the seed alone, with numbers drawn from "
+                "fedtide.randomness.uniforms(seed, purpose, t, ids)"
+            )
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Drop what this thread logs."""
+    thread = threading.get_ident()
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger = logging.getLogger("fedtide")
+    logger.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_others)
 
 
 def _check_ids(field: str, found: Any, t: int, clients: int, hint: str) -> Ids:

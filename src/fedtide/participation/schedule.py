@@ -27,6 +27,7 @@ from fedtide.participation.round_checks import (
     check_reported,
     check_selected,
     check_stream,
+    silence,
 )
 from fedtide.participation.selection.base import Selection, SelectionStream
 from fedtide.participation.selection.uniform_of import All, UniformOf
@@ -93,16 +94,19 @@ class Schedule:
         """Start the availability process and the selection.
 
         A process, selection or dropout model of the user's own is tried out before: it is started
-        twice, to see whether a round depends on the rounds that are asked for.
+        twice more, to see whether a round depends on the rounds that are asked for.
 
         Raises:
             InvalidInputError: a parameter does not fit the population, or a process, selection or
                 dropout model of the user's own breaks its contract.
         """
-        stream = self._start(population, seed)
-        if stream.involves_own:
-            check_repeatable(partial(self._start, population, seed), stream.length)
-        return stream
+        start = partial(self._start, population, seed)
+        stream = start()
+        if not stream.involves_own:
+            return stream
+        with silence():  # it has logged what there is to say
+            check_repeatable(start, stream.length)
+            return start()  # anew, as a process may be its own stream
 
     def _start(self, population: Population, seed: int) -> ScheduleStream:
         with error_prefix("participation"):
@@ -151,7 +155,12 @@ class Schedule:
 
     def _reporting_probabilities(self) -> NDArray[np.float64]:
         """Return those of the dropout model, shape (1,) or (N,)."""
-        return require_probabilities(_REPORTING, self.dropout.reporting_probability)
+        found = require_probabilities(_REPORTING, self.dropout.reporting_probability)
+        if not len(found):
+            raise InvalidInputError(
+                f"{_REPORTING}: it is empty; give one number, or one per client"
+            )
+        return found
 
     def _selects_all(self, clients: int) -> bool:
         """Return whether every available one of so many clients is selected."""

@@ -365,7 +365,6 @@ def _worker_main(pipe: Connection, threads: int, settings: _NumericSettings, fol
         settings: of PyTorch in the parent.
         folder: the working directory, whose modules may define the objects of a job.
     """
-    sys.path.insert(0, folder)  # as `import_object` does, while a job is read, too
     torch.set_num_threads(threads)
     settings.apply()
     for number in _SIGNALS:  # an active run installs its own handlers
@@ -374,14 +373,15 @@ def _worker_main(pipe: Connection, threads: int, settings: _NumericSettings, fol
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     with hash_once(), suppress(EOFError):  # the jobs of one sweep share their tasks
-        while (job := _receive_job(pipe)) is not None:
+        while (job := _receive_job(pipe, folder)) is not None:
             pipe.send(
                 job if isinstance(job, Outcome) else run_job(job, partial(_send_status, pipe))
             )
 
 
-def _receive_job(pipe: Connection) -> Job | Outcome | None:
+def _receive_job(pipe: Connection, folder: str) -> Job | Outcome | None:
     """Return the next job, None at the end, or how a job failed that cannot be read here."""
+    sys.path.insert(0, folder)  # while the job is read, as `import_object` does
     try:
         job: Job | None = pipe.recv()
     except EOFError:
@@ -390,6 +390,8 @@ def _receive_job(pipe: Connection) -> Job | Outcome | None:
         why = first_line(error, with_type=True)
         sentence = f"workers: a worker process cannot read the run ({why}); give workers=1"
         return Outcome("failed", sentence)
+    finally:
+        sys.path.remove(folder)
     return job
 
 

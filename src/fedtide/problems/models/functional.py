@@ -457,8 +457,8 @@ def refuse_impure(field: str, given: Inputs, what: str) -> Iterator[None]:
     ...     mask = torch.rand(3)
     Traceback (most recent call last):
     fedtide.errors.InvalidInputError: loss: it draws from a global random generator (as torch.rand,
-    torch.dropout, nn.RReLU and DropPath do), so a step is not reproducible; use nn.Dropout in the
-    model, or no random numbers
+    torch.dropout, nn.RReLU and DropPath do), so a step is not reproducible; use nn.Dropout, or
+    functional.dropout with training=self.training, in the model, or no random numbers
     """
     versions = _versions(given)
     plain, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -474,8 +474,8 @@ def refuse_impure(field: str, given: Inputs, what: str) -> Iterator[None]:
     if drawn:
         raise InvalidInputError(
             f"{field}: it draws from a global random generator (as torch.rand, torch.dropout, "
-            "nn.RReLU and DropPath do), so a step is not reproducible; use nn.Dropout in the "
-            "model, or no random numbers"
+            "nn.RReLU and DropPath do), so a step is not reproducible; use nn.Dropout, or "
+            "functional.dropout with training=self.training, in the model, or no random numbers"
         )
     if _versions(given) != versions:
         raise InvalidInputError(
