@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cached_property
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +18,6 @@ from torch import Tensor
 from fedtide.algorithms.base import Algorithm, Cohort, Instructions, RoundInfo
 from fedtide.errors import InvalidInputError
 from fedtide.import_paths import is_own
-
-_T = TypeVar("_T")
 
 _logger = logging.getLogger("fedtide")
 _LARGE = 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import starmap
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from torch import Tensor
 
@@ -19,8 +19,6 @@ from fedtide.algorithms.base import (
 )
 from fedtide.algorithms.contract_checks import ContractCheck, find_own
 from fedtide.population import Population
-
-_T = TypeVar("_T")
 
 Train = Callable[[Instructions, Cohort], ClientUpdates]
 """Trains a part of a cohort as instructed and returns the updates that arrived."""

@@ -69,8 +69,10 @@ def judge_experiment(paper: PaperExperiment, records: Sequence[Record]) -> Judge
     """Judge all claims of an experiment at each of its scales."""
     scales = SCALES if paper.laptop is not None else SCALES[:1]
     rows = {scale: compare(paper, records, scale) for scale in scales}
-    full, *laptop = (judge_claims(paper, rows[scale], scale) for scale in scales)
-    small = [verdict for _, verdict in laptop[0]] if laptop else [None] * len(full)
+    full = judge_claims(paper, rows["paper"], "paper")
+    small: list[Verdict | None] = [None] * len(full)
+    if "laptop" in rows:
+        small = [verdict for _, verdict in judge_claims(paper, rows["laptop"], "laptop")]
     rulings = [
         Ruling(paper.name, claim, at_full, at_small)
         for (claim, at_full), at_small in zip(full, small, strict=True)

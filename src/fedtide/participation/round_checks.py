@@ -110,16 +110,15 @@ def check_reported(found: Any, t: int, count: int) -> NDArray[np.bool_]:
     return mask.astype(np.bool_)
 
 
-def check_repeatable(start: Callable[[], Any], length: int | None) -> None:
+def check_repeatable(stream: Any, start: Callable[[], Any]) -> None:
     """Raise InvalidInputError if the participants of a round depend on the rounds asked for before.
 
     Args:
-        start: starts a schedule, always the same one.
-        length: the number of rounds that it covers; None: endless.
+        stream: of a schedule, of which no round was asked for; it is used up.
+        start: starts the same schedule again.
     """
-    last = _TRIED - 1 if length is None else min(length, _TRIED) - 1
+    last = min(stream.length or _TRIED, _TRIED) - 1
     try:
-        stream = start()
         found = [stream.round(t) for t in range(last + 1)][-1]
         again = start().round(last)  # only now: a process may be its own stream
     except Exception:  # user code may raise anything, and will where a run asks for that round

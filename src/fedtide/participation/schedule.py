@@ -93,8 +93,8 @@ class Schedule:
     def start(self, population: Population, seed: int) -> ScheduleStream:
         """Start the availability process and the selection.
 
-        A process, selection or dropout model of the user's own is tried out before: it is started
-        twice more, to see whether a round depends on the rounds that are asked for.
+        A process, selection or dropout model of the user's own is tried out before, to see whether
+        a round depends on the rounds that were asked for.
 
         Raises:
             InvalidInputError: a parameter does not fit the population, or a process, selection or
@@ -105,7 +105,7 @@ class Schedule:
         if not stream.involves_own:
             return stream
         with silence():  # it has logged what there is to say
-            check_repeatable(start, stream.length)
+            check_repeatable(stream, start)
             return start()  # anew, as a process may be its own stream
 
     def _start(self, population: Population, seed: int) -> ScheduleStream:

@@ -531,7 +531,7 @@ def _shape_errors(example: Inputs, names: tuple[str | None, ...]) -> Iterator[No
 
 def _shape_hint(reason: str, example: Inputs, names: tuple[str | None, ...]) -> str:
     """Return what may help against the error of a network that was given these inputs."""
-    if "attention_mask" in names:
+    if "attention_mask" in names and "mask" in reason:
         return (
             "its argument attention_mask got 1 where a sequence is not padded and 0 where it is; "
             "if it means something else, give it another name"
