@@ -93,6 +93,9 @@ class Cohort:
     def split(self, size: int | None) -> Iterator[Cohort]:
         """Yield the cohort in consecutive parts of at most `size` clients; None: in one part."""
         size = size or max(1, len(self))
+        if 0 < len(self) <= size:
+            yield self
+            return
         for first in range(0, len(self), size):
             yield self.select(slice(first, first + size))
 

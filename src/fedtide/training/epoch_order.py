@@ -36,12 +36,15 @@ class EpochOrders:
         `epochs` must not decrease along I.
         """
         first = epochs[0]
-        counts = epochs[-1] - first + 1
-        row = np.repeat(np.arange(len(clients)), counts)
-        row_start = np.cumsum(counts) - counts
-        pair_epochs = first[row] + np.arange(len(row)) - row_start[row]
-        starts = self._find(clients[row], pair_epochs)
-        found: Ints = self._kept[starts[row_start + epochs - first][..., None] + places]
+        if np.array_equal(first, epochs[-1]):  # nobody begins another epoch in this round
+            starts = self._find(clients, first)[:, None]
+        else:
+            counts = epochs[-1] - first + 1
+            row = np.repeat(np.arange(len(clients)), counts)
+            row_start = np.cumsum(counts) - counts
+            pair_epochs = first[row] + np.arange(len(row)) - row_start[row]
+            starts = self._find(clients[row], pair_epochs)[row_start + epochs - first][..., None]
+        found: Ints = self._kept[starts + places]
         return found
 
     def _find(self, clients: Ints, epochs: Ints) -> Ints:
@@ -49,18 +52,20 @@ class EpochOrders:
 
         A client's epochs must increase.
         """
-        needed = int(self._sizes[clients].sum())
+        sizes = self._sizes[clients]
+        needed = int(sizes.sum())
         if self._used + needed > len(self._kept):
             self._forget(needed)
         starts = self._starts[clients] - 1
         missing = np.flatnonzero((starts < 0) | (self._epochs[clients] != epochs))
         if len(missing):
-            clients, epochs = clients[missing], epochs[missing]
-            order, ends = self._shuffle(clients, epochs)
-            starts[missing] = self._used + ends - self._sizes[clients]
+            clients, epochs, sizes = clients[missing], epochs[missing], sizes[missing]
+            order, begin = self._shuffle(clients, epochs, sizes)
+            begin += self._used
             self._kept[self._used : self._used + len(order)] = order
             self._used += len(order)
-            self._starts[clients] = starts[missing] + 1  # of repeated clients the last one stays
+            starts[missing] = begin
+            self._starts[clients] = begin + 1  # of repeated clients the last one stays
             self._epochs[clients] = epochs
         return starts
 
@@ -72,25 +77,20 @@ class EpochOrders:
         self._starts = np.zeros(len(self._sizes), dtype=np.int64)  # counted from 1; 0: not kept
         self._epochs = np.zeros(len(self._sizes), dtype=np.int64)
 
-    def _shuffle(self, clients: Ints, epochs: Ints) -> tuple[Ints, Ints]:
-        """Return the orders of these epochs, concatenated, and where each ends."""
-        most = 2**_ROW_BITS
-        orders = [
-            self._shuffle_rows(clients[first : first + most], epochs[first : first + most])
-            for first in range(0, len(clients), most)
-        ]
-        order = orders[0] if len(orders) == 1 else np.concatenate(orders)
-        return order, np.cumsum(self._sizes[clients])
+    def _shuffle(self, clients: Ints, epochs: Ints, sizes: Ints) -> tuple[Ints, Ints]:
+        """Return the orders of these epochs, concatenated, and where each begins."""
+        begin, most = np.cumsum(sizes) - sizes, 2**_ROW_BITS
+        parts = [slice(first, first + most) for first in range(0, len(clients), most)]
+        orders = [self._shuffle_rows(clients[p], epochs[p], sizes[p], begin[p]) for p in parts]
+        return orders[0] if len(orders) == 1 else np.concatenate(orders), begin
 
-    def _shuffle_rows(self, clients: Ints, epochs: Ints) -> Ints:
+    def _shuffle_rows(self, clients: Ints, epochs: Ints, sizes: Ints, begin: Ints) -> Ints:
         """Return the orders of up to 2^`_ROW_BITS` epochs, concatenated.
 
         They are found by sorting words made of (row, random bits, position).
         """
-        sizes = self._sizes[clients]
-        ends = np.cumsum(sizes)
         row = np.repeat(np.arange(len(clients)), sizes)
-        position = np.arange(len(row)) - np.repeat(ends - sizes, sizes)
+        position = np.arange(len(row)) - (begin - begin[0])[row]
         words = extend_hash(random_words(self._seed, "epoch", clients, epochs)[row], position)
         words >>= np.uint64(_ROW_BITS + self._position_bits)
         words <<= np.uint64(self._position_bits)

@@ -122,11 +122,11 @@ class UpdateSum:
                     self._end_group()
 
     def _end_group(self) -> None:
-        if self._sum is self.result:
-            self._sum = torch.zeros_like(self.result)
-        else:
+        if self._sum is not self.result:
             self.result.add_(self._sum)
             self._sum.zero_()
+        elif self._next < len(self._weights):
+            self._sum = torch.zeros_like(self.result)
 
 
 class CohortResult:

@@ -155,9 +155,10 @@ class StackedTrainer(Trainer):
         def prepare(chunk: tuple[slice, Any]) -> Callable[[], None]:
             rows, which = chunk
             own = rows.stop - rows.start
+            is_whole = which is rows and own == size
             run = self._runner.prepare(
                 start,
-                plan.select(which),
+                plan if is_whole else plan.select(which),
                 tuple(part[:, which] for part in inputs),
                 None if correction is None else correction[which],
                 None if buffers is None else buffers[which],
