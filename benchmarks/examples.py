@@ -26,8 +26,8 @@ PAGE = HERE.parent / "README.md"
 
 SEEDS = {"digits": 20, "fashion": 10}
 METHODS = {
-    "fedavg": "FedAvg over the participating",
-    "fedavg-all": "FedAvg over all",
+    "fedavg": "FedAvg, mean over the participants",
+    "fedavg-all": "FedAvg, mean over all clients",
     "fedau": "FedAU, cutoff 50",
     "known-rates": "known rates",
 }
@@ -35,7 +35,7 @@ WORST = "client_class_weighted_test_accuracy_worst_tenth"
 COLUMNS = {
     "test_accuracy": ("test accuracy %", 100, 1),
     WORST: ("worst tenth of clients %", 100, 1),
-    "loss": ("training loss, clients equal", 1, 3),
+    "loss": ("training loss, equal weights", 1, 3),
     "participation_loss": ("weighted by participation", 1, 3),
 }
 
@@ -92,16 +92,17 @@ def digits_text() -> list[str]:
     loss = {method: figures[method]["loss"] for method in METHODS}
     present = {method: figures[method]["participation_loss"] for method in METHODS}
     worst = loss["fedavg"].argmax()
+    fedau, known = lower(loss["fedau"], loss["fedavg"]), lower(loss["known-rates"], loss["fedavg"])
     return [
         *lines,
         "",
-        "The first loss weights all clients equally and is the objective; the second weights each "
-        "client by its mean share of a cohort. The first is lower than with plain averaging over "
-        f"the participating {lower(loss['fedau'], loss['fedavg'])} for FedAU and "
-        f"{lower(loss['known-rates'], loss['fedavg'])} for known rates; the second is lower with "
-        f"plain averaging than with FedAU {lower(present['fedavg'], present['fedau'])}; p-values "
-        "are those of Wilcoxon's signed-rank test. The accuracies differ little, except that plain "
-        f"averaging fails in one seed (loss {loss['fedavg'][worst]:.2f}, accuracy "
+        "The first loss weights all clients equally and is the objective. The second weights each "
+        "client by its mean share of a round's participants, as FedAvg's mean over the "
+        f"participants does. Compared with that mean, the first is lower {fedau} with FedAU and "
+        f"{known} with known rates; the second is higher with FedAU "
+        f"{lower(present['fedavg'], present['fedau'])}; p-values are those of Wilcoxon's "
+        "signed-rank test. The accuracies differ little, except that FedAvg's mean over the "
+        f"participants fails in one seed (loss {loss['fedavg'][worst]:.2f}, accuracy "
         f"{100 * figures['fedavg']['test_accuracy'][worst]:.0f} %).",
     ]
 

@@ -20,6 +20,14 @@ case $name in
     *) kind=DNS ;;
 esac
 case $kind$name in IP*[!0-9A-Fa-f:.]*) refuse ;; esac
+# A new authority beside half of the former one would lock out the sites, which have its ca.crt.
+for pair in "ca.crt ca.key" "ca.key ca.crt"; do
+    if [ -e "${pair% *}" ] && [ ! -e "${pair#* }" ]; then
+        echo "keys.sh: ${pair% *} is here and ${pair#* } is missing; bring it back, or remove" \
+            "${pair% *} to begin with a new authority, whose ca.crt every site needs" >&2
+        exit 1
+    fi
+done
 # Files are put here when all are made, so that a failure leaves no key without its certificate.
 new=$(mktemp -d ./new.XXXXXX)
 trap 'rm -rf "$new"' EXIT

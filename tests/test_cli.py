@@ -981,8 +981,8 @@ def test_an_output_in_another_encoding_has_marks_for_what_it_lacks(encoding, fed
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
     status, _, err = fedtide("audit", "--help")
     assert (status, err) == (0, "")
-    assert ("δ between clients" in raw.getvalue().decode(encoding)) is (encoding == "utf-8")
-    assert "? between clients" in raw.getvalue().decode(encoding).replace("δ", "?")
+    assert ("δ: gradient divergence" in raw.getvalue().decode(encoding)) is (encoding == "utf-8")
+    assert "?: gradient divergence" in raw.getvalue().decode(encoding).replace("δ", "?")
 
 
 class Full(io.StringIO):

@@ -11,13 +11,9 @@ from numpy.typing import NDArray
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
 from fedtide.auditing.statistics.influence import compare_objectives
-from fedtide.auditing.statistics.long_run_variance import (
-    client_periodograms,
-    fit_shape,
-    long_run_variance,
-    series_periodogram,
-)
+from fedtide.auditing.statistics.long_run_variance import fit_shape, long_run_variance
 from fedtide.auditing.statistics.pattern import Pattern, find_pattern
+from fedtide.auditing.statistics.periodogram import Parts, client_periodograms, series_periodogram
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
 from fedtide.auditing.statistics.recent_influence import measure_recent_influence
 from fedtide.auditing.statistics.runs_test import count_runs
@@ -56,13 +52,15 @@ def test_periodograms_match_a_fourier_transform(
     used = length // (period or 1) * (period or 1)
     series = present * parts[:, None]
     series = (series - means * series.sum(axis=1, keepdims=True))[:used]
-    found = client_periodograms(log, parts, means, period)
+    found = client_periodograms(log, Parts(parts), means, period)
     count = found.powers.shape[1]
     assert count == min(32, length // period - 1 if period else (length - 1) // 2)
     np.testing.assert_allclose(found.powers, spectrum(series)[:count].T, rtol=1e-4, atol=1e-6)
-    found = client_periodograms(log, parts[np.repeat(np.arange(length), log.cohorts)], means, None)
+    of_entries = Parts(np.ones(length), parts[np.repeat(np.arange(length), log.cohorts)])
     np.testing.assert_allclose(
-        found.powers, client_periodograms(log, parts, means, None).powers, rtol=1e-5
+        client_periodograms(log, of_entries, means, None).powers,
+        client_periodograms(log, Parts(parts), means, None).powers,
+        rtol=1e-5,
     )
 
 

@@ -54,8 +54,8 @@ def make_script(cohorts: list[np.ndarray], factors: np.ndarray) -> Script:
         start=np.array([1.0, 0.0, -0.5], dtype=np.float32),
         steps=STEPS,
         factors=factors,
-        omegas={5: fedau_weights(cohorts, 5)},
-        owed=published_auto_weights(cohorts),
+        fedau_weights=fedau_weights(cohorts, 5),
+        auto_weights=published_auto_weights(cohorts),
         rates=np.linspace(0.1, 0.7, CLIENTS),
         samples=np.arange(1.0, CLIENTS + 1),
     )

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import fedtide as ft
 from fedtide.auditing import Audit
-from fedtide.auditing.output.audit_figures import draw_history
+from fedtide.auditing.output.audit_figures import draw_history, draw_influence
 from fedtide.auditing.output.html_page import render_page
 from fedtide.auditing.output.terminal import show
 from fedtide.auditing.output.text import describe_pattern
@@ -105,6 +105,45 @@ def test_page_is_self_contained(result: Audit) -> None:
     assert "width=device-width" in page
 
 
+def test_head_cells_say_what_they_head(result: Audit) -> None:
+    page = render_page(result)
+    assert page.count("<th ") == page.count('scope="col"') + page.count('scope="row"')
+    assert "<th>" not in page
+    heads = re.findall(r"<thead>(.*?)</thead>", page)
+    assert len(heads) == page.count("<table>")
+    assert all('scope="row"' not in head for head in heads)
+
+
+def test_a_short_log_has_no_empty_tables_and_figures_and_no_bounds_of_nothing() -> None:
+    """Two rounds: too few for any test, and for a statement on the last rounds."""
+    log = pl.DataFrame({"round": [0, 0, 1], "client": ["a", "b", "a"]})
+    page = render_page(ft.audit(log))
+    assert not re.search(r"<tbody>\s*</tbody>", page)
+    assert "<figure></figure>" not in page
+    assert "<p></p>" not in page
+    assert "≥ 0" not in page
+    assert "misplaced in the last rounds" not in page
+    figure = page[page.index('aria-label="Irregularity of windows') :]
+    axis = figure[figure.index('id="windows-matplotlib.axis_1"') :]
+    ticks = re.findall(r">([\d.,]+)</text>", axis[: axis.index("window P")])
+    assert ticks == ["1"]
+
+
+def test_every_client_has_a_bar_of_its_influence() -> None:
+    """Client a has 3/4 of two rounds, b 1/4; each bar reaches half a place to both sides."""
+    log = pl.DataFrame({"round": [0, 0, 1], "client": ["a", "b", "a"]})
+    figure = draw_influence(ft.audit(log))
+    spans = []
+    for shape in re.findall(r'<path id="influence-m\w+" d="([^"]*z)', figure)[:2]:
+        points = re.findall(r"[ML] ([\d.]+) (-[\d.]+)", shape)
+        shares = [x for x, y in points if y != points[0][1]]  # not at the height of a fair share
+        spans.append((float(min(shares, key=float)), float(max(shares, key=float))))
+    (middle, right), (left, end) = spans
+    assert end == middle
+    assert end - left == pytest.approx(right - middle, rel=0.01)
+    assert end - left > 100
+
+
 def test_page_holds_each_method_as_experiment_and_strategy(result: Audit) -> None:
     page = render_page(result)
     assert page.count("<details>") == len(result.advice)
@@ -126,16 +165,19 @@ def test_page_cuts_blocks_that_hold_every_one_of_many_clients() -> None:
     assert result.to_dict()["advice"][0]["strategy"] == result.advice[0].strategy
 
 
-def _labels_of_clients(page: str) -> list[str]:
-    """Return the labels of the horizontal axis of the figure of rates."""
-    figure = page[page.index('aria-label="Participation rates') :]
-    axis = figure[figure.index('id="rates-matplotlib.axis_1"') :]
-    return re.findall(r">([\d,.]+)</text>", axis[: axis.index("clients, by rate")])
+def _labels_of_clients(
+    page: str, title: str = "Participation rates", name: str = "rates"
+) -> list[str]:
+    """Return the labels of the horizontal axis of a figure."""
+    figure = page[page.index(f'aria-label="{title}') :]
+    axis = figure[figure.index(f'id="{name}-matplotlib.axis_1"') :]
+    return re.findall(r">([\d,.]+)</text>", axis[: axis.index("clients, by ")])
 
 
 def test_figures_of_one_client_have_one_label_and_a_point() -> None:
     page = render_page(ft.audit(pl.DataFrame({"round": range(0, 60, 2), "client": [0] * 30})))
     assert _labels_of_clients(page) == ["1"]
+    assert _labels_of_clients(page, "Influence of each client", "influence") == ["1"]
 
 
 def test_labels_of_rounds_in_the_millions_do_not_overlap() -> None:

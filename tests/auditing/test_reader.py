@@ -51,10 +51,10 @@ def test_client_twice_in_a_round_is_refused(tmp_path: Path) -> None:
 
 
 def test_client_outside_the_federation_is_refused() -> None:
-    check_error(error_of(GOOD, clients=2), "client", "2 clients", "--roster")
+    check_error(error_of(GOOD, clients=2), "client", "2 clients", "roster= or --roster")
     names = GOOD.with_columns(pl.col("client").cast(pl.String))
     check_error(error_of(names, clients=2), "clients", "3")
-    check_error(error_of(GOOD, roster=ROSTER.head(2)), "client", "--roster")
+    check_error(error_of(GOOD, roster=ROSTER.head(2)), "client", "of the roster")
     five = pl.DataFrame({"round": [0] * 5, "client": ["ann", "v", "w", "x", "y"]})
     roster = pl.DataFrame({"client": ["ann", "bob"]})
     check_error(error_of(five, roster=roster), "client", "'v', 'w', 'x' and 1 more", "2 clients")
@@ -88,9 +88,11 @@ def test_all_missing_columns_are_named_at_once() -> None:
     rows = pl.DataFrame({"loss": [0.5], "worker": ["a"]})
     sentence = error_of(rows)
     check_error(sentence, "log", "'round' and 'client'", "'loss', 'worker'")
+    assert "columns={'round': 'NAME', 'client': 'worker'} or " in sentence
     assert "--columns round=NAME --columns client=worker" in sentence
     timed = rows.with_columns(time=pl.lit("2026-05-01"))
-    check_error(error_of(timed), "log", "'client'", "--round-seconds", "--columns client=worker")
+    options = ("round_seconds= or --round-seconds", "--columns client=worker")
+    check_error(error_of(timed), "log", "'client'", *options)
     check_error(error_of(rows, round_seconds=60), "log", "'time' and 'client'")
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import polars as pl
@@ -124,12 +125,13 @@ def test_summary_and_page_show_the_same_influence(sampled: Log) -> None:
     wanted = sampled.counts[most] / sampled.counts.sum()
     interval = f"{low / wanted:.2f} to {high / wanted:.2f}"
     assert f"{most} {ratios[most]:.2f} ({interval}) {least} {ratios[least]:.2f} (" in summary
-    row = f'<tr><td>{most}</td><td class="n">{ratios[most]:.2f}</td>'
+    row = f'<tr><th scope="row">{most}</th><td class="n">{ratios[most]:.2f}</td>'
     assert row + f'<td class="n">{interval.replace(" to ", "–")}</td>' in page
     skew = sampled.result.objectives.in_force.l1_skew
     assert f"L1 skew {skew:.3f}" in summary
     assert f"<b>{skew:.2f}</b><span>L1 skew" in page
-    averaged = dict(re.findall(r"<tr><td>([^<]*)</td><td class=\"n\">([\d.]+)</td><td", page))
+    row = r'<th scope="row">([^<]*)</th><td class="n">([\d.]+)</td><td'
+    averaged = dict(re.findall(row, page))
     assert averaged["the weights in the log"] == f"{skew:.3f}"
     assert "averaging over each round&#39;s clients, without these weights" in averaged
 
@@ -257,6 +259,34 @@ def test_stages_without_the_weights_in_force_say_so(staged: Staged) -> None:
     assert "available clients, without the weights in the log, or over as many drawn" in summary
     assert "of other selections from these clients, without the weights in the log: " in summary
     assert result.to_dict()["selection"]["weighted_by_samples"] is False
+
+
+def test_a_log_with_as_many_rows_as_rounds_has_the_interval_of_its_weights() -> None:
+    """Half of each cycle has two of 12 clients, uniformly drawn, and the other half has none.
+
+    Their weights are the shares of counts (n + 1)². The true skew is a mean over all pairs. With
+    equal weights it would be 0, so an interval that holds 0 is not that of these weights.
+    """
+    random, counts = np.random.default_rng(0), np.arange(1.0, 13.0) ** 2
+    active = np.arange(480) % 24 < 12
+    present = draw(random, np.tile(active[:, None], (1, 12)), 2)
+    rounds, clients = np.nonzero(present)
+    assert len(rounds) == len(active)
+    weights = share(present[active], counts).ravel()
+    frame = pl.DataFrame(
+        {
+            "round": [*rounds, 479],
+            "client": [*clients, 0],
+            "stage": [*["used"] * 480, "available"],
+            "weight": [*weights[weights > 0], 0.0],
+        }
+    )
+    result = ft.audit(frame, clients=12, wanted="equal")
+    pairs = np.array([[n in pair for n in range(12)] for pair in combinations(range(12), 2)])
+    truth = np.abs(share(pairs, counts).mean(axis=0) - 1 / 12).sum()
+    assert (result.log.length, result.pattern.period) == (480, 24)
+    low, high = result.objectives.in_force.interval
+    assert truth / 2 < low < truth < high < 2 * truth
 
 
 def markov(random: np.random.Generator, rates: Floats, rounds: int) -> Present:

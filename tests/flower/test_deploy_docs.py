@@ -137,6 +137,22 @@ def test_a_wrong_name_leaves_keys_and_certificates_as_they_are(name, tmp_path):
 
 
 @pytest.mark.process
+@needs("openssl")
+@pytest.mark.parametrize("lost", ["ca.key", "ca.crt"])
+def test_half_of_the_authority_is_not_replaced_by_a_new_one_that_no_site_knows(lost, tmp_path):
+    """The page says to move ca.key elsewhere; renewing without it locked all sites out."""
+    script = Path(__file__).parents[2] / "deploy/keys.sh"
+    subprocess.run(["sh", script, "fl"], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / lost).unlink()
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    command = ["sh", script, "fl"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert f"{lost} is missing" in done.stderr
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+@pytest.mark.process
 @needs("ssh-keygen")
 def test_the_key_of_a_site_has_the_curve_that_flower_accepts(recipe):
     (recipe.deploy / "ca.crt").touch()

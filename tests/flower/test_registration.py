@@ -17,6 +17,7 @@ NODES = [
     NodeInfo(node_id=2, name="site-b", status="unregistered"),
     NodeInfo(node_id=3, name="site-c", status="registered"),
     NodeInfo(node_id=4, status="offline"),
+    NodeInfo(node_id=2**64 - 5, name="site-c", status="online"),
 ]
 
 
@@ -48,7 +49,7 @@ def commands(monkeypatch):
 
 
 def test_names_of_removed_keys_are_free(superlink):
-    assert list_registered_names("ours") == {"site-a", "site-c"}
+    assert list_registered_names("ours") == {"site-a": [1], "site-c": [3, 2**64 - 5]}
 
 
 def test_a_free_name_is_registered_with_flowers_own_command(superlink, commands, tmp_path):
@@ -61,6 +62,15 @@ def test_a_taken_name_is_refused(superlink, commands, tmp_path):
     with pytest.raises(InvalidInputError, match=r"^name: 'site-a' is taken; choose another"):
         register_site(tmp_path / "a.pub", "site-a", "ours")
     assert commands == []
+
+
+def test_a_refusal_tells_how_to_remove_the_former_key(superlink, commands, tmp_path):
+    """No command of Flower tells which node has which name."""
+    with pytest.raises(InvalidInputError, match=r"flwr supernode unregister 1 ours\)$"):
+        register_site(tmp_path / "a.pub", "site-a", "ours")
+    both = r"flwr supernode unregister 3 ours; flwr supernode unregister 18446744073709551611 ours"
+    with pytest.raises(InvalidInputError, match=both):
+        register_site(tmp_path / "c.pub", "site-c", "ours")
 
 
 @pytest.mark.parametrize("name", ["", "two\nlines", "\x1b[31m", "x" * 201])

@@ -81,10 +81,15 @@ def nodes(app) -> dict[int, Node]:
 def run_secure(example, memory: Path, death=DEATH, rounds=ROUNDS, noise_multiplier=0.0):
     """Return the model and all replies."""
     client_app, server_app = example
-    config = {"num-clients": SITES, "num-server-rounds": rounds, "cutoff": CUTOFF}
-    settings = {"memory": str(memory), "noise-multiplier": noise_multiplier}
+    config = {
+        "num-clients": SITES,
+        "num-server-rounds": rounds,
+        "cutoff": CUTOFF,
+        "memory": str(memory),
+        "noise-multiplier": noise_multiplier,
+    }
     replies = []
-    grid = FakeGrid(nodes(client_app.app), run_config=settings)
+    grid = FakeGrid(nodes(client_app.app), run_config=config)
     grid = recording(grid, client_app.app, replies, death)
     context = Context(grid.run_id, 1, {}, RecordDict(), config)
     server_app.app(grid, context)
@@ -205,24 +210,32 @@ def test_shares_of_the_honest_sites_have_the_noise_of_a_trusted_server(example):
     assert stats.kstest(scaled, "norm").pvalue > 1e-6
 
 
-def test_sites_clip_and_add_noise_before_they_mask(example, tmp_path, monkeypatch):
-    """With shares that a test knows, the masked sums give the model written out."""
+@pytest.mark.parametrize("noise_multiplier", [0.5, 100.0])
+def test_sites_clip_and_add_noise_before_they_mask(
+    example, tmp_path, monkeypatch, noise_multiplier
+):
+    """With shares that a test knows, the masked sums give the model written out.
+
+    Noise beyond CLIP left no site that sent an update, and the model where it was.
+    """
     client_app, _ = example
+    deviation = noise_multiplier * CUTOFF * 0.5 / np.sqrt(client_app.HONEST_SITES)
     shares = []
 
-    def known_share(size, noise_multiplier, cutoff):
-        assert (noise_multiplier, cutoff) == (0.5, CUTOFF)
-        shares.append(np.random.default_rng(len(shares)).normal(size=size))
+    def known_share(size, *settings):
+        assert settings == (noise_multiplier, CUTOFF)
+        shares.append(deviation * np.random.default_rng(len(shares)).normal(size=size))
         return torch.from_numpy(shares[-1])
 
     monkeypatch.setattr(client_app, "noise_share", known_share)
     monkeypatch.setattr(client_app, "NORM", 0.5)
     nobody = ("never", set(), 0)
-    secure, _ = run_secure(example, tmp_path, nobody, rounds=1, noise_multiplier=0.5)
+    secure, _ = run_secure(example, tmp_path, nobody, 1, noise_multiplier)
     assert len(shares) == SITES
     total = sum(shares)
     for site in range(SITES):
         delta = client_app.train(torch.zeros(client_app.SIZE).double(), site).update["x"].numpy()
         assert np.linalg.norm(delta) > 0.5
         total = total + delta * 0.5 / np.linalg.norm(delta)
-    np.testing.assert_allclose(secure, total / SITES, atol=2 * client_app.CLIP / 2**22)
+    quantum = 2 * (client_app.CLIP + 8 * deviation) / 2**22
+    np.testing.assert_allclose(secure, total / SITES, rtol=0, atol=quantum)

@@ -316,25 +316,6 @@ def test_what_cells_of_a_file_have_in_common_is_written_once(small, tmp_path):
     assert [found[cell.place].origin for cell in cells] == [here.origin, elsewhere]
 
 
-def test_a_record_of_the_former_format_counts_and_is_kept(small, tmp_path):
-    cell, other = small.cells(patterns=["turns"])[1:]
-    file = tmp_path / "quadratic" / "turns.json"
-    file.parent.mkdir()
-    former = {
-        "fingerprint": cell.fingerprint,
-        "trials": [1.0] * 12,
-        "best": [0.1, 1.0],
-        "figures": [1.0, None, 3.0],
-        "seconds": 2.0,
-        "version": "fedtide 0.1.0",
-    }
-    file.write_text(json.dumps({"fedavg": former}))
-    for _ in range(2):
-        found = load_results([cell], tmp_path)[cell.place]
-        assert (found.figures, found.origin) == ((1.0, None, 3.0), Origin("fedtide 0.1.0"))
-        save_result(other, result_of(other, (1.0, 2.0, 3.0)), tmp_path)
-
-
 def test_a_cell_says_what_it_was_computed_with(small, tmp_path):
     cell = small.cell("quadratic", "even", "fedavg")
     run_cells([cell], tmp_path)

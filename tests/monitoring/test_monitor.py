@@ -141,6 +141,21 @@ def test_a_ledger_that_fails_is_named_and_read_again_when_it_is_back(url, tmp_pa
         monitor.stop()
 
 
+def test_an_unknown_stage_is_named_and_read_again_when_it_is_repaired(url, tmp_path):
+    write(url, [used(0, "ann"), used(1, "bob")])
+    monitor = Monitor(url)
+    set_stage = "UPDATE participation SET stage = ? WHERE client = 'bob'"
+    with sqlite3.connect(tmp_path / "ledger.db") as database:
+        database.execute(set_stage, ["validated"])
+    with pytest.raises(InvalidInputError, match=r"^ledger: .*'stage'.*; fedtide ledger check"):
+        monitor.refresh()
+    with sqlite3.connect(tmp_path / "ledger.db") as database:
+        database.execute(set_stage, ["used"])
+    monitor.refresh()
+    assert monitor.status.names == ["ann", "bob"]
+    assert monitor.status.ended == 2
+
+
 def wait_until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():

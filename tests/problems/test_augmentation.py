@@ -18,7 +18,7 @@ from fedtide.problems.augmentation import (
     jitter,
     pad_crop,
 )
-from fedtide.problems.datasets.catalogue import Dataset
+from fedtide.problems.datasets.catalogue import standardisation
 from fedtide.problems.device_random import WORDS, words
 
 KEYS = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63 - 1, (6, 5)))
@@ -143,9 +143,9 @@ def test_half_of_the_images_are_changed_and_jitter_is_uniform():
 
 def test_pixels_survive_standardisation_and_padding_is_the_mean_colour():
     pixels = images(2 * 3 * 4, height=8, width=8)
-    data = Dataset(None, None, 10, (0.49, 0.48, 0.44), (0.2, 0.19, 0.2))
+    mean, std = (0.49, 0.48, 0.44), (0.2, 0.19, 0.2)
     for dtype in (torch.float32, torch.float64):
-        standard = data.standardisation(torch.device("cpu"), dtype)
+        standard = standardisation(mean, std, torch.device("cpu"), dtype)
         assert torch.equal(standard.pixels(standard.apply(pixels)), pixels)
         x = standard.apply(pixels).view(2, 3, 4, 3, 8, 8)
         result = augment(x, ["posterize", "pad-crop"], KEYS[:2, :3], standard)
@@ -155,7 +155,7 @@ def test_pixels_survive_standardisation_and_padding_is_the_mean_colour():
 
 def test_each_augmentation_has_its_own_draw():
     pixels = images(2 * 3 * 4, height=8, width=8)
-    standard = Dataset(None, None, 10).standardisation(torch.device("cpu"), torch.float32)
+    standard = standardisation((0.5,), (0.5,), torch.device("cpu"), torch.float32)
     x = standard.apply(pixels).view(2, 3, 4, 3, 8, 8)
     names = ["sharpen", "jitter", "posterize", "equalize"]
     result = standard.pixels(augment(x, names, KEYS[:2, :3], standard))

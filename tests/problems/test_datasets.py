@@ -12,9 +12,10 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from fedtide.errors import InvalidInputError
-from fedtide.problems.datasets.catalogue import KNOWN, load
+from fedtide.problems.datasets.catalogue import KNOWN, load, standardisation
 from fedtide.problems.datasets.image_decoding import decode_cached
 from fedtide.problems.datasets.parquet import read_table
+from fedtide.problems.supervised_data import Samples, to_device
 
 CPU, FLOAT = torch.device("cpu"), torch.float64
 
@@ -39,13 +40,18 @@ def test_digits_equal_scikit_learns_divided_by_16():
     assert sorted(rows) == sorted((*row, label) for row, label in theirs)
 
 
+def features_of(data, rows, dtype):
+    """Return what a network gets."""
+    pixels = standardisation(data.mean, data.std, CPU, dtype)
+    return to_device(Samples((rows.features,), rows.labels), CPU, dtype, pixels).inputs[0]
+
+
 def test_the_test_set_of_digits_is_a_stratified_fifth():
     digits = load("digits")
     whole = np.bincount(load_digits().target)
     assert np.abs(np.bincount(digits.test.labels) - whole / 5).max() <= 1
-    assert torch.equal(
-        digits.features(digits.test, CPU, torch.float32), torch.from_numpy(digits.test.features)
-    )
+    features = features_of(digits, digits.test, torch.float32)
+    assert torch.equal(features, torch.from_numpy(digits.test.features))
 
 
 def test_digits_are_split_by_scikit_learn():
@@ -66,7 +72,7 @@ def test_images_from_a_folder(folder):
     for index in (0, 17, 39):
         expected = pixels_of(folder, "train", index).transpose(2, 0, 1)
         assert np.array_equal(data.train.features[index], expected)
-    scaled = data.features(data.train, CPU, FLOAT)
+    scaled = features_of(data, data.train, FLOAT)
     assert torch.allclose(scaled, torch.from_numpy(data.train.features / 127.5 - 1), atol=1e-12)
 
 
@@ -74,12 +80,12 @@ def test_a_folder_with_a_known_name_uses_its_constants(folder):
     named = folder.rename(folder.parent / "cifar10")
     data = load(named)
     assert data.classes == 10
-    scaled = data.features(data.test, CPU, FLOAT)[3].numpy()
+    scaled = features_of(data, data.test, FLOAT)[3].numpy()
     raw = pixels_of(named, "test", 3) / 255
     expected = (raw - [0.4914, 0.4822, 0.4465]) / [0.2023, 0.1994, 0.2010]
     assert np.allclose(scaled, expected.transpose(2, 0, 1))
     unit = load(named, normalise=(0, 1))
-    assert np.allclose(unit.features(unit.test, CPU, FLOAT)[3].numpy(), raw.transpose(2, 0, 1))
+    assert np.allclose(features_of(unit, unit.test, FLOAT)[3].numpy(), raw.transpose(2, 0, 1))
 
 
 def test_fedtide_data_names_the_folder_of_known_data_sets(folder, monkeypatch):
@@ -104,7 +110,7 @@ def test_numbers_are_used_unchanged(tmp_path):
         write(tmp_path, split, image=[[[1.5, 2.0]], [[-3.0, 4.0]]], label=[1, 0])
     data = load(tmp_path)
     expected = torch.tensor([[[1.5, 2.0]], [[-3.0, 4.0]]], dtype=FLOAT)
-    assert torch.equal(data.features(data.train, CPU, FLOAT), expected)
+    assert torch.equal(features_of(data, data.train, FLOAT), expected)
 
 
 def test_decoded_images_are_cached_until_the_file_changes(folder, cache, monkeypatch):
@@ -268,7 +274,7 @@ def test_published_data_have_the_known_shapes_and_constants(
     data = load(name)
     assert data.train.features.shape[1:] == data.test.features.shape[1:] == shape
     assert data.classes == len(np.bincount(data.test.labels)) == 10
-    features = data.features(data.train, CPU, torch.float32)
+    features = features_of(data, data.train, torch.float32)
     assert features.mean().item() == pytest.approx(mean, abs=0.01)
     index = 1234
     raw = pixels_of(tmp_path / name, "train", index).reshape(*shape[1:], shape[0]) / 255

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from fedtide.problems.models import FunctionalModel
-from fedtide.problems.models.keyed_dropout import DropoutMasks, replace_dropout
+from fedtide.problems.models.dropout_masks import DropoutMasks
+from fedtide.problems.models.keyed_dropout import replace_dropout
 
 KINDS = {
     "lstm": nn.LSTM,

@@ -20,9 +20,9 @@ from fedtide.problems.models import (
     Logistic,
     resolve_model,
 )
-from fedtide.problems.models.functional import refuse_impure
-from fedtide.problems.models.initialisation import build_seeded
 from fedtide.problems.models.keyed_dropout import replace_dropout
+from fedtide.problems.models.network_building import build_seeded
+from fedtide.problems.models.network_checks import refuse_impure
 from fedtide.simulation.experiment import BUILDER
 
 PAPER_MODELS = [

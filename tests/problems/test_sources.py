@@ -19,7 +19,8 @@ from scipy.sparse import csr_matrix
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fedtide.errors import InvalidInputError
-from fedtide.problems.datasets.sources import Ragged, read_source, to_column
+from fedtide.problems.datasets.sources import read_source
+from fedtide.problems.datasets.table_columns import Ragged, to_column
 
 NUMBERS = np.array([1.5, -2.0, 3.25])
 WORDS = ["b", "a", "b"]

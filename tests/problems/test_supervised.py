@@ -18,6 +18,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.problems import Dirichlet, Iid, Metric, SharedPool, Supervised
 from fedtide.problems.losses import LOSSES
 from fedtide.problems.partitions import StoredShards
+from fedtide.problems.weighted_objective import weigh_objective
 
 CPU = torch.device("cpu")
 RNG = np.random.default_rng(0)
@@ -1365,3 +1366,17 @@ def test_whole_numbers_that_pytorch_does_not_have_are_refused():
     problem = ft.problems.Supervised(rows, inputs=["x"], model=nn.Linear(1, 1), loss="mse")
     with pytest.raises(ft.InvalidInputError, match=r"^inputs: .*9223372036854775813.*; convert"):
         problem.prepare(0, torch.device("cpu"), torch.float64)
+
+
+def test_a_weighted_objective_keeps_what_the_task_says_of_its_network():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.GRU(2, 1, batch_first=True)
+
+        def forward(self, x):
+            return self.cell(x)[0][:, -1]
+
+    rows = {"x": np.ones((3, 4, 2)), "y": [0.0, 1.0, 2.0], "client": [0, 1, 1]}
+    task = prepare(Supervised(rows, model=Recurrent, loss="mse"))
+    assert weigh_objective(task, "samples").is_recurrent

@@ -1,5 +1,6 @@
 """The HTML page and the command that writes it."""
 
+import re
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -22,6 +23,7 @@ class Outline(HTMLParser):
     def __init__(self, path):
         super().__init__()
         self.links, self.ids, self.words, self.open = [], [], [], []
+        self.levels, self.cells, self.lines = [], [], []
         self.feed(path.read_text(encoding="utf-8"))
         assert self.open == []
         assert len(set(self.ids)) == len(self.ids)
@@ -29,6 +31,9 @@ class Outline(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         found = dict(attributes)
+        self.levels += [int(tag[1])] if tag in ("h1", "h2", "h3", "h4") else []
+        self.cells += [found.get("scope")] if tag == "th" else []
+        self.lines += [(found["stroke"], found["stroke-dasharray"])] if tag == "line" else []
         self.links += [found[name] for name in ("href", "src", "xlink:href") if name in found]
         self.ids += [found["id"]] if "id" in found else []
         if tag not in ("meta", "br", "img", "link"):
@@ -81,6 +86,13 @@ def test_the_page_is_self_contained_and_names_every_method(folder):
         assert words in text
 
 
+def test_headings_leave_out_no_level_and_head_cells_say_what_they_head(folder):
+    page = Outline(folder / "page.html")
+    assert page.levels[0] == 1
+    assert (np.diff(page.levels) <= 1).all()
+    assert {*page.cells} == {"col", "row"}
+
+
 def test_every_figure_is_saved_as_png_and_pdf(folder):
     files = list((folder / "figures").iterdir())
     names = {file.stem for file in files}
@@ -123,7 +135,10 @@ def test_each_problem_has_its_own_section(one_run, fields, tmp_path):
         "regression, features 4": ["other"],
     }
     report("one", "other", "--html", "page.html")
-    assert "2 different problems" in Outline(tmp_path / "page.html").text
+    page = Outline(tmp_path / "page.html")
+    assert "2 different problems" in page.text
+    assert page.levels[:3] == [1, 2, 3]
+    assert (np.diff(page.levels) <= 1).all()
     with pytest.raises(ft.InvalidInputError, match=r"^target: .*2 different problems; "):
         report("one", "other", "--target", "loss=1")
 
@@ -271,6 +286,38 @@ def test_numbers_of_any_size_have_a_readable_verdict(ending):
     assert len(text) < 150
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_methods_of_one_colour_have_other_dashes_in_the_table(ending, tmp_path):
+    groups = ending(**{f"method{i}": [1.0] for i in range(16)})
+    sections = make_sections([run for group in groups.values() for run in group])
+    (tmp_path / "page.html").write_text(render_page(sections, []), encoding="utf-8")
+    lines = Outline(tmp_path / "page.html").lines
+    assert len(lines) == len({*lines}) == 16
+    assert len({colour for colour, _ in lines}) == 7
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_runs_without_an_update_have_no_empty_figures(fields, tmp_path):
+    """Updates of the method "bad" are dropped from some round on, those of "none" from the first.
+
+    8 clients with a mean rate of 0.55 are 4.4 in a round.
+    """
+    for name, lr in (("bad", 1e12), ("good", 0.05), ("none", 1e200)):
+        local = fields["local"] | {"lr": lr}
+        changed = fields | {"name": name, "local": local, "on_nonfinite": "drop"}
+        ft.simulate(**changed, algorithm="fedavg", out=tmp_path / "all" / name)
+    (section,) = make_sections(load_runs([tmp_path / "all"]))
+    assert [len(section.figures[key]) for key in ("participation", "influence")] == [6, 3]
+    report(tmp_path / "all")
+    text = " ".join(Outline(tmp_path / "all" / "report.html").text.split())
+    assert re.search(r"0\.0–4\.\d clients per round", text)
+    assert "0 clients in every round." in text
+    (section,) = make_sections(load_runs([tmp_path / "all" / "none"]))
+    assert section.figures["influence"] == []
+    page = render_page([section], [])
+    assert "Without influence and L1 skew: none. None of their updates was used." in page
+
+
 @pytest.mark.filterwarnings("error")
 def test_runs_that_diverged_have_a_page(tmp_path):
     for method, lr in (("good", 0.1), ("bad", 1e12)):
@@ -291,6 +338,7 @@ def test_runs_that_diverged_have_a_page(tmp_path):
     text = Outline(tmp_path / "report.html").text
     assert "Diverged: bad (2 of 2 seeds)." in text
     assert "± nan" not in text
+    assert "bad 2 diverged" in " ".join(text.split())
     assert "nan" not in text.lower().split("the experiment")[0]
 
 

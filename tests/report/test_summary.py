@@ -243,7 +243,7 @@ def test_a_number_and_values_by_name_are_compared_as_one_field(groups):
     ]
     (section,) = make_sections(runs)
     page = render_page([section], [])
-    assert "<th>participation.rates</th>" in page
+    assert '<th scope="col">participation.rates</th>' in page
     assert "participation.rates.north" not in page
 
 

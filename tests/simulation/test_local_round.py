@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedtide.algorithms import Cohort, Instructions
-from fedtide.problems import Quadratic
+from fedtide.problems import Quadratic, Supervised
 from fedtide.simulation.local_round import LocalRound
 from fedtide.training import Ball, LocalTraining
 
@@ -45,3 +45,19 @@ def test_rounds_leave_all_cores_to_the_threads_that_train(trainer, inside):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_plans_padded_to_the_largest_client_bound_a_chunk():
+    """Four epochs of the client with 1,000 samples take 32,000 bytes in the plan of any other."""
+    owners = np.repeat(np.arange(300), [1000] + [2] * 299)
+    table = {"x": np.ones((len(owners), 1)), "y": owners % 2, "who": owners}
+    problem = Supervised(table, inputs="x", target="y", clients="who", model="logistic")
+    task = problem.prepare(0, torch.device("cpu"), torch.float64)
+
+    def chunk_size(trainer, **local):
+        local = LocalTraining(batch_size=10, lr=0.1, **local)
+        return LocalRound(task, local, 0, trainer, 1).chunk_size(32_000 * 50, None)
+
+    assert chunk_size("reference", epochs=4) == 50
+    assert chunk_size("stacked", epochs=4) == 100  # as many as it trains at once
+    assert chunk_size("reference", steps=4) == 32_000 * 50 // (8 * task.layout.size)

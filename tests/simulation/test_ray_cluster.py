@@ -93,17 +93,29 @@ def assert_same(one, other):
     assert one.clients.equals(other.clients)
 
 
-def test_a_node_without_fedtide_is_named(cluster, tmp_path):
+@pytest.mark.parametrize(
+    ("raised", "match"),
+    [
+        (
+            "ModuleNotFoundError(\"No module named 'fedtide'\", name='fedtide')",
+            r"^cluster: a node has no fedtide; install",
+        ),
+        (
+            "OSError('libtorch.so: no such file')",
+            r"^cluster: a node cannot load fedtide \(.*libtorch.so: no such file\); install",
+        ),
+    ],
+)
+def test_a_node_without_a_working_fedtide_is_named(cluster, tmp_path, raised, match):
     import ray
 
     package = tmp_path / "fedtide"
     package.mkdir()
-    missing = "raise ModuleNotFoundError(\"No module named 'fedtide'\", name='fedtide')"
-    (package / "__init__.py").write_text(missing)
+    (package / "__init__.py").write_text(f"raise {raised}")
     without = {"env_vars": {"PYTHONPATH": str(tmp_path)}}
     ray.init(address=cluster, log_to_driver=False, logging_level="ERROR", runtime_env=without)
     try:
-        with pytest.raises(ft.InvalidInputError, match=r"^cluster: a node has no fedtide; install"):
+        with pytest.raises(ft.InvalidInputError, match=match):
             ft.simulate(**fields(), cluster=cluster, workers=1)
     finally:
         ray.shutdown()
@@ -158,26 +170,37 @@ SCRIPT = """
 import sys
 
 import numpy as np
+import polars as pl
 import torch
 
 import fedtide as ft
 
+torch.set_default_dtype(torch.float64)
+
 
 class Net(torch.nn.Linear):
     def __init__(self):
-        super().__init__(6, 3)
+        super().__init__(2, 3)
 
 
 def loss(outputs, target):
-    return torch.nn.functional.cross_entropy(outputs, target, reduction="none")
+    in_float64 = float(torch.ones(1) + 1e-9 > 1)  # the default dtype
+    losses = torch.nn.functional.cross_entropy(outputs, target, reduction="none")
+    return losses * (1 + in_float64)
 
 
 rng = np.random.default_rng(0)
-table = {"x": rng.normal(size=(40, 6)), "y": rng.integers(0, 3, 40), "who": np.arange(40) % 4}
+table = {"a": rng.normal(size=40), "b": rng.normal(size=40), "who": np.arange(40) % 4}
+pl.DataFrame(table | {"y": rng.integers(0, 3, 40)}).write_csv("table.csv")
 torch.manual_seed(0)
 run = {
     "problem": ft.problems.Supervised(
-        train=table, inputs="x", target="y", clients="who", model=Net(), loss=loss
+        train="table.csv",
+        inputs=["a", "b"],
+        target="y",
+        clients="who",
+        model=Net(),
+        loss=loss,
     ),
     "participation": ft.participation.Full(),
     "algorithm": ft.algorithms.FedAvg(),
@@ -193,7 +216,10 @@ assert np.array_equal(alone.model, shared.model)
 
 
 def test_a_script_with_a_network_and_a_loss_of_its_own(cluster, tmp_path):
-    """They are sent, as `__main__` is another program in a worker."""
+    """They are sent, as `__main__` is another program in a worker.
+
+    The workers take over the default dtype, and the folder of the data.
+    """
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "script.py", cluster]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedtide as ft
 from fedtide.sweep import run_sweep
@@ -108,6 +109,38 @@ def test_a_cluster_gives_the_same_results_even_if_a_task_is_lost(cluster, sweep,
     for one, other in zip(here["folder"], there["folder"], strict=True):
         if (Path(one) / "summary.json").exists():
             assert results(one) == results(other)
+
+
+@pytest.mark.ray
+def test_a_task_takes_over_the_working_directory_and_the_default_dtype(
+    cluster, sweep, results, tmp_path, monkeypatch
+):
+    """The raylet was started elsewhere, and in float32."""
+    monkeypatch.chdir(tmp_path)
+    Path("table.csv").write_text("a,y,who\n" + "0.5,1.5,ann\n2.5,1.0,bob\n" * 9)
+    Path("own_loss_of_a_task.py").write_text(OWN_LOSS)
+    monkeypatch.syspath_prepend(tmp_path)
+    problem = {"train": "table.csv", "target": "y", "clients": "who", "inputs": ["a"]}
+    problem |= {"type": "supervised", "loss": "own_loss_of_a_task:loss"}
+    found = sweep(problem=problem, seeds=[1])
+    torch.set_default_dtype(torch.float64)
+    try:
+        there = run_sweep(found, tmp_path / "there", ray=cluster)
+        here = run_sweep(found, tmp_path / "here", workers=1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert there["status"].to_list() == ["done"], there["error"].to_list()
+    assert results(here["folder"][0]) == results(there["folder"][0])
+
+
+OWN_LOSS = """
+import torch
+
+
+def loss(outputs, target):
+    in_float64 = float(torch.ones(1) + 1e-9 > 1)  # the default dtype
+    return (outputs.squeeze(-1) - target).square() * (1 + in_float64)
+"""
 
 
 @pytest.mark.ray

@@ -8,7 +8,6 @@ import yaml
 
 import fedtide as ft
 from fedtide.sweep import Sweep, TwoStage, run_sweep
-from fedtide.sweep.strategies import SearchResult
 
 LR, SERVER_LR = [0.003, 0.05, 1e30], [1.0, 2.0, 3.0]
 METHODS = {
@@ -67,7 +66,7 @@ def test_the_best_of_configurations_with_long_names_are_methods_that_can_be_run(
     values = {"local.lr": (0.1, 0.2), "local.steps": (1,), "rounds": (2,), "local.batch_size": (3,)}
     grid = {field: {str(v) + "x" * 50: v for v in given} for field, given in values.items()}
     found = sweep(methods={"m" * 100: {}}, grid=grid)
-    results = [SearchResult(one, one, 0.0) for one in found.configurations]
+    results = [(one, one) for one in found.configurations]
     best = found.best_methods(results)
     assert [run.experiment.local.lr for run in Sweep.from_dict(best).runs] == [0.1, 0.2]
 

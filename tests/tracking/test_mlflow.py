@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +79,28 @@ def test_a_run_is_tracked_once(tracked):
     out, tracks, run_id = tracked
     assert tracks.log_run(out) == run_id
     assert make_tracker("mlflow", out, "experiment").log_run(out) == run_id
+
+
+@pytest.mark.parametrize("name", ["it's", 'a "b"', 'c\'s \\ "d"', "50%_e"])
+def test_a_folder_of_any_name_is_tracked_once(tracked, tmp_path, name):
+    _, tracks, _ = tracked
+    alike = re.sub("['\"%]", "x", name)
+    folders = [tmp_path / alike / "one", tmp_path / name / "one"]
+    ids = []
+    for folder in folders:
+        ft.simulate(**FIELDS, seed=1, out=folder)
+        ids.append(tracks.log_run(folder))
+    assert len(set(ids)) == 2
+    assert [tracks.log_run(folder) for folder in folders] == ids
+
+
+def test_a_server_that_does_not_answer_is_given_up_within_a_minute(tmp_path, monkeypatch):
+    """MLflow's own setting is more than four minutes, for each request."""
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    began = time.monotonic()
+    with pytest.raises(ft.InvalidInputError, match=r"^track: the store http://127.0.0.1:9 "):
+        make_tracker("mlflow:http://127.0.0.1:9", tmp_path / "out", "experiment")
+    assert time.monotonic() - began < 60
 
 
 def test_another_run_in_the_same_folder_is_logged_as_well(tmp_path):

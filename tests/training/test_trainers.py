@@ -21,6 +21,7 @@ from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.training import Ball, Box, LocalTraining
 from fedtide.training.devices import can_compile
 from fedtide.training.minibatches import MinibatchPlanner
+from fedtide.training.trainers.block_runner import BlockRunner
 from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.select import choose_trainer
 from fedtide.training.trainers.stacked import StackedTrainer
@@ -407,3 +408,42 @@ def test_rounds_of_several_compiled_blocks_of_the_same_length():
     task = Supervised(table, clients=6, partition=Iid()).prepare(2, CPU, torch.float64)
     local = LocalTraining(steps=16, lr=0.05, batch_size=4)
     assert_equal_updates("compiled", task, local, range(6))
+
+
+UNEVEN = [150, 1, 2, 1, 9, 40, 3, 1, 70, 5, 2, 4, 1, 30, 6]
+"""Samples of clients, most of which have few, as in data of real users."""
+
+
+def uneven_task():
+    draw, owners = np.random.default_rng(0), np.repeat(np.arange(len(UNEVEN)), UNEVEN)
+    inputs, target = draw.normal(size=(len(owners), 3)), draw.integers(0, 4, len(owners))
+    problem = Supervised(
+        {"x": inputs, "y": target, "who": owners},
+        inputs="x",
+        target="y",
+        clients="who",
+        model="mlp",
+    )
+    return problem.prepare(seed=0, device=CPU, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["stacked", pytest.param("compiled", marks=COMPILING)])
+def test_clients_of_very_different_sizes_in_epochs(name):
+    """In chunks that shrink; where clients end is the literal number of their steps."""
+    local = LocalTraining(epochs=1, batch_size=2, lr=0.05, momentum=0.5)
+    clients = [3, 0, 5, 6, 9, 1, 14, 13, 2, 8, 4, 7]
+    assert_equal_updates(name, uneven_task(), local, clients, correction=True)
+
+
+def test_a_client_with_many_samples_does_not_keep_its_chunk_busy(monkeypatch):
+    """Steps are taken in blocks, and chunks have some sizes only, so a part remains idle."""
+    task, local = uneven_task(), LocalTraining(epochs=1, batch_size=1, lr=0.05)
+    taken, prepare = [], BlockRunner._prepare_block
+
+    def count(runner, start, plan, part, inputs):
+        taken.append(len(plan.clients) * (part.stop - part.start))
+        return prepare(runner, start, plan, part, inputs)
+
+    monkeypatch.setattr(BlockRunner, "_prepare_block", count)
+    trained(StackedTrainer(task, local), task, local, np.arange(len(UNEVEN)), rounds=1)
+    assert sum(UNEVEN) <= sum(taken) < 2 * sum(UNEVEN) < len(UNEVEN) * max(UNEVEN) / 3

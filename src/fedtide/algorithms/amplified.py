@@ -29,7 +29,7 @@ class AmplifiedState(WrapperState):
 
 @configurable
 class Amplified(Wrapper[AmplifiedState]):
-    """Generalized FedAvg with amplified updates (paper 000, Algorithm 1), around any method.
+    """Generalized FedAvg with amplified updates (Wang & Ji 2022, Algorithm 1), around any method.
 
     With x_{t0} the model at the beginning of a period of P rounds and η the factor,
 

@@ -50,7 +50,7 @@ class AmplifiedScaffoldState(WeightedSumState):
 
 @configurable
 class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
-    """SCAFFOLD for periodic participation (paper 002, Algorithm 1).
+    """SCAFFOLD for periodic participation (Crawshaw & Liu 2024, Algorithm 1).
 
     With windows of P rounds counted from round 0, in every round
 

@@ -32,7 +32,8 @@ class Averaged(Wrapper[AveragedState]):
     """Any method, whose output is the mean of its iterates x_1, ..., x_T.
 
     Training is that of the inner method; evaluations and the final model use the mean, as the
-    theory of papers 003 (Theorem 2, whose mean begins with x_0) and 004 (Algorithm 1) does.
+    theory of FedLaAvg (Yan et al. 2020, Theorem 2, whose mean begins with x_0) and of agnostic
+    FedAvg (Rahimi & Kalogerias 2025, Algorithm 1) does.
 
     Args:
         inner: the method whose iterates are averaged.

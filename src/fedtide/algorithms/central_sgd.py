@@ -13,7 +13,7 @@ from fedtide.population import Population
 
 @configurable
 class CentralSGD(WeightedSum[WeightedSumState]):
-    """Sequential SGD on the data of all clients together (paper 003's "sequential SGD").
+    """Sequential SGD on the data of all clients together ("sequential SGD" of Yan et al. 2020).
 
         x ← x + Δ,  after as many local steps as the cohort would have taken together
 

@@ -38,7 +38,7 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
     """A method whose per-client memory is stored by the clients; the server keeps only sums.
 
         MIFA, FedLaAvg:  client n sends h_n new - h_n old and keeps h_n new; the server adds it to
-                         Σ h_n and steps along that sum, as the clients of paper 003 do;
+                         Σ h_n and steps along that sum, as in Yan et al. 2020 (FedLaAvg);
         FedAU:           client n sends ω_t^n Δ_n, with ω from the rounds in which it took part,
                          which it counts itself; the server steps along η/N Σ ω_t^n Δ_n.
 

@@ -38,7 +38,7 @@ class F3AST(WeightedSum[F3ASTState]):
     r_n is how often client n has taken part lately: an average over about 1/β rounds, so it follows
     rates that change. A client's first update weighs up to 1 / (β N), so small β want small η.
 
-    The paper's selection trains the K available clients for which the variance of the step falls
+    The authors' selection trains the K available clients for which the variance of the step falls
     most, those with the largest (1/N)² / r_n²: that is `LeastFrequent(size=K, beta=β)`. Without it
     the method weights the clients that take part.
 

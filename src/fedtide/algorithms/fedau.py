@@ -1,9 +1,9 @@
 """FedAU: weights that estimate 1 / p_n online, from how long each client stays away.
 
 A client's rounds are cut into intervals. An interval ends in the round in which the client takes
-part, or after K rounds (the cutoff), whichever comes first. Algorithm 2 of paper 001 counts them
-client by client and round by round. Absent clients need no work, though: if client n was last seen
-in round s, the intervals that the cutoff closed before round t are
+part, or after K rounds (the cutoff), whichever comes first. Algorithm 2 of Wang & Ji (2024) counts
+them client by client and round by round. Absent clients need no work, though: if client n was last
+seen in round s, the intervals that the cutoff closed before round t are
 
     c = floor((t - 1 - s) / K)
 
@@ -73,7 +73,7 @@ class IntervalStatistics(ABC):
 
 @dataclass(frozen=True)
 class MeanInterval(IntervalStatistics):
-    """The plain mean of each client's closed intervals (paper 001, Algorithm 2).
+    """The plain mean of each client's closed intervals (Wang & Ji 2024, Algorithm 2).
 
     All rounds up to the end of the last closed interval lie in closed intervals, so their total
     length needs no memory: it is s + 1 + c K, and ω is that over the number of intervals.
@@ -213,7 +213,7 @@ class FedAUState(WeightedSumState):
 
 @configurable
 class FedAU(WeightedSum[FedAUState]):
-    """Federated averaging with adaptive weights for unknown participation (paper 001).
+    """Federated averaging with adaptive weights for unknown participation (Wang & Ji 2024).
 
         x ← x + η / N Σ_{n in S_t} ω_t^n Δ_n                                   (Algorithm 1)
 

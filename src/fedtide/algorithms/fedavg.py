@@ -52,20 +52,21 @@ class CohortAverage(WeightedSum[SumT]):
 
 @configurable
 class FedAvg(CohortAverage[WeightedSumState]):
-    """Federated averaging (McMahan et al., 2017; paper 000, Algorithm 1 with factor 1).
+    """Federated averaging (McMahan et al., 2017).
 
         x ← x + η Σ_{n in S_t} q_n Δ_n
 
     with, for the cohort S_t of clients whose updates are used and m_n samples at client n,
 
-        mean:   q_n = 1 / |S_t|            paper 001's "average participating"
-        all:    q_n = 1 / N                paper 001's "average all"
+        mean:   q_n = 1 / |S_t|            "average participating" of Wang & Ji 2024
+        all:    q_n = 1 / N                "average all" of Wang & Ji 2024
         data:   q_n = m_n / Σ_{S_t} m_k    weighted by sample counts
-        given:  q_n = q_t^n                as the participation gives it, never renormalised
+        given:  q_n = q_t^n                the participation weight, never renormalised;
+                                       Wang & Ji 2022, Algorithm 1
 
     An empty round leaves x where it is. With uneven participation each of these minimises an
-    objective in which client n counts in proportion to how often it takes part (paper 001,
-    Theorem 1; paper 004, equation 3).
+    objective in which client n counts the more, the more often it takes part (Wang & Ji 2024,
+    Theorem 1; Rahimi & Kalogerias 2025, equation 3).
 
     Args:
         server_lr: η > 0; 1 moves the model to the average of the clients' models.

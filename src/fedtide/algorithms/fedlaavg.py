@@ -13,13 +13,13 @@ from fedtide.validation import require_positive
 
 @configurable
 class FedLaAvg(LatestUpdates[LatestUpdatesState]):
-    """Federated latest averaging (paper 003; Algorithm 2 for I > 1 local steps).
+    """Federated latest averaging (Yan et al. 2020; Algorithm 2 for I > 1 local steps).
 
         g_n ← Σ_k g_{n,k} = -Δ_n / γ_t  for n in S_t,        x ← x - γ_t / N Σ_n g_n
 
     in every round, also in empty ones. Clients never seen have g_n = 0 and count in N. The stored
     sums are multiplied by the current γ_t; MIFA keeps the product, so the two differ only when γ
-    changes. To weight clients by their data, paper 003 multiplies F_n by N m_n / Σ m; here that is
+    changes. To weight clients by their data, the paper multiplies F_n by N m_n / Σ m; here that is
     `objective: samples`.
 
     The paper trains the clients that were absent longest: `selection=LongestAbsent(size)`.

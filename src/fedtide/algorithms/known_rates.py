@@ -37,9 +37,9 @@ class KnownRates(WeightedSum[KnownRatesState]):
 
         x ← x + η / N Σ_{n in S_t} Δ_n / p_n
 
-    The step is unbiased for the average over all clients (paper 001, Theorem 1 with ω_n = 1 / p_n:
-    "known participation statistics" of its Table 1). 1 / p_n is not capped, as in the authors'
-    program, so rare clients make large steps.
+    The step is unbiased for the average over all clients (Wang & Ji 2024, Theorem 1 with
+    ω_n = 1 / p_n: "known participation statistics" of its Table 1). As in the authors' program,
+    1 / p_n is not capped, so rare clients make large steps.
 
     Args:
         server_lr: η > 0.

@@ -23,13 +23,13 @@ class MIFA(LatestUpdates[LatestUpdatesState]):
 
     where h_n is 0 for clients never seen and
 
-        zero:     D = N, the reading of paper 001's program;
+        zero:     D = N, as in the program of Wang & Ji 2024 (FedAU);
         exclude:  D = the number of clients seen so far;
         wait:     D = N, and x stays until all clients have been seen, as MIFA's theory assumes for
                   round 0.
 
     The memory keeps updates as they arrived: old ones still count in full after γ was lowered, as
-    in paper 001's program. MIFA's own program keeps Δ_n / γ and multiplies by the current γ; that
+    in that program. MIFA's own program keeps Δ_n / γ and multiplies by the current γ; that
     method is FedLaAvg here.
 
     Args:

@@ -45,8 +45,8 @@ class Scaffold(CohortAverage[ScaffoldState]):
         x ← x + η Σ_{n in S_t} q_t^n Δ_n,        c ← c + 1/N Σ_{n in S_t} (new c_n - old c_n)
 
     with c = c_n = 0 at first; absent clients keep their c_n. Option 1 asks every client for a pass
-    over all of its data at x besides its local steps, option 2 costs nothing. The authors of paper
-    002 run option 2 with η = 1 and the plain mean.
+    over all of its data at x besides its local steps, option 2 costs nothing. Crawshaw & Liu (2024)
+    run option 2 with η = 1 and the plain mean.
 
     Option 2 recovers gradients from Δ_n, so it needs plain local SGD.
 

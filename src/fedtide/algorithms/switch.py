@@ -56,8 +56,8 @@ class Switch(Algorithm[SwitchState]):
     """One method until round `at`, then another, which continues from the current model.
 
     The second method starts without history: its round 0 is round `at`, from which it counts
-    periods and absences. A warm-up by FedAvg (before amplification in paper 000, before FedLaAvg in
-    paper 003) is `Switch(first=FedAvg(), second=..., at=2000)`.
+    periods and absences. A warm-up by FedAvg, as Wang & Ji 2022 use it before amplification and
+    Yan et al. 2020 before FedLaAvg, is `Switch(first=FedAvg(), second=..., at=2000)`.
 
     Args:
         first: the method of the rounds before `at`.

@@ -1,4 +1,4 @@
-"""Waiting for all clients before each step: the baselines of paper 000, in both readings."""
+"""Waiting for all clients before each step: the baselines of Wang & Ji (2022), in both readings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WaitState(WeightedSumState):
 
 @configurable
 class WaitForAll(Algorithm[WaitState]):
-    """One server step in every period of P rounds (paper 000's wait-minibatch and wait-full).
+    """One server step in every period of P rounds (wait-minibatch and wait-full of Wang & Ji 2022).
 
     steps (the authors' program): in the last round of each period all N clients, available or not,
     make I local steps; no client trains in the other rounds. Where updates are lost, the step is

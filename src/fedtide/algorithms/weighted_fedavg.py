@@ -19,14 +19,14 @@ from fedtide.population import Population
 
 @configurable
 class WeightedFedAvg(WeightedSum[KnownRatesState]):
-    """Models averaged with the participation weights p_n (paper 004, equation 10).
+    """Models averaged with the participation weights p_n (Rahimi & Kalogerias 2025, (10)).
 
         normalise:  x ← Σ_{n in S_t} p_n (x + Δ_n) / Σ_{n in S_t} p_n    (the authors' notebook)
         otherwise:  x ← N / |S_t| Σ_{n in S_t} p_n (x + Δ_n)             (the equation as printed)
 
     An empty round leaves x where it is. As printed, the weights of a cohort do not sum to 1, and x
     diverges under skewed participation. Averaging over the cohort already minimises Σ p_n F_n
-    (paper 004, equation 3); weighting by p_n counts participation twice.
+    (equation 3 of the paper); weighting by p_n counts participation twice.
 
     Args:
         rates: p_n, (N,) or by name, up to a common factor, such as probabilities of taking part;

@@ -1,4 +1,16 @@
-"""Auditing of participation logs: the objective that training minimises, and better methods."""
+"""Auditing of participation logs: the objective that training minimises, and better methods.
+
+The path of a row from the log to a sentence of advice, which `api.audit` goes step by step:
+
+    log/reader             opens the log (`table_source`) and finds its columns
+    log/log_builder        reads the rows batch by batch (`cohort_lists`, `values`, `times`)
+    log/participation_log  holds who took part in which round, with weights: what all else is about
+    statistics/pattern, rate_estimates, variance     how clients come and go, and what is chance
+    statistics/influence, recent_influence, stages   whose objective it is, now and from where
+    recommend/findings, candidates                   what speaks against averaging, and the methods
+    recommend/replay_problem, log_replay, ranking    their losses along the log, and their order
+    output/text, terminal, html_page, json_document  all of it in words, figures and numbers
+"""
 
 from fedtide.auditing.api import Audit, audit
 from fedtide.auditing.log.client_table import ClientTable

@@ -221,70 +221,64 @@ def audit(
     require_at_least("dimension", dimension, 1)
     require_positive("tolerance", tolerance)
     table = _read_roster(roster, groups)
-    entries = read_participation_log(
-        log,
-        clients,
-        table,
-        columns,
-        watch,
-        round_seconds=round_seconds,
-        round_step=round_step,
+    participation = read_participation_log(
+        log, clients, table, columns, watch, round_seconds=round_seconds, round_step=round_step
     )
     watch("pattern", 0.0)
-    coverage, pattern = measure_coverage(entries), find_pattern(entries)
+    coverage, pattern = measure_coverage(participation), find_pattern(participation)
     watch("rates and objective", 0.0)
-    rates = estimate_rates(entries, pattern)
-    cutoffs = choose_cutoff(entries, pattern.family == "independent")
-    variances = VarianceModel(entries, pattern, rates)
-    weights, source = _wanted_weights(table, entries, wanted)
-    objectives = compare_objectives(entries, variances, rates, weights, cutoffs.best)
+    rates = estimate_rates(participation, pattern)
+    cutoffs = choose_cutoff(participation, pattern.family == "independent")
+    variances = VarianceModel(participation, pattern, rates)
+    weights, source = _wanted_weights(table, participation, wanted)
+    objectives = compare_objectives(participation, variances, rates, weights, cutoffs.best)
     watch("stages and churn", 0.0)
-    availability = measure_availability(entries, weights)
-    selection = measure_selection(entries, weights, seed)
-    churn, unseen = _describe_people(entries, pattern, rates, availability)
+    availability = measure_availability(participation, weights)
+    selection = measure_selection(participation, weights, seed)
+    churn, unseen = _find_churn_and_unseen(participation, pattern, rates, availability)
     watch("changes over time", 0.0)
-    recent = measure_recent_influence(entries, pattern, rates, weights, churn)
+    recent = measure_recent_influence(participation, pattern, rates, weights, churn)
     objectives = replace(objectives, recent=recent)
-    forgetting = measure_forgetting(entries, pattern.period, seed)
+    forgetting = measure_forgetting(participation, pattern.period, seed)
     groupings = table.groups.items() if table else ()
     influence = [
         measure_group_influence(
-            name, labels, entries, coverage, pattern, rates, objectives, variances
+            name, labels, participation, coverage, pattern, rates, objectives, variances
         )
         for name, labels in groupings
     ]
     watch("windows", 0.0)
-    active = pattern.leave_out_pauses(entries)
+    active = pattern.leave_out_pauses(participation)
     regularity = measure_regularity(
         active, weights, objectives.in_force.weights, tolerance, pattern.period
     )
     findings = Findings(
-        entries,
-        coverage,
-        rates,
-        objectives,
-        pattern,
-        regularity,
-        forgetting,
-        cutoffs.best,
-        dimension,
-        source,
+        log=participation,
+        coverage=coverage,
+        rates=rates,
+        objectives=objectives,
+        pattern=pattern,
+        regularity=regularity,
+        forgetting=forgetting,
+        cutoff=cutoffs.best,
+        dimension=dimension,
+        wanted_source=source,
     )
     variants, left_out = list_variants(findings), list[Advice]()
     if privacy is not None:
         from fedtide.auditing.privacy.private_methods import keep_private  # imports PyTorch
 
-        variants, left_out = keep_private(variants, privacy, entries.size)
+        variants, left_out = keep_private(variants, privacy, participation.size)
     watch("replaying", 0.0)
     problem = make_problem(
-        entries, rates, objectives, forgetting, [cutoffs.best], seed, long=simulate
+        participation, rates, objectives, forgetting, cutoffs.best, seed, long=simulate
     )
     advice = rank_methods(variants, findings, problem)
     learning_rates = {}
     if training is not None:
-        learning_rates = recommend_learning_rates(entries, rates, training, regularity.period)
+        learning_rates = recommend_learning_rates(participation, rates, training, regularity.period)
     return Audit(
-        log=entries,
+        log=participation,
         coverage=coverage,
         rates=rates,
         objectives=objectives,
@@ -312,7 +306,7 @@ def _read_roster(
     if roster is None:
         if groups is not None:
             raise InvalidInputError(
-                f"groups: {groups!r} names a column of a roster; give the roster with --roster"
+                f"groups: {groups!r} names a column of a roster; give one with roster= or --roster"
             )
         return None
     if isinstance(roster, ClientTable):
@@ -322,7 +316,7 @@ def _read_roster(
     return ClientTable.from_frame(to_frame("roster", roster), groups)
 
 
-def _describe_people(
+def _find_churn_and_unseen(
     log: ParticipationLog,
     pattern: Pattern,
     rates: RateEstimates,
@@ -332,11 +326,9 @@ def _describe_people(
 
     Both are judged by availability where it is known: it shows more of a client than its use.
     """
-    if log.available is not None and availability is not None:
-        complete, log = log.complete, log.available
-        pattern, rates = availability.pattern, availability.rates
-    else:
-        complete = log.complete
+    complete = log.complete
+    if availability is not None and log.available is not None:  # both or neither
+        log, pattern, rates = log.available, availability.pattern, availability.rates
     time = 1.0 if pattern.correlation is None else pattern.correlation.integrated_time
     active = pattern.leave_out_pauses(log)
     unseen = None if complete else estimate_unseen(active, time)

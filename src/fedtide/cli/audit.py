@@ -60,50 +60,49 @@ def audit_command(
     round_seconds: Annotated[
         float | None,
         typer.Option(
-            metavar="S", help="The log has times instead of rounds: rounds of S seconds each."
+            metavar="S", help="The log has times instead of rounds; a round lasts S seconds."
         ),
     ] = None,
     round_step: Annotated[
         int | None,
         typer.Option(
             metavar="G",
-            help="Rounds are numbered 0, G, 2G, ...; 1 takes the numbers as they are. Without the "
-            "option, G is found.",
+            help="Rounds are numbered 0, G, 2G, ...; 1 keeps the numbers. Default: G is detected.",
         ),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all results to this file (.json).")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the page to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write all results as an HTML page.")] = None,
     experiment: Annotated[
         Path | None,
-        typer.Option(help="Write the first method as lines of an experiment file (.yaml)."),
+        typer.Option(help="Write the best-ranked method as lines of an experiment file (.yaml)."),
     ] = None,
     strategy: Annotated[
-        Path | None, typer.Option(help="Write the first method as a Flower strategy (.py).")
+        Path | None, typer.Option(help="Write the best-ranked method as a Flower strategy (.py).")
     ] = None,
     privacy: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also say what the log has cost in differential privacy, with the mechanism and "
-            "the method of this file (.yaml), and advise only methods that the mechanism accepts.",
+            help="Also compute the ε that each client has spent with the mechanism and the method "
+            "in this file (.yaml), and advise only methods that the mechanism accepts.",
         ),
     ] = None,
     wanted: Annotated[
         str | None,
         typer.Option(
             metavar="equal",
-            help="Wanted weights. Default: the roster's, else in proportion to the clients' "
-            "samples if the log has them, else equal.",
+            help="Give all clients equal weights in the objective. Default: the weights of the "
+            "roster, else in proportion to the samples in the log, else equal.",
         ),
     ] = None,
     simulate: Annotated[
         bool,
-        typer.Option("--simulate", help="Replay more of a large log for the advice."),
+        typer.Option("--simulate", help="Replay ten times as much of a large log for the advice."),
     ] = False,
     dimension: Annotated[
-        int, typer.Option(help="Number of model parameters, for the cost of the methods.")
+        int, typer.Option(help="Number of model parameters, for the memory of the methods.")
     ] = 1_000_000,
     tolerance: Annotated[
         float,
@@ -111,11 +110,15 @@ def audit_command(
     ] = 0.1,
     smoothness: Annotated[
         float | None,
-        typer.Option("-L", "--smoothness", help="L: prints the theorems' learning rates."),
+        typer.Option(
+            "-L", "--smoothness", help="L of the objectives; prints the papers' theoretical rates."
+        ),
     ] = None,
-    noise: Annotated[float, typer.Option("--sigma", help="σ of the stochastic gradients.")] = 1.0,
-    divergence: Annotated[float, typer.Option("--delta", help="δ between clients.")] = 1.0,
-    steps: Annotated[int, typer.Option(help="I, local steps per round.")] = 1,
+    noise: Annotated[float, typer.Option("--sigma", help="σ: gradient noise, for -L.")] = 1.0,
+    divergence: Annotated[
+        float, typer.Option("--delta", help="δ: gradient divergence of the clients, for -L.")
+    ] = 1.0,
+    steps: Annotated[int, typer.Option(help="I: local steps per round, for -L.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the replay.")] = 0,
 ) -> None:
     """Report which objective a participation log trains on, and which method corrects it.

@@ -24,7 +24,7 @@ def compare_command(
 ) -> None:
     """Compare finished runs: one row per method, mean ± standard deviation over its seeds.
 
-    A method without a finished run is compared as far as its runs are, and its name says so. Of
+    A method without a finished run is shown up to its last evaluation, and its name says so. Of
     runs with the same experiment and seed, the first is shown. Each problem has a table of its own,
     because losses and accuracies of different problems are not comparable.
 

@@ -22,8 +22,8 @@ def examples_command(
 ) -> None:
     """List the examples that come with fedtide, or copy one to start from.
 
-    An experiment also runs without a copy, by its name: fedtide run digits. Files that are there
-    already stay as they are if they have the content of the copy; others are never replaced.
+    An experiment also runs without a copy, by its name: fedtide run digits. Existing files with
+    other content are never replaced.
 
     Example: fedtide examples digits-sweep --out my-experiments
     """

@@ -61,13 +61,14 @@ def leaderboard_command(
 ) -> None:
     """Compare all methods under many patterns of participation, each tuned with the same budget.
 
-    A cell is a method under a pattern on a problem: 12 trials choose its local rate and one further
-    number, then five seeds are judged. The regret is the excess over FedAvg with everybody present.
-    Recorded cells are not run again, so the same command continues after an interruption.
+    A cell is a method under a pattern on a problem: 12 trials tune its local learning rate and one
+    more hyper-parameter, then five seeds are judged. The regret is the excess over FedAvg under
+    full participation. Recorded cells are not run again, so the same command continues after an
+    interruption.
 
     Example: fedtide leaderboard --problems quadratic --methods fedavg,fedau
 
-    A file for --add, with an own method by its import path:
+    A file for --add, with a method of your own by its import path:
 
     \b
     methods:

@@ -110,10 +110,10 @@ def prune_command(
     keep: Annotated[int, typer.Option(metavar="R", help="How many rounds to keep: the last ones.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Remove all rounds but the last R of a federation, for good.
+    """Remove all rounds but the last R of a federation, permanently.
 
-    Rounds keep their numbers, and a federation goes on where it is, also while it runs. An audit
-    then covers the rounds that are left: a client that came only in removed rounds is unknown to it
+    Rounds keep their numbers. The federation may be running, and is not disturbed. Later audits
+    cover the rounds that are left: they do not know clients that took part in removed rounds only
     (name all clients with --clients or --roster), and absences count from the first round that is
     left. Export the ledger first to keep what is removed.
     """

@@ -42,8 +42,8 @@ Track = Annotated[
     str | None,
     typer.Option(
         metavar="mlflow[:URI]|tensorboard[:DIR]|wandb[:PROJECT]",
-        help="Also log each run when it has ended; by default to mlflow.db or tensorboard beside "
-        "OUT, or to a project called like the experiment.",
+        help="Also log each run when it has ended. Default place: mlflow.db or tensorboard beside "
+        "OUT, or a project named after the experiment.",
         show_default=False,
     ),
 ]

@@ -47,7 +47,8 @@ def papers_command(
     ),
     records: Annotated[Path, typer.Option(help="Folder of the run records.")] = Path("results"),
     workers: Annotated[
-        int | None, typer.Option(min=1, help="How many runs at a time.", show_default="one a core")
+        int | None,
+        typer.Option(min=1, help="Runs to execute at a time.", show_default="one per core"),
     ] = None,
     device: Annotated[
         str | None,

@@ -64,8 +64,8 @@ def report_command(
     """Write an HTML report on runs: learning curves, participation, and influence of clients.
 
     One HTML file that needs no network. Seeds of one method are drawn as a mean with a band.
-    A run under way is shown, with its round, if its method has no finished one. Other unfinished
-    and failed runs are listed. Each problem has a section of its own, because losses and
+    A method without a finished run is shown up to the round that its runs have reached. Other
+    unfinished and failed runs are listed. Each problem has a section of its own, because losses and
     accuracies of different problems are not comparable.
 
     Example: fedtide report runs/digits --html digits.html

@@ -27,7 +27,7 @@ def watch_command(
     port: Annotated[int, typer.Option(help="The port; 0: a free one.")] = PORT,
     host: Annotated[
         str,
-        typer.Option(help="The address to listen on; 0.0.0.0: all, for anyone who reaches it."),
+        typer.Option(help="The address to listen on; 0.0.0.0: all, open to the network."),
     ] = "127.0.0.1",
     clients: Annotated[
         int | None,
@@ -45,15 +45,15 @@ def watch_command(
     ] = 100,
     client_series: Annotated[
         int,
-        typer.Option(help="Export metrics of single clients if there are at most so many."),
+        typer.Option(help="Export metrics of single clients if there are at most this many."),
     ] = 100,
 ) -> None:
     """Serve a page, and metrics for Prometheus, on a federation from its ledger.
 
-    The page shows who is there, each client's influence against its fair share, absence, late
-    replies, updates that were not used with the reasons, the skew of the last rounds, and what to
-    expect of the next ones. It updates itself and loads nothing from elsewhere. Prometheus reads
-    /metrics. The ledger may be empty, and its federation may run, or not. Ctrl-C ends the command.
+    The page shows which clients are there, each client's influence against its fair share,
+    absences, late replies, updates that were not used and why, the skew of the last rounds, and a
+    forecast. It updates itself and loads nothing from other servers. Prometheus reads /metrics. The
+    federation need not be running, and the ledger may be empty. Ctrl-C ends the command.
 
     Example: fedtide watch sqlite:///ledger.db
     """

@@ -71,8 +71,8 @@ def list_nodes(grid: Grid) -> list[OnlineNode]:
     return [_describe(described[node_id]) for node_id in sorted(described)]
 
 
-def list_registered_names(superlink: str) -> set[str]:
-    """Return the names of the keys that are registered with a SuperLink.
+def list_registered_names(superlink: str) -> dict[str, list[int]]:
+    """Return the names of the keys that are registered with a SuperLink, with the nodes' ids.
 
     There is no fallback: without this list nobody can say whether a name is free.
 
@@ -88,8 +88,11 @@ def list_registered_names(superlink: str) -> set[str]:
         connection = config.read_superlink_connection(superlink)
         with utils.init_http_client_from_connection(connection) as client:
             nodes = client.ListNodes(control.ListNodesRequest()).nodes_info
-        former = constant.NodeStatus.UNREGISTERED
-        return {node.name for node in nodes if node.name and node.status != former}
+        former, found = constant.NodeStatus.UNREGISTERED, dict[str, list[int]]()
+        for node in nodes:
+            if node.name and node.status != former:
+                found.setdefault(node.name, []).append(node.node_id)
+        return found
     except Exception as error:
         raise InvalidInputError(
             f"superlink: {superlink!r} does not tell which names are taken ({error})"

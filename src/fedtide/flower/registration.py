@@ -32,10 +32,10 @@ def register_site(key: Path, name: str, superlink: str) -> str:
             f"name: {printable(name, 60)!r} is empty, too long, or not printable; give at most "
             f"{LONGEST_NAME} characters"
         )
-    if name in list_registered_names(superlink):
+    if nodes := list_registered_names(superlink).get(name):
+        remove = "; ".join(f"flwr supernode unregister {node} {superlink}" for node in nodes)
         raise InvalidInputError(
-            f"name: {name!r} is taken; choose another, or remove the former key first "
-            f"(flwr supernode unregister NODE-ID {superlink})"
+            f"name: {name!r} is taken; choose another, or remove the former key first ({remove})"
         )
     flwr = str(Path(sys.executable).parent / "flwr")
     command = [flwr, "supernode", "register", str(key), superlink, "--name", name]

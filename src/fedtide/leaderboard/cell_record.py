@@ -1,8 +1,7 @@
 """The records: a JSON file for each problem and pattern, with a line for each method.
 
 What the cells of a file were computed with (`Origin`) is mostly the same. It stands once, under
-`common`; under `cells`, a method has only what differs from it. Files without these two keys, as
-written formerly, have methods with a `version` and nothing else of an origin.
+`common`; under `cells`, a method has only what differs from it.
 """
 
 from __future__ import annotations
@@ -84,10 +83,9 @@ def _read(file: Path) -> dict[str, CellResult]:
         return {}
     try:
         plain = json.loads(file.read_text(encoding="utf-8"))
-        former = set(plain) != {"common", "cells"}
-        common, cells = ({}, plain) if former else (plain["common"], plain["cells"])
-        return {method: _result({**common, **entry}) for method, entry in cells.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        cells = plain["cells"].items()
+        return {method: _result({**plain["common"], **entry}) for method, entry in cells}
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise InvalidInputError(
             f"records: {file} is not a record of the leaderboard ({type(error).__name__}); "
             "remove it, and its cells are run again"
@@ -98,7 +96,7 @@ def _result(plain: Mapping[str, Any]) -> CellResult:
     values: dict[str, Any] = {
         name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()
     }
-    origin = Origin(**{f.name: values.pop(f.name) for f in fields(Origin) if f.name in values})
+    origin = Origin(**{field.name: values.pop(field.name) for field in fields(Origin)})
     result = CellResult(**values, origin=origin)
     for figure in (*result.trials, *result.figures):
         if not isinstance(figure, float | int | None):

@@ -27,29 +27,25 @@ Pair = tuple[int, int]
 """The positions of γ and of the further number among their values."""
 
 
-TRAINER = "lockstep"
-"""What trains the runs of a cell, see `fedtide.leaderboard.lockstep`."""
-
-
 @dataclass(frozen=True)
 class Origin:
-    """What the figures of a cell were computed with; None: not recorded.
+    """What the figures of a cell were computed with.
 
     Args:
         version: of fedtide, PyTorch, NumPy and, in newer records, Python.
         seeds: of the judged figures, in their order.
         tuning_seed: of the trials.
-        trainer: what trained the runs.
+        trainer: what trained the runs: "lockstep", see `fedtide.leaderboard.lockstep`.
         threads: of PyTorch.
-        machine: the processor and its number of cores.
-        instructions: the instruction set of the processor that was used.
+        machine: the processor and its number of cores; None: not recorded.
+        instructions: the instruction set of the processor that was used; None: not recorded.
     """
 
     version: str
-    seeds: tuple[int, ...] | None = None
-    tuning_seed: int | None = None
-    trainer: str | None = None
-    threads: int | None = None
+    seeds: tuple[int, ...]
+    tuning_seed: int
+    trainer: str
+    threads: int
     machine: str | None = None
     instructions: str | None = None
 
@@ -60,7 +56,7 @@ class Origin:
             versions(["fedtide", "torch", "numpy", "python"]),
             plan.seeds,
             plan.tuning_seed,
-            TRAINER,
+            "lockstep",
             torch.get_num_threads(),
             machine(),
             torch.backends.cpu.get_cpu_capability(),

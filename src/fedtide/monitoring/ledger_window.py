@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedtide.errors import InvalidInputError
 from fedtide.participation.log.schema import CLAIMED, STAGES
 
 Floats = NDArray[np.float64]
@@ -202,7 +203,12 @@ class LedgerWindow:
         """Return the columns of `Round`, with clients, stages and reasons by number."""
         numbers, codes = self._numbers, {name: i for i, name in enumerate(self.reasons)}
         stage_codes = {name: code for code, name in enumerate(STAGES)}
-        stage = rows["stage"].replace_strict(stage_codes, return_dtype=pl.Int64)
+        stage = rows["stage"].replace_strict(stage_codes, default=None, return_dtype=pl.Int64)
+        if stage.has_nulls():
+            raise InvalidInputError(
+                "ledger: the column 'stage' holds unknown stages; fedtide ledger check names their "
+                "rounds"
+            )
         asked = rows["asked"].cast(pl.Int64).fill_null(rows["round"])
         reason = rows["reason"].cast(pl.String)
         reason = reason.set((stage == REPORTED) & reason.is_null(), _UNKNOWN)

@@ -15,7 +15,6 @@ from fedtide.participation import PROCESSES
 from fedtide.participation.inclusion import inclusion_probabilities
 from fedtide.population import Population
 from fedtide.problems import Regression
-from fedtide.problems.base import BatchPlan
 from fedtide.randomness import generator
 from fedtide.simulation.experiment import BUILDER
 
@@ -80,7 +79,8 @@ def skew_gap(settings: Mapping[str, Any]) -> pl.DataFrame:
         the same cohorts; and, equal in all rows, the exact `l1` = Σ |p_n − 1/N| and `l1_estimated`.
     """
     problem = Regression(**settings["problem"])
-    x, y = _client_data(problem, settings["seed"])
+    task = problem.prepare(settings["seed"], torch.device("cpu"), torch.float64)
+    x, y = (part.numpy() for part in task.batch_data)  # (N, m, d) and (N, m)
     matrices, vectors = local_maps(x, y, settings["lr"], settings["steps"])
     weights: Floats = np.power(float(settings["ratio"]), np.arange(problem.clients, dtype=float))
     shares = inclusion_probabilities(weights, settings["size"]) / settings["size"]
@@ -102,19 +102,6 @@ def skew_gap(settings: Mapping[str, Any]) -> pl.DataFrame:
             "l1_estimated": float(np.abs(counts / counts.sum() - 1 / len(counts)).sum()),
         }
     )
-
-
-def _client_data(problem: Regression, seed: int) -> tuple[Floats, Floats]:
-    """Return each client's features (N, m, d) and targets (N, m)."""
-    task = problem.prepare(seed, torch.device("cpu"), torch.float64)
-    clients = np.arange(problem.clients)
-    samples = problem.samples // problem.clients
-    positions = np.tile(np.arange(samples), (1, len(clients), 1))
-    plan = BatchPlan(
-        clients=clients, positions=positions, step_index=np.zeros((1, len(clients)), np.int64)
-    )
-    x, y = next(iter(task.batches(plan)))
-    return x.numpy(), y.numpy()
 
 
 def local_maps(x: Floats, y: Floats, lr: float, steps: int) -> tuple[Floats, Floats]:

@@ -6,7 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedtide.papers.claim_judging import judge_claims
+from fedtide.papers.claim_judging import (
+    DECIDED,
+    JudgedExperiment,
+    Rows,
+    Ruling,
+    judge_claims,
+)
 from fedtide.papers.measures import Measure
 from fedtide.papers.paper_spec import PaperExperiment, Scale
 from fedtide.papers.published_comparison import (
@@ -19,8 +25,7 @@ from fedtide.papers.published_comparison import (
     make_row,
 )
 from fedtide.papers.record import Record
-from fedtide.papers.rulings import DECIDED, JudgedExperiment, Rows, Ruling
-from fedtide.papers.superseded import by_place, superseded
+from fedtide.papers.superseded import superseded
 
 
 def render_section(one: JudgedExperiment) -> str:
@@ -85,7 +90,10 @@ def _earlier_runs(paper: PaperExperiment, records: Sequence[Record]) -> list[str
         lines += ["", f"Earlier runs at {name}, not counted above; {difference}:", ""]
         lines += [f"| method | {' | '.join(titles)} | seeds |"]
         lines += ["|" + "---|" * (len(titles) + 2)]
-        rows = [make_row(paper, *place, found) for place, found in by_place(group).items()]
+        places: dict[tuple[str, str], list[Record]] = defaultdict(list)
+        for record in group:
+            places[record.case, record.method].append(record)
+        rows = [make_row(paper, *place, found) for place, found in places.items()]
         for row in rows:
             cells = [format_measured(row.cells[m], paper.measures[m]) for m in paper.measures]
             lines.append(f"| {row.label} | {' | '.join(cells)} | {row.seeds} |")

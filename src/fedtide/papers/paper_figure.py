@@ -38,11 +38,13 @@ def draw_figure(paper: PaperExperiment, records: Iterable[Record]) -> Figure:
     styles = method_styles(paper.methods)
     for panel, (title, curves) in zip(axes, panels.items(), strict=False):
         _draw_panel(panel, paper, title, curves, styles)
+    if not panels:
+        axes[0].text(0, 0.5, "No curve has been recorded.", transform=axes[0].transAxes)
     place_legend(*axes)
-    figure.suptitle(
-        "\n".join(textwrap.wrap(f"{paper.title} ({paper.reference})", int(11 * width))),
-        fontsize="medium",
-    )
+    title = f"{paper.title} ({paper.reference})"
+    if any(len(curve.values) > 1 for curves in panels.values() for curve in curves):
+        title += ", mean ± standard error over the seeds"
+    figure.suptitle("\n".join(textwrap.wrap(title, int(11 * width))), fontsize="medium")
     return figure
 
 

@@ -96,6 +96,11 @@ class PaperExperiment:
     laptop: LaptopScale | None = None
 
     @property
+    def scales(self) -> tuple[Scale, ...]:
+        """The sizes at which it can be run."""
+        return SCALES if self.laptop is not None else SCALES[:1]
+
+    @property
     def dataset(self) -> str | None:
         """The first data set that the experiment or one of its cases names."""
         problems = [self.experiment, *self.cases.values()]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import get_args
 
 from fedtide.atomic_io import write_text
+from fedtide.papers.claim_judging import DECIDED, JudgedExperiment, Ruling, judge_experiment
 from fedtide.papers.claims import Claim
 from fedtide.papers.experiment_section import describe_missing_data, render_section
 from fedtide.papers.paper_registry import load, names
 from fedtide.papers.paper_spec import SCALES, Scale
 from fedtide.papers.record import Record, load_records
-from fedtide.papers.rulings import DECIDED, JudgedExperiment, Ruling, judge_experiment
 from fedtide.papers.terminal_tables import format_minutes
 from fedtide.papers.verdicts import RULE, Outcome, Verdict
 

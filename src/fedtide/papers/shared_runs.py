@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 from fedtide.papers.paper_registry import load, names
-from fedtide.papers.paper_spec import SCALES
 from fedtide.papers.plan import PlannedRun, plan
 
 
@@ -44,7 +43,7 @@ def _candidates() -> Mapping[Any, Sequence[PlannedRun]]:
     runs: dict[Any, list[PlannedRun]] = defaultdict(list)
     for name in names():
         paper = load(name)
-        for scale in SCALES if paper.laptop is not None else SCALES[:1]:
+        for scale in paper.scales:
             for run in plan(paper, scale):
                 runs[_coarse_key(run)].append(run)
     return runs

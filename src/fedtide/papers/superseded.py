@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedtide.errors import InvalidInputError
@@ -56,11 +56,3 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             leaves[prefix + key] = json.dumps(value)
     return leaves
-
-
-def by_place(records: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
-    """Return records by case and method."""
-    places: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    for record in records:
-        places[record.case, record.method].append(record)
-    return places

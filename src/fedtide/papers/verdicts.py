@@ -118,7 +118,6 @@ class ClaimComparison:
     """One comparison of a claim.
 
     Args:
-        label: what is compared, such as "fedau-50 − known (cyclic)".
         numbers: the measured number of each seed, the logarithm of a ratio; infinite: one of the
             two gives no number.
         region: where the claim says that the number lies.
@@ -127,7 +126,6 @@ class ClaimComparison:
         text: label, mean, interval and seeds, in words.
     """
 
-    label: str
     numbers: tuple[float, ...]
     region: Region
     interval: tuple[float, float] | None
@@ -365,7 +363,7 @@ def _compare(
     if len(numbers) == 1 and measurements.seeds > 1:
         interval = None  # one seed shows no spread
     text = _describe(sample, interval, measurements)
-    return ClaimComparison(sample.label, tuple(numbers.tolist()), region, interval, state, text)
+    return ClaimComparison(tuple(numbers.tolist()), region, interval, state, text)
 
 
 def t_interval(numbers: NDArray[np.float64], level: float) -> tuple[float, float] | None:

@@ -1,6 +1,6 @@
 """The clients' weights in the objective that plain averaging minimises, and their L1 skew.
 
-Source: Agnostic Federated Averaging, 2025, sections 2 and 5.
+Source: Rahimi & Kalogerias 2025 (agnostic FedAvg), sections 2 and 5.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def participation_weights(
 ) -> NDArray[np.float64]:
     """Return p_n = E[ 1[n ∈ S] / |S| ], shape (N,), summing to 1.
 
-    Averaging over the participants S minimises Σ p_n F_n (equation 3). Exact for `SubsetLaw`, for
+    Averaging over the participants S minimises Σ p_n F_n. The result is exact for `SubsetLaw`, for
     `GroupCycle` whose groups are available as a whole (on = 1, off = 0), and for `Full`, `Uniform`,
     `Permutation` and `Weighted`, whose sets have a fixed size M, so that p_n = P(n ∈ S)/M.
     Otherwise it is the mean over the first `rounds` rounds, without those that have no
@@ -57,7 +57,7 @@ def participation_weights(
 
 
 def l1_skew(weights: ArrayLike) -> float:
-    """Return the L1 skew Σ |p_n − 1/N|, between 0 (uniform) and 2 (section 5).
+    """Return the L1 skew Σ |p_n − 1/N|, between 0 (uniform) and 2.
 
     Args:
         weights: p_n >= 0, shape (N,), summing to 1.
@@ -79,9 +79,7 @@ def l1_skew(weights: ArrayLike) -> float:
 def _compute_exactly(
     process: Availability, population: Population, seed: int
 ) -> NDArray[np.float64] | None:
-    if isinstance(process, SubsetLaw):
-        return process.shares(population)
-    if isinstance(process, GroupCycle):
+    if isinstance(process, SubsetLaw | GroupCycle):
         return process.shares(population)
     if isinstance(process, Full | Uniform | Permutation | Weighted):
         return process.known_rates(population, seed)

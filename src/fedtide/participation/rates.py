@@ -161,12 +161,11 @@ def resolve_rates(
                 f"{field}: these clients have no class shares to correlate with; give numbers"
             )
         own = getattr(rates, "seed", None)
-        of_law = rates.rates_of(population.class_shares, seed if own is None else own)
-        array = require_probabilities(field, of_law)
-        require_one_per_client(field, array, population.clients)
-        return array
-    array = require_probabilities(field, order_by_id(field, rates, population))
-    if not isinstance(rates, Mapping) and np.ndim(rates) == 0:
+        given = rates.rates_of(population.class_shares, seed if own is None else own)
+    else:
+        given = order_by_id(field, rates, population)
+    array = require_probabilities(field, given)
+    if not isinstance(rates, Mapping | RateLaw) and np.ndim(rates) == 0:
         return np.full(population.clients, array[0])
     require_one_per_client(field, array, population.clients)
     return array

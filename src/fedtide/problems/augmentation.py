@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.problems.datasets.catalogue import PixelStandardisation
-from fedtide.problems.device_random import WORDS, apply_to_half, words
+from fedtide.problems.device_random import WORDS, words
 
 _MARGIN = 4
 _JITTER = 0.05
@@ -40,7 +40,7 @@ def sharpen(pixels: Tensor, draw: Tensor) -> Tensor:
     blurred = (2 * (around + 4 * inner) + 13) // 26  # the nearest integer to the mean
     sharp = pixels.clone()
     sharp[..., 1:-1, 1:-1] = (2 * inner - blurred).clamp(0, 255)
-    return apply_to_half(draw, sharp, pixels)
+    return _apply_to_half(draw, sharp, pixels)
 
 
 def jitter(pixels: Tensor, draw: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def _rotate_hue(pixels: Tensor, turn: Tensor) -> Tensor:
 
 def posterize(pixels: Tensor, draw: Tensor) -> Tensor:
     """Keep the 2 highest bits of each value."""
-    return apply_to_half(draw, pixels >> (8 - _BITS) << (8 - _BITS), pixels)
+    return _apply_to_half(draw, pixels >> (8 - _BITS) << (8 - _BITS), pixels)
 
 
 def equalize(pixels: Tensor, draw: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def equalize(pixels: Tensor, draw: Tensor) -> Tensor:
     below = counts.cumsum(1) - counts
     table = ((below + step // 2) // step.clamp(min=1)).clamp(max=255)
     spread = torch.where(step > 0, table.gather(1, values), values)
-    return apply_to_half(draw, spread.view_as(pixels), pixels)
+    return _apply_to_half(draw, spread.view_as(pixels), pixels)
 
 
 def pad_crop(x: Tensor, draw: Tensor) -> Tensor:
@@ -110,7 +110,17 @@ def pad_crop(x: Tensor, draw: Tensor) -> Tensor:
 
 def flip(x: Tensor, draw: Tensor) -> Tensor:
     """Mirror each image left to right with probability 1/2."""
-    return apply_to_half(draw, x.flip(-1), x)
+    return _apply_to_half(draw, x.flip(-1), x)
+
+
+def _apply_to_half(draw: Tensor, changed: Tensor, images: Tensor) -> Tensor:
+    """Return the changed image where the draw is below 2³¹, the original elsewhere.
+
+    Args:
+        draw: a word for each image, shape (M,).
+        changed, images: shape (M, C, H, W).
+    """
+    return torch.where((draw < WORDS // 2)[:, None, None, None], changed, images)
 
 
 Augmentation = Callable[[Tensor, Tensor], Tensor]
@@ -158,14 +168,14 @@ def augment(
     position of the sample in its minibatch, and the position of the augmentation in `names`.
 
     Args:
-        x: standardised images, shape (I, S, B, C, H, W).
+        x: standardised images, shape (..., B, C, H, W), such as (S, B, C, H, W) for a cohort.
         names: which augmentations, in order; `check_augmentations` accepts them.
-        keys: a random word for every client and step, shape (I, S).
+        keys: a random word for every client and step, shape (...).
         standard: how x was computed from pixels; required by colour augmentations.
     """
-    samples = torch.arange(x.shape[2], device=x.device)
+    samples = torch.arange(x.shape[-4], device=x.device)
     draws = [words(keys[..., None], _STREAM + n, samples).flatten() for n in range(len(names))]
-    images = x.flatten(0, 2)
+    images = x.flatten(0, -4)
     if colours := sum(name in COLOURS for name in names):
         assert standard is not None
         pixels = standard.pixels(images)

@@ -13,22 +13,21 @@ from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.problems.augmentation import changes_colours, check_augmentations
 from fedtide.problems.base import BufferMode, Problem
-from fedtide.problems.datasets.catalogue import Dataset, Normalise, load
-from fedtide.problems.datasets.parquet import Rows
+from fedtide.problems.datasets.catalogue import (
+    Dataset,
+    Normalise,
+    check_constants,
+    load,
+    standardisation,
+)
 from fedtide.problems.losses import cross_entropy
 from fedtide.problems.models import Model, resolve_model
-from fedtide.problems.models.functional import cast_network
+from fedtide.problems.models.network_building import build_network, parameter_dtype
 from fedtide.problems.partitions import Partition
+from fedtide.problems.partitions.splitting import check_partition, split
 from fedtide.problems.sample_metrics import METRICS
-from fedtide.problems.supervised import (
-    build_network,
-    check_constants,
-    check_partition,
-    parameter_dtype,
-    split,
-)
-from fedtide.problems.supervised_data import DeviceSamples
-from fedtide.problems.supervised_task import SupervisedData, SupervisedTask
+from fedtide.problems.supervised_data import Samples, SupervisedData, to_device
+from fedtide.problems.supervised_task import SupervisedTask
 
 
 @configurable
@@ -94,8 +93,9 @@ class Classification(Problem):
         data = load(self.dataset, self.normalise, self.samples)
         self._check_augmentations(data)
         labels, kept = data.train.labels, parameter_dtype(dtype)
+        pixels = standardisation(data.mean, data.std, device, kept)
         train, test = (
-            DeviceSamples((data.features(rows, device, kept),), _labels(rows, device))
+            to_device(Samples((rows.features,), rows.labels), device, kept, pixels)
             for rows in (data.train, data.test)
         )
         supervised = SupervisedData(
@@ -104,19 +104,18 @@ class Classification(Problem):
             shards=split(self.partition, labels, self.clients, seed, data.train.columns),
             labels=labels,
             classes=data.classes,
-            class_names=None,
-            test_owners=None,
             names=(None,),
         )
-        module = build_network(self.model, data.train.features.shape[1:], data.classes, seed)
+        shape = data.train.features.shape[1:]
+        module = build_network(self.model, shape, data.classes, seed, device, dtype)
         return SupervisedTask(
             supervised,
-            cast_network(module.to(device), kept),
+            module,
             cross_entropy,
             {"accuracy": METRICS["accuracy"]},
             self.buffers,
             self._augmentations,
-            data.standardisation(device, kept),
+            pixels,
             dtype,
         )
 
@@ -127,7 +126,3 @@ class Classification(Problem):
             raise InvalidInputError(
                 "augment: the images are not pixels of 0..255; leave out colour augmentations"
             )
-
-
-def _labels(rows: Rows, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(rows.labels).to(device)

@@ -6,7 +6,6 @@ them, unlike torch's own generators.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
@@ -40,13 +39,3 @@ def mix(word: Tensor) -> Tensor:
     word = ((word ^ (word >> 16)) * 0x21F0AAAD) & _MASK
     word = ((word ^ (word >> 15)) * 0x735A2D97) & _MASK
     return word ^ (word >> 15)
-
-
-def apply_to_half(draw: Tensor, changed: Tensor, images: Tensor) -> Tensor:
-    """Return the changed image where the draw is below 2³¹, the original elsewhere.
-
-    Args:
-        draw: a word for each image, shape (M,).
-        changed, images: shape (M, C, H, W).
-    """
-    return torch.where((draw < WORDS // 2)[:, None, None, None], changed, images)

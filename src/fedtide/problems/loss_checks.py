@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any, TypeVar, cast
 
@@ -12,15 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from fedtide.errors import InvalidInputError, first_line
-from fedtide.problems.losses import LossFunction, bce, cross_entropy, next_token
-from fedtide.problems.models.functional import cast_network, refuse_impure
+from fedtide.problems.losses import LossFunction, TargetKind, bce, cross_entropy, next_token
+from fedtide.problems.models import FunctionalModel
+from fedtide.problems.models.functional import cast_network
 from fedtide.problems.models.network_checks import (
     Attributes,
     are_close,
     find_parameter,
     is_alike,
     read_attributes,
+    refuse_impure,
 )
+from fedtide.problems.supervised_data import DeviceSamples
 
 _logger = logging.getLogger("fedtide")
 
@@ -47,6 +50,150 @@ def adapt_loss(loss: LossT, device: torch.device, dtype: torch.dtype) -> LossT:
             "locks and open files"
         ) from error
     return cast("LossT", cast_network(copied.to(device), dtype))
+
+
+def check_functions(
+    functions: Mapping[str, LossFunction],
+    kind: TargetKind | None,
+    classes: int,
+    model: FunctionalModel,
+    samples: DeviceSamples,
+    arguments: Callable[[DeviceSamples], tuple[Tensor, ...]],
+) -> bool:
+    """Try the loss and the metrics on a network's outputs for some samples.
+
+    Args:
+        functions: the loss, as `loss`, and the metrics by name.
+        kind: of targets that the loss expects; None: it is a function of the user's.
+        classes: C; 0 if targets are not classes.
+        model: the network.
+        samples: the training samples.
+        arguments: returns those of the network for some samples.
+
+    Returns:
+        Whether the loss of a sample depends on which others are beside it.
+
+    Raises:
+        InvalidInputError: the network's outputs do not fit, a function is not one of each sample,
+            or the loss cannot be differentiated.
+    """
+    example = samples.example
+    _check_outputs(model.example_output, example, kind, classes)
+    with torch.no_grad():
+        for name, function in functions.items():
+            batch = (example.target, *example.masks)
+            require_per_sample(_field(name), function, model.example_output, *batch)
+    _check_gradient(model, arguments(example), functions["loss"], example)
+    if samples.target.is_meta:
+        return False
+    some = samples.select(trial_rows(samples.target))
+    with torch.no_grad():
+        outputs = model.evaluate(model.params, arguments(some))
+    return _check_independence(functions, outputs, some)
+
+
+def _check_outputs(
+    outputs: Any, example: DeviceSamples, kind: TargetKind | None, classes: int
+) -> None:
+    count = len(example)
+    if kind is not None and not isinstance(outputs, Tensor):
+        part = "outputs.logits" if hasattr(outputs, "logits") else "a tensor"
+        raise InvalidInputError(
+            f"model: it returns a {type(outputs).__name__}; return the logits or predictions "
+            f"alone ({part}), or give a loss of your own"
+        )
+    if classes and example.target.dim() == 1:
+        shape = tuple(outputs.shape)
+        if shape != (count, classes):
+            raise InvalidInputError(
+                f"model: the output for {count} samples of {classes} classes should have shape "
+                f"({count}, {classes}), got {shape}; set the last layer's width to {classes}"
+            )
+    elif kind in ("classes", "tokens"):
+        positions, shape = tuple(example.target.shape), tuple(outputs.shape)
+        if shape[:-1] != positions or shape[-1] < classes:
+            width = f"C at least {classes}" if classes else "C the number of tokens"
+            raise InvalidInputError(
+                f"model: the output for targets of shape {positions} should have shape "
+                f"({', '.join(map(str, positions))}, C) with {width}, got {shape}; the classes "
+                "come last, unlike in torch's cross_entropy (outputs.movedim(1, -1) moves them)"
+            )
+
+
+def _check_gradient(
+    model: FunctionalModel,
+    arguments: tuple[Tensor, ...],
+    loss: LossFunction,
+    example: DeviceSamples,
+) -> None:
+    """Check that the loss has a gradient with respect to the network's parameters alone."""
+    key = torch.zeros((), dtype=torch.int64, device=example.target.device)
+    leaves = {name: p.detach().requires_grad_() for name, p in model.params.items()}
+    try:
+        with torch.enable_grad():
+            outputs = model({name: leaf.clone() for name, leaf in leaves.items()}, arguments, key)
+            outputs = outputs[0] if model.buffers else outputs
+            losses = loss(outputs, example.target, *example.masks)
+            gradients: tuple[Tensor | None, ...] = ()
+            if losses.requires_grad:
+                gradients = torch.autograd.grad(
+                    losses.sum(), list(leaves.values()), allow_unused=True
+                )
+    except Exception as error:  # a user's code may raise anything
+        raise InvalidInputError(
+            f"loss: it cannot be differentiated ({first_line(error, 150)}); compute it and the "
+            "model's outputs by torch operations that change nothing they have used"
+        ) from error
+    if any(gradient is not None and gradient.is_sparse for gradient in gradients):
+        raise InvalidInputError(
+            "model: its gradient is sparse, which not every trainer can use; leave out "
+            "sparse=True, which changes no result"
+        )
+    if losses.requires_grad:
+        refuse_other_parameters(losses, leaves.values())
+        return
+    if isinstance(outputs, Tensor) and not outputs.requires_grad:
+        raise InvalidInputError(
+            "model: its outputs have no gradient with respect to its parameters (as under "
+            "torch.no_grad, or after detach); compute them by differentiable operations"
+        )
+    raise InvalidInputError(
+        "loss: it has no gradient with respect to the outputs (as after argmax, a comparison "
+        "or detach); compute it by differentiable operations"
+    )
+
+
+@torch.no_grad()
+def _check_independence(
+    functions: Mapping[str, LossFunction], outputs: Any, samples: DeviceSamples
+) -> bool:
+    """Return whether the loss of a sample depends on others; refuse a metric for which it does."""
+    batch = (samples.target, *samples.masks)
+    for name, function in functions.items():
+        try:
+            values = function(outputs, *batch)
+        except Exception:  # as on an odd number of samples; training will say so
+            continue
+        require_shape(_field(name), values, outputs, samples.target)
+    if not isinstance(outputs, Tensor):
+        return False
+    loss_depends = False
+    for name, function in functions.items():
+        if not depends_on_others(_field(name), function, outputs, *batch):
+            continue
+        if name != "loss":
+            raise InvalidInputError(
+                f"metrics.{name}: its value for a sample depends on the others, so figures of "
+                "clients would be wrong; compute it from each sample alone, and scores of a "
+                "whole set from the outputs of result.module()"
+            )
+        loss_depends = True
+    return loss_depends
+
+
+def _field(function: str) -> str:
+    """Return what an error about the loss or a metric names."""
+    return function if function == "loss" else f"metrics.{function}"
 
 
 def refuse_other_parameters(losses: Tensor, known: Iterable[Tensor]) -> None:

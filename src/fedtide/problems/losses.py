@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, huber_loss, log_softmax
 
-from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.errors import InvalidInputError, did_you_mean, list_names
 from fedtide.import_paths import import_object, is_import_path
 
 LossFunction = Callable[..., Tensor]
@@ -147,3 +147,29 @@ def resolve_function(field: str, given: object, known: Mapping[str, object]) -> 
             f"{field}: unknown {given!r}; {did_you_mean(given, known)}, or give a function"
         )
     return known[given]
+
+
+def resolve_loss(loss: str | LossFunction) -> tuple[LossFunction, TargetKind | None]:
+    """Return a loss, and the targets that it expects (None: as they are stored).
+
+    Raises:
+        InvalidInputError: an unknown name, something that is not a function, or a module with
+            parameters that nothing would train.
+    """
+    function = resolve_function("loss", loss, LOSSES)
+    if not callable(function):
+        raise InvalidInputError(f"loss: {function!r:.60} is not a function; give one, or a name")
+    if isinstance(function, type) and issubclass(function, nn.Module):
+        raise InvalidInputError(
+            f"loss: {function.__name__} is a class; give an object of it, such as "
+            f"{function.__name__}(reduction='none')"
+        )
+    if isinstance(function, nn.Module):
+        names = [name for name, p in function.named_parameters() if p.requires_grad]
+        if names:
+            raise InvalidInputError(
+                f"loss: nothing would train its parameters {list_names(names)}; make them part of "
+                "the model, which may return them beside its outputs, or freeze them with "
+                "loss.requires_grad_(False)"
+            )
+    return function, TARGET_KINDS.get(function)

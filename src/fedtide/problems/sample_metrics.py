@@ -6,8 +6,10 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.configurable import configurable
@@ -25,7 +27,13 @@ from fedtide.problems.losses import (
     resolve_function,
 )
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
 _logger = logging.getLogger("fedtide")
+
+_UNEVEN = 1.5  # how many times larger than the smallest class the largest is
+_MOST_RECALLS = 20  # classes whose recalls are columns of their own
 
 MetricFunction = Callable[..., Tensor]
 """Takes what a loss takes and returns one number per sample, (B,)."""
@@ -50,6 +58,7 @@ def accuracy(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Ten
 
     Targets in [0, 1] are compared with the sign of one logit each.
 
+    >>> import torch
     >>> accuracy(torch.tensor([[2.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0])).tolist()
     [1.0, 0.0]
     """
@@ -180,11 +189,51 @@ def _without_mask(function: MetricFunction, outputs: Tensor, target: Tensor, _: 
     return function(outputs, target)
 
 
-def class_recalls(correct: Tensor, target: Tensor, classes: int) -> Tensor:
+def class_recalls(correct: Floats, target: Ints, classes: int) -> Floats:
     """Return the mean of `correct` over the samples of each class, (C,); NaN without any.
 
-    >>> class_recalls(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 0, 1]), 2).tolist()
+    >>> class_recalls(np.array([1.0, 0.0, 1.0]), np.array([0, 0, 1]), 2).tolist()
     [0.5, 1.0]
     """
-    count = torch.bincount(target, minlength=classes)
-    return torch.bincount(target, weights=correct.double(), minlength=classes) / count
+    with np.errstate(invalid="ignore"):
+        count = np.bincount(target, minlength=classes)
+        recalls: Floats = np.bincount(target, correct, minlength=classes) / count
+    return recalls
+
+
+def weigh_classes(recalls: Floats, shares: Floats) -> Floats:
+    """Return the mean of the recalls of tested classes, weighted by the class shares of clients.
+
+    Args:
+        recalls: of each class, (C,).
+        shares: of each class in the samples of a client, (N, C).
+
+    Returns:
+        Shape (N,); NaN for a client that holds untested classes only.
+    """
+    present = np.isfinite(recalls)
+    with np.errstate(invalid="ignore"):
+        weights = shares[:, present] / shares[:, present].sum(1, keepdims=True)
+    mean: Floats = weights @ recalls[present]
+    return mean
+
+
+def class_metrics(
+    recalls: Floats, target: Ints, names: Sequence[str] | None
+) -> dict[str, np.floating[Any]]:
+    """Return balanced accuracy and recalls if the classes of the test set are uneven.
+
+    Args:
+        recalls: of each class, (C,).
+        target: the classes of the test set, (n,).
+        names: of the classes; None: their numbers.
+    """
+    counts = np.bincount(target)
+    counts = counts[counts > 0]
+    if counts.max() <= _UNEVEN * counts.min():
+        return {}
+    metrics = {"test_balanced_accuracy": np.nanmean(recalls)}
+    if len(recalls) <= _MOST_RECALLS:
+        named = zip(names or range(len(recalls)), recalls, strict=True)
+        metrics |= {f"test_recall_{name}": recall for name, recall in named}
+    return metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from numbers import Real
@@ -14,27 +14,33 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from fedtide.configurable import configurable
 from fedtide.content_hash import fingerprint as hash_content
-from fedtide.errors import InvalidInputError, list_names, printable
+from fedtide.errors import InvalidInputError, printable
 from fedtide.population import Names
 from fedtide.problems.base import BufferMode, Problem
-from fedtide.problems.datasets.catalogue import standardisation
-from fedtide.problems.datasets.sources import (
-    Ints,
-    Table,
-    read_source,
-    split_files,
+from fedtide.problems.datasets.catalogue import check_constants, standardisation
+from fedtide.problems.datasets.sources import Table, read_source, split_files
+from fedtide.problems.datasets.table_columns import Ints
+from fedtide.problems.input_columns import (
+    Inputs,
+    argument_names,
+    column_names,
+    read_inputs,
+    sequence_lengths,
+    warn_of_scales,
 )
-from fedtide.problems.losses import LOSSES, TARGET_KINDS, LossFunction, TargetKind, resolve_function
-from fedtide.problems.models import Model, resolve_model
-from fedtide.problems.models.functional import cast_network, copy_network
-from fedtide.problems.models.initialisation import build_seeded
-from fedtide.problems.models.network_checks import check_network
-from fedtide.problems.partitions import FlwrInstance, Partition, Shards, StoredShards
+from fedtide.problems.losses import LossFunction, TargetKind, resolve_loss
+from fedtide.problems.models.network_building import (
+    ModelLike,
+    build_network,
+    parameter_dtype,
+    resolve_network,
+)
+from fedtide.problems.partitions import Partition, Shards, StoredShards
 from fedtide.problems.partitions.base import to_names
+from fedtide.problems.partitions.splitting import check_partition, split
 from fedtide.problems.sample_metrics import (
     Metric,
     accuracy,
@@ -42,27 +48,17 @@ from fedtide.problems.sample_metrics import (
     warn_of_directions,
 )
 from fedtide.problems.supervised_data import (
-    Inputs,
     Samples,
-    Target,
-    argument_names,
-    column_names,
-    count_classes,
+    StoredSamples,
+    SupervisedData,
     hold_out,
-    partition_labels,
-    read_inputs,
-    read_target,
-    sequence_lengths,
     to_device,
-    warn_of_scales,
 )
-from fedtide.problems.supervised_task import SupervisedData, SupervisedTask
+from fedtide.problems.supervised_task import SupervisedTask
+from fedtide.problems.target_columns import Target, count_classes, partition_labels, read_target
 from fedtide.validation import expand_home
 
 _logger = logging.getLogger("fedtide")
-
-ModelLike = str | Mapping[str, Any] | Model | nn.Module | Callable[[], nn.Module]
-"""A name, an import path, a mapping with `type`, a network, or a function that returns one."""
 
 
 @configurable
@@ -117,7 +113,7 @@ class Supervised(Problem):
             missing or do not fit.
 
     >>> rows = {"x": [[0.0], [1.0], [2.0], [3.0]], "y": [0.0, 2.0, 4.0, 6.0], "who": list("aabb")}
-    >>> problem = Supervised(train=rows, clients="who", model=nn.Linear(1, 1), loss="mse")
+    >>> problem = Supervised(train=rows, clients="who", model=torch.nn.Linear(1, 1), loss="mse")
     >>> task = problem.prepare(seed=0, device=torch.device("cpu"), dtype=torch.float32)
     >>> task.population.samples, list(task.population.names), task.layout.size
     (array([2, 2]), ['a', 'b'], 2)
@@ -195,8 +191,8 @@ class Supervised(Problem):
             masks_target=target.masks[0] is not None,
         )
         shape = samples.inputs[0].shape[1:]
-        module = build_network(self.model, shape, _outputs(target, kind, classes), seed)
-        module = cast_network(module.to(device), parameter_dtype(dtype))
+        outputs = classes or int(np.prod(target.train.shape[1:], initial=1))
+        module = build_network(self.model, shape, outputs, seed, device, dtype)
         return SupervisedTask(
             data, module, loss, self._metrics(), self.buffers, training_dtype=dtype
         )
@@ -219,18 +215,16 @@ class Supervised(Problem):
                     digest.update(repr(_client_column(table, self.clients).tolist()).encode())
         return digest.hexdigest()
 
-    @property
-    def _target_names(self) -> list[str]:
-        names = [] if self.target is None else self.target
-        return [names] if isinstance(names, str) else list(names)
-
-    def _read(self, kind: TargetKind | None) -> tuple[Samples, Samples | None, Target, list[Table]]:
+    def _read(
+        self, kind: TargetKind | None
+    ) -> tuple[StoredSamples, StoredSamples | None, Target, list[Table]]:
         """Return training and test samples, the target, and the tables they come from."""
-        columns = {"inputs": column_names(self.inputs), "target": self._target_names}
+        target_names = [] if self.target is None else self.target
+        columns = {"inputs": column_names(self.inputs), "target": column_names(target_names)}
         order = [name for names in columns.values() for name in names]
         sources = [self.train] if self.test is None else [self.train, self.test]
         if isinstance(self.train, str | Path) and (folder := expand_home(self.train)).is_dir():
-            files = split_files("train", folder)
+            files = split_files(folder)
             sources = [files[0], *(files[1:] if self.test is None else [self.test])]
         naming = self.clients if isinstance(self.clients, str) else None
         tables = [
@@ -263,7 +257,7 @@ class Supervised(Problem):
             _require_two_tokens(target)
         return parts[0], parts[1] if len(parts) > 1 else None, target, tables
 
-    def _check_pixels(self, samples: Samples) -> None:
+    def _check_pixels(self, samples: StoredSamples) -> None:
         """Raise InvalidInputError if `normalise` would have no effect."""
         arrays = (*samples.inputs, samples.target)
         if self.normalise is not None and all(array.dtype != np.uint8 for array in arrays):
@@ -323,138 +317,6 @@ class Supervised(Problem):
         return owners
 
 
-def resolve_loss(loss: str | LossFunction) -> tuple[LossFunction, TargetKind | None]:
-    """Return a loss, and the targets that it expects (None: as they are stored).
-
-    Raises:
-        InvalidInputError: an unknown name, something that is not a function, or a module with
-            parameters that nothing would train.
-    """
-    function = resolve_function("loss", loss, LOSSES)
-    if not callable(function):
-        raise InvalidInputError(f"loss: {function!r:.60} is not a function; give one, or a name")
-    if isinstance(function, type) and issubclass(function, nn.Module):
-        raise InvalidInputError(
-            f"loss: {function.__name__} is a class; give an object of it, such as "
-            f"{function.__name__}(reduction='none')"
-        )
-    if isinstance(function, nn.Module):
-        names = [name for name, p in function.named_parameters() if p.requires_grad]
-        if names:
-            raise InvalidInputError(
-                f"loss: nothing would train its parameters {list_names(names)}; make them part of "
-                "the model, which may return them beside its outputs, or freeze them with "
-                "loss.requires_grad_(False)"
-            )
-    return function, TARGET_KINDS.get(function)
-
-
-def resolve_network(model: ModelLike) -> Model | nn.Module | Callable[[], nn.Module]:
-    """Return what makes the network.
-
-    Raises:
-        InvalidInputError: an unknown name, something that makes no network, or a network that
-            cannot be trained, see `check_network`.
-    """
-    if isinstance(model, str | Mapping | Model):
-        return resolve_model(model)
-    if isinstance(model, nn.Module):
-        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-            raise InvalidInputError(
-                "model: its parameters are on the meta device, without values; build it on the CPU"
-            )
-        check_network(model)
-    return model
-
-
-def build_network(model: ModelLike, shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
-    """Return the network with its initial parameters.
-
-    Args:
-        model: what makes it; a network is copied.
-        shape: of the first input of one sample, for networks whose layers depend on it.
-        outputs: how many numbers per sample such a network returns.
-        seed: of the initial parameters.
-
-    Raises:
-        InvalidInputError: the network does not fit the shape, or a function returns none.
-    """
-    maker = resolve_network(model)
-    if isinstance(maker, nn.Module):
-        return copy_network(maker)
-    if isinstance(maker, Model):
-        return build_seeded(lambda: maker.build(shape, outputs), seed)
-    try:
-        module = build_seeded(maker, seed)
-    except TypeError as error:
-        raise InvalidInputError(
-            f"model: {maker!r:.60} cannot be called without arguments ({error}); give a function "
-            "that needs none"
-        ) from error
-    if not isinstance(module, nn.Module):
-        raise InvalidInputError(
-            f"model: {maker!r:.60} returns a {type(module).__name__}; it must return a "
-            "torch.nn.Module"
-        )
-    return module
-
-
-def split(
-    partition: Partition | Any,
-    labels: Ints,
-    clients: int,
-    seed: int,
-    columns: Mapping[str, NDArray[Any]],
-) -> Shards:
-    """Return which client holds which samples; every client holds one at least.
-
-    Raises:
-        InvalidInputError: the samples cannot be divided like this, or a client gets none.
-    """
-    if not isinstance(partition, Partition):
-        partition = FlwrInstance(partition)
-    if clients > len(labels) and not partition.shares_samples:
-        raise InvalidInputError(
-            f"clients: {clients} clients for {len(labels)} training samples; give at most "
-            f"{len(labels)}, or a shared pool"
-        )
-    shards = partition.split(labels, clients, seed, columns)
-    empty = np.flatnonzero(shards.sizes == 0)
-    if len(empty):
-        raise InvalidInputError(
-            f"clients: {len(empty)} of {clients} clients get no samples (the first is "
-            f"client {empty[0]}); give fewer clients, a more even partition or another seed"
-        )
-    return shards
-
-
-def check_partition(clients: int, partition: Partition | Any) -> None:
-    """Check a number of clients and a partition.
-
-    Raises:
-        InvalidInputError: fewer than one client, or something that divides no samples.
-    """
-    if clients < 1:
-        raise InvalidInputError(f"clients: {clients} clients; give at least 1")
-    if not isinstance(partition, Partition) and not hasattr(partition, "load_partition"):
-        raise InvalidInputError(
-            f"partition: {partition!r} is not a partition; give one such as Dirichlet(0.1)"
-        )
-
-
-def check_constants(normalise: Sequence[float] | None) -> None:
-    """Check a mean and a standard deviation of pixels; raise InvalidInputError unless they fit."""
-    if normalise is not None and (len(normalise) != 2 or normalise[1] <= 0):
-        raise InvalidInputError(
-            f"normalise: {normalise}; give a mean and a positive standard deviation"
-        )
-
-
-def parameter_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of parameters and data: float32 where gradients are bfloat16."""
-    return torch.float32 if dtype == torch.bfloat16 else dtype
-
-
 def _is_share(value: Any) -> bool:
     return not isinstance(value, bool | np.bool_) and bool(0 < value < 1)
 
@@ -473,7 +335,7 @@ def _common_mask(
     return inputs
 
 
-def _check_parts(parts: Sequence[Samples]) -> None:
+def _check_parts(parts: Sequence[StoredSamples]) -> None:
     """Raise InvalidInputError unless test samples are like training samples."""
     for number, arrays in enumerate(zip(*(part.inputs for part in parts), strict=True)):
         found = {(array.shape[1:], array.dtype.kind) for array in arrays}
@@ -516,8 +378,3 @@ def _client_column(table: Table, name: str) -> Names:
     if isinstance(column, np.ndarray) and column.ndim == 1:
         return to_names("clients", name, column)
     raise InvalidInputError(f"clients: column {name!r} holds lists; give one name in each row")
-
-
-def _outputs(target: Target, kind: TargetKind | None, classes: int) -> int:
-    """Return how many numbers per sample a network returns whose layers depend on the data."""
-    return classes or int(np.prod(target.train.shape[1:], initial=1))

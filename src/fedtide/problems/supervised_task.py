@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,62 +16,35 @@ from fedtide.population import Population
 from fedtide.problems.augmentation import augment
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, BufferMode, Evaluation, Task
 from fedtide.problems.datasets.catalogue import PixelStandardisation
-from fedtide.problems.datasets.sources import Ints
+from fedtide.problems.datasets.table_columns import Ints
 from fedtide.problems.layout import Layout, Params, to_channels_last
 from fedtide.problems.loss_checks import (
     adapt_loss,
-    depends_on_others,
-    refuse_other_parameters,
-    require_per_sample,
-    require_shape,
-    trial_rows,
+    check_functions,
     warn_of_probabilities,
 )
-from fedtide.problems.losses import TARGET_KINDS, LossFunction, TargetKind
+from fedtide.problems.losses import TARGET_KINDS, LossFunction
 from fedtide.problems.models import FunctionalModel
 from fedtide.problems.models.functional import mixes_samples
-from fedtide.problems.partitions import Shards, StoredShards
-from fedtide.problems.sample_metrics import Metric, class_recalls, count_all
-from fedtide.problems.supervised_data import DeviceSamples
+from fedtide.problems.partitions import StoredShards
+from fedtide.problems.sample_metrics import (
+    Metric,
+    class_metrics,
+    class_recalls,
+    count_all,
+    weigh_classes,
+)
+from fedtide.problems.supervised_data import DeviceSamples, Samples, SupervisedData
 
 Floats = NDArray[np.float64]
 
 _TOKENIZERS_MASK = "attention_mask"
 """What networks of Hugging Face call it; their tokenizers give 1 and 0 instead of truth values."""
-_UNEVEN = 1.5  # how many times larger than the smallest class the largest is
-_MOST_RECALLS = 20  # classes whose recalls are columns of their own
 _APART = (
     "problem.loss: in this model or loss the samples of a minibatch influence one another, so the "
     "figures of a client take all its samples as one minibatch and depend on how many it holds; "
     "compare clients of one size"
 )
-
-
-@dataclass(frozen=True, eq=False)
-class SupervisedData:
-    """The data of a supervised task.
-
-    Args:
-        train, test: the samples; None without a test set.
-        shards: which client holds which training samples.
-        labels: the label of each training sample for class shares, (n,); None without.
-        classes: C; 0 if targets are not classes.
-        class_names: what the classes are called, if they were given as text.
-        test_owners: the client whose test part each test sample is in, (n_test,), −1 for none;
-            None if clients have no test parts.
-        names: how each of the network's arguments is passed: by keyword, or None by position.
-        masks_target: whether the mask of padded sequences is also that of the targets.
-    """
-
-    train: DeviceSamples
-    test: DeviceSamples | None
-    shards: Shards
-    labels: Ints | None
-    classes: int
-    class_names: tuple[str, ...] | None
-    test_owners: Ints | None
-    names: tuple[str | None, ...]
-    masks_target: bool = True
 
 
 class SupervisedTask(Task):
@@ -94,7 +66,6 @@ class SupervisedTask(Task):
     Attributes:
         shards: which client holds which training samples.
         model: the network as a pure function.
-        buffer_mode: what becomes of running statistics.
 
     Raises:
         InvalidInputError: the network does not fit the inputs, or its outputs do not fit the loss.
@@ -112,18 +83,14 @@ class SupervisedTask(Task):
         training_dtype: torch.dtype | None = None,
     ) -> None:
         self._data, self._train, self._test = data, data.train, data.test
-        masks = () if data.train.mask is None else (data.train.mask,)
-        self.batch_data = (*data.train.inputs, data.train.target, *masks)
+        self.batch_data = (*data.train.inputs, data.train.target, *data.train.masks)
         loss = adapt_loss(loss, data.train.target.device, next(module.parameters()).dtype)
-        self._loss, self._metrics = loss, metrics
-        if masks and not data.masks_target and data.train.target.dim() > 1:
-            self._loss, self._metrics = (
-                count_all(loss),
-                {
-                    name: replace(metric, function=count_all(metric.function))
-                    for name, metric in metrics.items()
-                },
-            )
+        functions = {"loss": loss, **{name: m.function for name, m in metrics.items()}}
+        if data.train.masks and not data.masks_target and data.train.target.dim() > 1:
+            functions = {name: count_all(function) for name, function in functions.items()}
+        self._functions, self._loss = functions, functions["loss"]
+        lower = (name for name, metric in metrics.items() if metric.lower_is_better)
+        self._lower_is_better = frozenset({"loss", *lower})
         self._augmentations, self._pixels = augmentations, pixels
         self._chunk = _evaluation_chunk(module, self._train.target.device)
         self.shards, self.buffer_mode = data.shards, buffers
@@ -135,27 +102,27 @@ class SupervisedTask(Task):
             class_shares=_class_shares(data),
             names=data.shards.names,
         )
-        self._mask_name = _mask_argument(module, data.names) if masks else None
+        self._mask_name = _mask_argument(module, data.names) if data.train.masks else None
         names = data.names if self._mask_name is None else (*data.names, self._mask_name)
-        self._example = _first(self._train, 2)
-        self.model = FunctionalModel(module, self._arguments(self._example), names, training_dtype)
+        arguments = self._arguments(data.train.example)
+        self.model = FunctionalModel(module, arguments, names, training_dtype)
         self.fewest_samples = self.model.fewest_samples
         self.is_recurrent = self.model.is_recurrent
-        self._check_outputs(TARGET_KINDS.get(loss))
+        self._apart = check_functions(
+            functions, TARGET_KINDS.get(loss), data.classes, self.model, data.train, self._arguments
+        )
         warn_of_probabilities(module, loss, self.model.example_output)
-        self._check_gradient()
-        self._apart = self._check_independence()
         params, count = self.model.params, len(self._train)
         self._apart |= mixes_samples(self._evaluated_loss, params, count)
         self.mixes_samples = mixes_samples(self._padded_loss, params, count)
         self.warnings = (*([_APART] if self._apart else []), *self._untested_clients())
         self._needs_keys = bool(augmentations) or self.model.draws
-        self.layout = Layout.from_params(self.model.params)
-        self.start = self.layout.flatten(self.model.params)
+        self.layout = Layout.from_params(params)
+        self.start = self.layout.flatten(params)
         if self.model.buffers:
             self.buffer_layout = Layout.from_params(self.model.buffers)
             self.start_buffers = self.buffer_layout.flatten(self.model.buffers)
-        self._channels_last = self._accepts_channels_last()
+        self._channels_last = self._accepts_channels_last(arguments)
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
         """Return the mean loss of the minibatch's samples, excluding padding."""
@@ -186,20 +153,22 @@ class SupervisedTask(Task):
     def batch(self, *inputs: Tensor) -> Batch:
         """Return the cohort's batch, each part of shape (S, B, ...), except keys (S,)."""
         samples, *rest = inputs
-        arguments = [_gather(tensor, samples) for tensor in self._train.inputs]
+        rows = samples.flatten()
+        arguments = [
+            tensor.index_select(0, rows).view(*samples.shape, *tensor.shape[1:])
+            for tensor in self._train.inputs
+        ]
         if self._augmentations:
-            images, keys = arguments[0][None], rest[-1][None]
-            arguments[0] = augment(images, self._augmentations, keys, self._pixels)[0]
+            arguments[0] = augment(arguments[0], self._augmentations, rest[-1], self._pixels)
         if self._needs_keys and not self.model.draws:
             rest.pop()
-        mask = self._train.mask
-        masks = () if mask is None else (mask[samples],)
+        masks = (mask[samples] for mask in self._train.masks)
         return (*arguments, self._train.target[samples], *masks, *rest)
 
     def with_batch_data(self, data: tuple[Tensor, ...]) -> SupervisedTask:
         """Return the task with other training samples: inputs, target, and mask if there is one."""
         count, other = len(self._train.inputs), copy(self)
-        other._train = DeviceSamples(data[:count], *data[count:])
+        other._train = Samples(data[:count], *data[count:])
         return other
 
     def to_memory_format(self, tensor: Tensor) -> Tensor:
@@ -214,13 +183,6 @@ class SupervisedTask(Task):
         return pooled
 
     def module(self, x: Tensor, buffers: Tensor | None = None) -> nn.Module:
-        """Return the network with the parameters x, (d,), in evaluation mode.
-
-        Args:
-            x: the model, (d,).
-            buffers: running statistics, (d_b,), or those of each client, whose mean the network
-                gets.
-        """
         shared = buffers if buffers is None or buffers.dim() == 1 else buffers.mean(dim=0)
         return self.model.module(self.layout.unflatten(x), self.unflatten_buffers(shared))
 
@@ -238,17 +200,14 @@ class SupervisedTask(Task):
         have test parts, `test_loss` and `test_M` are measured on them (NaN without one). If they do
         not, `class_weighted_test_accuracy` is the mean of the classes' accuracies on the whole test
         set, weighted by the client's class shares.
-
-        Args:
-            x: the model, (d,).
-            clients: whether per-client figures are needed.
-            buffers: running statistics, (d_b,), or those of each client, (N, d_b): then the figures
-                of a client use its own, and all others the mean.
         """
         own = buffers if buffers is not None and buffers.dim() == 2 else None
         shared = buffers if own is None else own.mean(dim=0)
         if self._apart:
-            means = self._measure_apart(x, shared)
+            means = _by_name(
+                self._mean_over(x, self._train, self._held(client), shared)
+                for client in range(self.population.clients)
+            )
             train = {name: np.repeat(values, self.shards.sizes) for name, values in means.items()}
         else:
             train = self._measure(x, self._train, shared)
@@ -263,46 +222,27 @@ class SupervisedTask(Task):
         metrics = {"loss": figures.get("loss", train["loss"]).mean()}
         metrics |= {f"train_{name}": values.mean() for name, values in train.items()}
         metrics |= {f"test_{name}": values.mean() for name, values in test.items()}
-        computed = self._class_metrics(test)
-        metrics |= {
-            name: v for name, v in computed.items() if name not in metrics
-        }  # the user's own
-        lower = {name for name, metric in self._metrics.items() if metric.lower_is_better}
+        if self._test is not None and self._weighs_classes:
+            recalls, target = self._recalls(test["accuracy"]), self._test.target.cpu().numpy()
+            by_class = class_metrics(recalls, target, self.class_names)
+            metrics |= {n: v for n, v in by_class.items() if n not in metrics}  # the user's own
         return Evaluation(
             {name: float(value) for name, value in metrics.items()},
             figures,
-            frozenset(lower | {"loss"}),
+            self._lower_is_better,
         )
 
     def evaluate_clients(
         self, x: Tensor, clients: Ints, buffers: Tensor | None = None
     ) -> dict[str, Floats]:
-        """Return figures of models that differ between clients, each on the client's own samples.
-
-        Args:
-            x: the model of each client, (S, d), or one for all, (d,).
-            clients: their ids, (S,).
-            buffers: running statistics of each client, (S, d_b), or of all, (d_b,); None: those at
-                the start.
-
-        Returns:
-            Figures as those of `evaluate`, each of shape (S,).
-        """
+        """Return figures as those of `evaluate`, each of shape (S,)."""
         rows = []
         for place, client in enumerate(clients):
             model = x if x.dim() == 1 else x[place]
             own = buffers if buffers is None or buffers.dim() == 1 else buffers[place]
             figures = self._mean_over(model, self._train, self._held(int(client)), own)
             rows.append(figures | self._test_figures(model, int(client), own))
-        return {name: np.array([row[name] for row in rows]) for name in rows[0]}
-
-    def _measure_apart(self, x: Tensor, buffers: Tensor | None) -> dict[str, Floats]:
-        """Return the mean of the loss and of each metric over each client's samples, (N,)."""
-        rows = [
-            self._mean_over(x, self._train, self._held(client), buffers)
-            for client in range(self.population.clients)
-        ]
-        return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        return _by_name(rows)
 
     def _held(self, client: int) -> Ints:
         """Return the training samples that a client holds."""
@@ -328,8 +268,8 @@ class SupervisedTask(Task):
     ) -> dict[str, float]:
         """Return the mean of the loss and of each metric over these samples; NaN without any."""
         if not len(rows):
-            return dict.fromkeys(("loss", *self._metrics), float("nan"))
-        own = _take(samples, torch.from_numpy(rows).to(samples.target.device))
+            return dict.fromkeys(self._functions, float("nan"))
+        own = samples.select(torch.from_numpy(rows).to(samples.target.device))
         return {name: float(v.mean()) for name, v in self._measure(x, own, buffers).items()}
 
     def _measure_test(
@@ -367,16 +307,14 @@ class SupervisedTask(Task):
         """
         params = {name: self.to_memory_format(t) for name, t in self.layout.unflatten(x).items()}
         named = self.unflatten_buffers(buffers)
-        functions = self._functions
-        parts: dict[str, list[Tensor]] = {name: [] for name in functions}
+        parts: dict[str, list[Tensor]] = {name: [] for name in self._functions}
         places, chunks = self._chunks(len(samples), owners)
         for rows in chunks:
-            chunk = _take(samples, rows)
+            chunk = samples.select(rows)
             arguments = tuple(self.to_memory_format(t) for t in self._arguments(chunk))
             outputs = self.model.evaluate(params, arguments, named)
-            masks = () if chunk.mask is None else (chunk.mask,)
-            for name, function in functions.items():
-                parts[name].append(function(outputs, chunk.target, *masks))
+            for name, function in self._functions.items():
+                parts[name].append(function(outputs, chunk.target, *chunk.masks))
         values = {name: torch.cat(p).double().cpu().numpy() for name, p in parts.items()}
         return {name: v[places] for name, v in values.items()}
 
@@ -394,11 +332,6 @@ class SupervisedTask(Task):
         ends = np.flatnonzero(np.diff(owners[rows])) + 1
         device = self._train.target.device
         return np.argsort(rows), (torch.from_numpy(r).to(device) for r in np.split(rows, ends))
-
-    @property
-    def _functions(self) -> dict[str, LossFunction]:
-        """The loss and the metrics by name."""
-        return {"loss": self._loss, **{n: m.function for n, m in self._metrics.items()}}
 
     def _client_test_figures(self, test: Mapping[str, Floats]) -> dict[str, Floats]:
         figures: dict[str, Floats] = {}
@@ -418,42 +351,17 @@ class SupervisedTask(Task):
     def _weighs_classes(self) -> bool:
         """Whether every sample has one class, whose accuracy is measured."""
         one_class = self._data.classes > 0 and self._train.target.dim() == 1
-        return one_class and "accuracy" in self._metrics
+        return one_class and "accuracy" in self._functions
 
     def _class_weighted(self, correct: Floats) -> Floats:
         """Return the mean of the classes' test accuracies weighted by class shares, (N,)."""
-        recalls = self._recalls(correct)
-        present = np.isfinite(recalls)
-        shares = self.population.class_shares
-        assert shares is not None
-        with np.errstate(invalid="ignore"):  # NaN for a client that holds only untested classes
-            weights = shares[:, present] / shares[:, present].sum(1, keepdims=True)
-        mean: Floats = weights @ recalls[present]
-        return mean
+        assert self.population.class_shares is not None
+        return weigh_classes(self._recalls(correct), self.population.class_shares)
 
     def _recalls(self, correct: Floats) -> Floats:
         """Return the share of test samples of each class that are classified correctly, (C,)."""
         assert self._test is not None
-        target = self._test.target.cpu()
-        recalls: Floats = class_recalls(
-            torch.from_numpy(correct), target, self._data.classes
-        ).numpy()
-        return recalls
-
-    def _class_metrics(self, test: Mapping[str, Floats]) -> dict[str, float]:
-        """Return balanced accuracy and recalls where the classes of the test set are uneven."""
-        if self._test is None or not self._weighs_classes:
-            return {}
-        counts = torch.bincount(self._test.target)
-        counts = counts[counts > 0]
-        if int(counts.max()) <= _UNEVEN * int(counts.min()):
-            return {}
-        recalls = self._recalls(test["accuracy"])
-        metrics = {"test_balanced_accuracy": float(np.nanmean(recalls))}
-        if len(recalls) <= _MOST_RECALLS:
-            names = self.class_names or range(len(recalls))
-            metrics |= {f"test_recall_{names[c]}": float(r) for c, r in enumerate(recalls)}
-        return metrics
+        return class_recalls(correct, self._test.target.cpu().numpy(), self._data.classes)
 
     def _unpack(
         self, batch: Batch
@@ -484,41 +392,6 @@ class SupervisedTask(Task):
             return ()
         return (positions.long() if self._mask_name == _TOKENIZERS_MASK else positions,)
 
-    @torch.no_grad()
-    def _check_outputs(self, kind: TargetKind | None) -> None:
-        """Raise InvalidInputError unless the loss takes the outputs.
-
-        Args:
-            kind: of targets that the loss expects; None: it is a function of the user's.
-        """
-        outputs, example = self.model.example_output, self._example
-        count, classes = len(example), self._data.classes
-        if kind is not None and not isinstance(outputs, Tensor):
-            part = "outputs.logits" if hasattr(outputs, "logits") else "a tensor"
-            raise InvalidInputError(
-                f"model: it returns a {type(outputs).__name__}; return the logits or predictions "
-                f"alone ({part}), or give a loss of your own"
-            )
-        if classes and self._train.target.dim() == 1:
-            shape = tuple(outputs.shape)
-            if shape != (count, classes):
-                raise InvalidInputError(
-                    f"model: the output for {count} samples of {classes} classes should have shape "
-                    f"({count}, {classes}), got {shape}; set the last layer's width to {classes}"
-                )
-        elif kind in ("classes", "tokens"):
-            positions, shape = tuple(example.target.shape), tuple(outputs.shape)
-            if shape[:-1] != positions or shape[-1] < classes:
-                width = f"C at least {classes}" if classes else "C the number of tokens"
-                raise InvalidInputError(
-                    f"model: the output for targets of shape {positions} should have shape "
-                    f"({', '.join(map(str, positions))}, C) with {width}, got {shape}; the classes "
-                    "come last, unlike in torch's cross_entropy (outputs.movedim(1, -1) moves them)"
-                )
-        masks = () if example.mask is None else (example.mask,)
-        for name, function in self._functions.items():
-            require_per_sample(_field(name), function, outputs, example.target, *masks)
-
     def _untested_clients(self) -> list[str]:
         """Return a sentence on clients that no figure on test samples covers, if there are any."""
         owners, clients = self._data.test_owners, self.population.clients
@@ -532,105 +405,28 @@ class SupervisedTask(Task):
         ]
 
     @torch.no_grad()
-    def _check_independence(self) -> bool:
-        """Return whether the loss of a sample depends on which others are beside it.
-
-        Raises:
-            InvalidInputError: a metric does, or the loss because broadcasting pairs every output
-                with every target; or one of them gives no number for each of several samples.
-        """
-        if self._train.target.is_meta:
-            return False
-        samples = _take(self._train, trial_rows(self._train.target))
-        outputs = self.model.evaluate(self.model.params, self._arguments(samples))
-        target, masks = samples.target, () if samples.mask is None else (samples.mask,)
-        for name, function in self._functions.items():
-            try:
-                values = function(outputs, target, *masks)
-            except Exception:  # as on an odd number of samples; training will say so
-                continue
-            require_shape(_field(name), values, outputs, target)
-        if not isinstance(outputs, Tensor):
-            return False
-        loss_depends = False
-        for name, function in self._functions.items():
-            if not depends_on_others(_field(name), function, outputs, target, *masks):
-                continue
-            if name != "loss":
-                raise InvalidInputError(
-                    f"metrics.{name}: its value for a sample depends on the others, so figures of "
-                    "clients would be wrong; compute it from each sample alone, and scores of a "
-                    "whole set from the outputs of result.module()"
-                )
-            loss_depends = True
-        return loss_depends
-
-    def _check_gradient(self) -> None:
-        """Raise InvalidInputError unless the loss has a gradient with respect to the parameters."""
-        example = self._example
-        key = torch.zeros((), dtype=torch.int64, device=example.target.device)
-        leaves = {name: p.detach().requires_grad_() for name, p in self.model.params.items()}
-        masks = () if example.mask is None else (example.mask,)
-        try:
-            with torch.enable_grad():
-                params = {name: leaf.clone() for name, leaf in leaves.items()}
-                outputs = self.model(params, self._arguments(example), key)
-                outputs = outputs[0] if self.model.buffers else outputs
-                losses = self._loss(outputs, example.target, *masks)
-                gradients: tuple[Tensor | None, ...] = ()
-                if losses.requires_grad:
-                    gradients = torch.autograd.grad(
-                        losses.sum(), list(leaves.values()), allow_unused=True
-                    )
-        except Exception as error:  # a user's code may raise anything
-            raise InvalidInputError(
-                f"loss: it cannot be differentiated ({first_line(error, 150)}); compute it and the "
-                "model's outputs by torch operations that change nothing they have used"
-            ) from error
-        if any(gradient is not None and gradient.is_sparse for gradient in gradients):
-            raise InvalidInputError(
-                "model: its gradient is sparse, which not every trainer can use; leave out "
-                "sparse=True, which changes no result"
-            )
-        if losses.requires_grad:
-            refuse_other_parameters(losses, leaves.values())
-            return
-        if isinstance(outputs, Tensor) and not outputs.requires_grad:
-            raise InvalidInputError(
-                "model: its outputs have no gradient with respect to its parameters (as under "
-                "torch.no_grad, or after detach); compute them by differentiable operations"
-            )
-        raise InvalidInputError(
-            "loss: it has no gradient with respect to the outputs (as after argmax, a comparison "
-            "or detach); compute it by differentiable operations"
-        )
-
-    @torch.no_grad()
     def _padded_loss(self, params: Params, samples: Tensor) -> Tensor:
         """Return the loss of training samples, the last of which is padding."""
         device = self._train.target.device
-        example = _take(self._train, samples.to(device))
+        example = self._train.select(samples.to(device))
         real = torch.arange(len(samples), device=device) < len(samples) - 1
-        masks = () if example.mask is None else (example.mask,)
         keys = (real.new_zeros((), dtype=torch.int64),) if self.model.draws else ()
-        batch = (*example.inputs, example.target, *masks, real, *keys)
+        batch = (*example.inputs, example.target, *example.masks, real, *keys)
         return self.loss(params, *batch)
 
     @torch.no_grad()
     def _evaluated_loss(self, params: Params, samples: Tensor) -> Tensor:
         """Return the losses of training samples but the last, which are evaluated together."""
-        example = _take(self._train, samples.to(self._train.target.device))
-        masks = () if example.mask is None else (example.mask,)
+        example = self._train.select(samples.to(self._train.target.device))
         outputs = self.model.evaluate(params, self._arguments(example))
-        return self._loss(outputs, example.target, *masks)[:-1]
+        return self._loss(outputs, example.target, *example.masks)[:-1]
 
     @torch.no_grad()
-    def _accepts_channels_last(self) -> bool:
+    def _accepts_channels_last(self, arguments: tuple[Tensor, ...]) -> bool:
         """Return whether the network takes channels-last images; `x.view(B, -1)` does not."""
         params = {name: to_channels_last(tensor) for name, tensor in self.model.params.items()}
-        arguments = tuple(map(to_channels_last, self._arguments(self._example)))
         try:
-            self.model.evaluate(params, arguments)
+            self.model.evaluate(params, tuple(map(to_channels_last, arguments)))
         except RuntimeError:
             return False
         return True
@@ -642,26 +438,10 @@ def _class_shares(data: SupervisedData) -> Floats | None:
     return data.shards.class_shares(data.labels, data.classes or int(data.labels.max()) + 1)
 
 
-def _first(samples: DeviceSamples, count: int) -> DeviceSamples:
-    """Return the first samples, the first one repeated if there are fewer."""
-    rows = torch.arange(count, device=samples.target.device).clamp(max=len(samples) - 1)
-    return _take(samples, rows)
-
-
-def _field(function: str) -> str:
-    """Return what an error about the loss or a metric names."""
-    return function if function == "loss" else f"metrics.{function}"
-
-
-def _take(samples: DeviceSamples, rows: slice | Tensor) -> DeviceSamples:
-    mask = None if samples.mask is None else samples.mask[rows]
-    return DeviceSamples(tuple(t[rows] for t in samples.inputs), samples.target[rows], mask)
-
-
-def _gather(tensor: Tensor, samples: Tensor) -> Tensor:
-    """Return the rows of the tensor at these indices (S, B), shape (S, B, ...)."""
-    gathered = tensor.index_select(0, samples.flatten())
-    return gathered.view(*samples.shape, *tensor.shape[1:])
+def _by_name(rows: Iterable[Mapping[str, float]]) -> dict[str, Floats]:
+    """Return the figures of each client, (S,), from those of one client after another."""
+    rows = list(rows)
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
 def _mask_argument(module: nn.Module, names: Sequence[str | None]) -> str | None:

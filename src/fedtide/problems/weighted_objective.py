@@ -34,14 +34,10 @@ class WeightedTask(Task):
     """
 
     def __init__(self, task: Task, weights: NDArray[np.float64]) -> None:
+        for name in Task.__annotations__:
+            setattr(self, name, getattr(task, name))
         self._task, self._weights = task, weights
         self.objective_weights = weights
-        self.population, self.layout, self.start = task.population, task.layout, task.start
-        self.buffer_layout, self.start_buffers = task.buffer_layout, task.start_buffers
-        self.buffer_mode, self.class_names = task.buffer_mode, task.class_names
-        self.fewest_samples, self.mixes_samples = task.fewest_samples, task.mixes_samples
-        self.evaluated_samples, self.warnings = task.evaluated_samples, task.warnings
-        self.batch_data = task.batch_data
         self.seed_family = None if task.seed_family is None else (WeightedTask, task.seed_family)
         self._factors = torch.as_tensor(len(weights) * weights).to(task.start)
 

@@ -155,10 +155,12 @@ def print_comparison(runs: Iterable[LoadedRun], console: Console) -> None:
 
 
 def format_cell(row: dict[str, Any], column: Column) -> str:
-    """Return a value of the comparison as text, empty if the method has none."""
+    """Return a value of the comparison as text: empty without one, in words if not finite."""
     mean, std = row[column.key], row[f"{column.key}_std"]
     if mean is None:
         return ""
+    if not np.isfinite(mean):
+        return "diverged"
     scale = 100 if column.percent else 1
     has_spread = column.std and row["seeds"] > 1
     return format_mean(mean * scale, std * scale if has_spread else None, column.digits)
@@ -173,12 +175,13 @@ def format_mean(mean: float, std: float | None, digits: int) -> str:
     ('0.988 ± 0.012', '1.5e+09')
     >>> format_mean(0.00345678, 0.000123, 3), format_mean(-6.7e-8, None, 3)
     ('0.00346 ± 0.000123', '-6.7e-08')
-    >>> format_mean(np.inf, np.nan, 3)
-    'inf'
+    >>> format_mean(np.inf, np.nan, 3), format_mean(4683.7, 4078.36, 1)
+    ('inf', '4,683.7 ± 4,078.4')
     """
     shown = [abs(one) for one in (mean, std) if one is not None and np.isfinite(one)]
     largest = max(shown, default=0.0)
     is_short = 0 < largest < 10.0 ** (1 - digits)
     form = f".{digits}f" if abs(mean) < _LONG and not is_short else ".3g"  # diverging: any length
+    form = f"{',' if abs(mean) < _LONG else ''}{form}"
     spread = "" if std is None or not np.isfinite(std) else f" ± {std:{form}}"
-    return f"{mean:{',' if abs(mean) < _LONG else ''}{form}}{spread}"
+    return f"{mean:{form}}{spread}"

@@ -18,7 +18,7 @@ from fedtide.atomic_io import make_folder, write_text
 from fedtide.errors import InvalidInputError
 from fedtide.metric_direction import is_share
 from fedtide.plotting.saving import figure_svg
-from fedtide.plotting.style import Styles, method_styles
+from fedtide.plotting.style import DASHES, Styles, method_styles
 from fedtide.report.comparison import (
     Column,
     compare_runs,
@@ -47,6 +47,7 @@ from fedtide.report.summary import (
     Floats,
     Target,
     TargetRow,
+    client_influence,
     has_diverged,
     headline_metric,
     l1_skew,
@@ -54,11 +55,14 @@ from fedtide.report.summary import (
     lower_is_better,
     mean_and_std,
     measure_target,
+    unique_participation,
 )
 from fedtide.student_interval import t_margin
 from fedtide.validation import PAGE_SUFFIXES, require_suffix
 from fedtide.yaml_text import dump
 
+_DASHES = dict(zip(DASHES, ("none", "11 5", "14 4 4 4", "4 4"), strict=True))
+"""The line styles of the figures as dashes of an SVG line, for the table."""
 _MAX_VALUE_LENGTH = 1500  # characters of a resolved value, such as a list of rates
 
 
@@ -197,14 +201,14 @@ def _versions() -> str:
     return f"Made with {packages}, Python {platform.python_version()} on {platform.machine()}."
 
 
-def _embed_figures(figures: Sequence[ReportFigure], section: int) -> Markup:
-    """Return figures as HTML, with titles and captions."""
+def _embed_figures(figures: Sequence[ReportFigure], section: int, level: int) -> Markup:
+    """Return figures as HTML, with captions, and titles as headings of this level."""
     parts = []
     for one in figures:
         wide = ' class="wide"' if one.figure.get_figwidth() > 6 else ""
         svg = figure_svg(one.figure, str(escape(one.title)), f"p{section}-{one.name}")
         parts.append(
-            f"<figure{wide}><h4>{escape(one.title)}</h4><div>{svg}</div>"
+            f"<figure{wide}><h{level}>{escape(one.title)}</h{level}><div>{svg}</div>"
             f"<figcaption>{escape(one.caption)}</figcaption></figure>"
         )
     return Markup("\n".join(parts))
@@ -213,6 +217,7 @@ def _embed_figures(figures: Sequence[ReportFigure], section: int) -> Markup:
 def _content(section: Section) -> dict[str, Any]:
     groups, target = section.groups, section.target
     first = next(iter(groups.values()))[0]
+    sizes = _format_mean_sizes(groups)
     seeds = {run.experiment["seed"] for group in groups.values() for run in group}
     ended = {run.ended for group in groups.values() for run in group}
     rounds = [f"{number:,}" for number in sorted({min(ended), max(ended)})]
@@ -221,7 +226,7 @@ def _content(section: Section) -> dict[str, Any]:
         (f"{len(seeds):,}", "seeds" if len(seeds) > 1 else "seed"),
         ("–".join(rounds), "rounds" if rounds != ["1"] else "round"),
         (f"{len(first.clients):,}", "clients" if len(first.clients) > 1 else "client"),
-        (f"{first.cohort_sizes().mean():,.1f}", "clients per round, on average"),
+        (sizes, "clients per round, on average"),
     ]
     level = f"{100 * target.level:.1f} %" if is_share(target.metric) else f"{target.level:.4g}"
     fields, settings = _differing_settings(groups)
@@ -323,7 +328,8 @@ def _comparison(groups: Groups, styles: Styles) -> dict[str, Any]:
         skews = [skew for run in group if (skew := l1_skew(run)) is not None]
         skew_cell = f"{np.mean(skews):.3f}" if skews else "—"
         cells = [str(len(group)), *(format_cell(row, column) for column in columns), skew_cell]
-        rows.append((method, styles[method]["color"], cells))
+        look = styles[method]
+        rows.append((method, look["color"], _DASHES[look["linestyle"]], cells))
     heads = ["seeds", *(column.title.replace("\n", " ") for column in columns), "L1 skew"]
     return {"heads": heads, "rows": rows, "legend": _legend(columns, weighted)}
 
@@ -367,11 +373,17 @@ def _explain_missing_influence(groups: Groups) -> list[str]:
         for method, group in groups.items()
         if method not in unavailable and not group[0].weights_tell_influence
     ]
+    unused = [
+        method
+        for method, group in groups.items()
+        if group[0].weights_tell_influence and all(client_influence(run) is None for run in group)
+    ]
     reasons = {
         "Clients count in rounds in which they do not take part, too: by what is kept of them "
         "(updates, control variates, models), because they train all the same, or because the data "
         "are pooled. So the weights of updates do not tell whose objective was minimised.": others,
         "The class of the method is not available here.": unavailable,
+        "None of their updates was used.": unused,
     }
     return [
         f"Without influence and L1 skew: {', '.join(names)}. {reason}"
@@ -389,6 +401,12 @@ def _format_count(mean: float, std: float) -> str:
     if np.isnan(mean):
         return "never"
     return f"{mean:,.0f} ± {std:,.0f}" if std else f"{mean:,.0f}"
+
+
+def _format_mean_sizes(groups: Groups) -> str:
+    """Return the mean cohort size, or the least and the largest if methods differ in it."""
+    means = [run.cohort_sizes().mean() for _, run in unique_participation(groups)]
+    return "–".join(dict.fromkeys(f"{mean:,.1f}" for mean in (min(means), max(means))))
 
 
 def _differing_settings(groups: Groups) -> tuple[list[str], list[tuple[str, list[str]]]]:

@@ -237,8 +237,13 @@ def participation_key(run: LoadedRun) -> str:
 
 
 def unique_participation(groups: Groups) -> list[tuple[str, LoadedRun]]:
-    """Return one run per distinct participation, with the names of the methods that share it."""
+    """Return one run per distinct participation, with the names of the methods that share it.
+
+    Methods that drop updates use fewer of the same participants, so these differ, too.
+    """
     found: dict[str, tuple[list[str], LoadedRun]] = {}
     for method, group in groups.items():
-        found.setdefault(participation_key(group[0]), ([], group[0]))[0].append(method)
+        used = group[0].clients["participation"].sum()
+        key = f"{participation_key(group[0])} {used:.9g}"
+        found.setdefault(key, ([], group[0]))[0].append(method)
     return [(", ".join(methods), run) for methods, run in found.values()]

@@ -204,9 +204,10 @@ class Experiment:
         chunk: how many clients train and are absorbed together at most, such as 5 to share a cohort
             of 25 among five workers of a cluster; None: as many as `max_stack_bytes` allows.
         max_stack_bytes: the memory that the updates of clients trained together may take (on a GPU
-            at least a sixteenth of its memory: `chunk` bounds it below that); larger
-            cohorts train in chunks, with the same result up to rounding. More than the default is
-            slower, because such memory is allocated again in every round.
+            at least a sixteenth of its memory: `chunk` bounds it below that), and with `epochs` the
+            plan of their minibatches; larger cohorts train in chunks, with the same result up to
+            rounding. More than the default is slower, because such memory is allocated again in
+            every round.
 
     Raises:
         InvalidInputError: a value outside its range.

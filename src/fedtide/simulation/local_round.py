@@ -123,6 +123,9 @@ class LocalRound:
     def chunk_size(self, max_bytes: int, most: int | None) -> int:
         """Return how many clients train together if their updates may take `max_bytes`.
 
+        Nor may their plan take more, in which every client has as many steps as the largest one; a
+        trainer gets at least as many as it trains at once.
+
         Args:
             max_bytes: the memory of their updates.
             most: the largest number; None: no other limit.
@@ -131,6 +134,8 @@ class LocalRound:
         model_bytes = len(start) * start.element_size()
         max_bytes = devices.stack_bytes(start, max_bytes)
         size, together = max(1, max_bytes // model_bytes), self.trainer.chunk
+        if self.planner.padded_bytes:
+            size = min(size, max(1, together or 1, max_bytes // self.planner.padded_bytes))
         if together is not None and size > together:
             is_large = together * model_bytes > _COPIED
             size = together if is_large else size - size % together

@@ -57,8 +57,9 @@ def merge(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     changed = dict(plain)
     for key, value in changes.items():
         old = changed.get(key)
-        nested = isinstance(old, dict) and isinstance(value, dict) and "type" not in value
-        changed[key] = merge(old, value) if nested and isinstance(old, dict) else value
+        if isinstance(old, dict) and isinstance(value, dict) and "type" not in value:
+            value = merge(old, value)
+        changed[key] = value
     return changed
 
 

@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
@@ -19,7 +18,7 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -29,6 +28,7 @@ import torch
 from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.simulation.cluster.ray_cluster import RayCluster
+from fedtide.simulation.process_settings import ProcessSettings
 from fedtide.simulation.task_cache import clear_task_cache
 from fedtide.sweep.job import (
     INTERRUPTED,
@@ -146,7 +146,7 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(
             target=_worker_main,
-            args=(theirs, threads, _NumericSettings.current(), str(Path.cwd())),
+            args=(theirs, threads, ProcessSettings.current()),
             daemon=True,
         )
         with _signals_blocked(), nullcontext() if imports_main else _main_module_hidden():
@@ -318,52 +318,13 @@ class _WorkerPool:
             self._on_finished(job, lost_worker(job, f"exit code {worker.process.exitcode}"))
 
 
-@dataclass(frozen=True)
-class _NumericSettings:
-    """PyTorch's settings of a process that change numbers, as a script may have set them.
-
-    Those of precision are None if the script has set them by `torch.backends.*.fp32_precision`:
-    PyTorch then refuses to tell the others, and these stay as they are in the worker.
-    """
-
-    dtype: torch.dtype
-    matmul_precision: str | None
-    tf32_convolutions: bool | None
-    deterministic: bool
-    warns_only: bool
-
-    @classmethod
-    def current(cls) -> Self:
-        matmul_precision = tf32_convolutions = None
-        with suppress(RuntimeError):
-            matmul_precision = torch.get_float32_matmul_precision()
-        with suppress(RuntimeError):
-            tf32_convolutions = torch.backends.cudnn.allow_tf32
-        return cls(
-            torch.get_default_dtype(),
-            matmul_precision,
-            tf32_convolutions,
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        )
-
-    def apply(self) -> None:
-        torch.set_default_dtype(self.dtype)
-        if self.matmul_precision is not None:
-            torch.set_float32_matmul_precision(self.matmul_precision)
-        if self.tf32_convolutions is not None:
-            torch.backends.cudnn.allow_tf32 = self.tf32_convolutions
-        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
-
-
-def _worker_main(pipe: Connection, threads: int, settings: _NumericSettings, folder: str) -> None:
+def _worker_main(pipe: Connection, threads: int, settings: ProcessSettings) -> None:
     """Run the jobs that arrive through the pipe until it delivers None, or its other end closes.
 
     Args:
         pipe: to the parent.
         threads: of PyTorch.
-        settings: of PyTorch in the parent.
-        folder: the working directory, whose modules may define the objects of a job.
+        settings: of the parent; modules in its working directory may define the objects of a job.
     """
     torch.set_num_threads(threads)
     settings.apply()
@@ -373,7 +334,7 @@ def _worker_main(pipe: Connection, threads: int, settings: _NumericSettings, fol
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     with hash_once(), suppress(EOFError):  # the jobs of one sweep share their tasks
-        while (job := _receive_job(pipe, folder)) is not None:
+        while (job := _receive_job(pipe, settings.folder)) is not None:
             pipe.send(
                 job if isinstance(job, Outcome) else run_job(job, partial(_send_status, pipe))
             )

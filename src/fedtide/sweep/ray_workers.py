@@ -21,6 +21,7 @@ import torch
 from fedtide.atomic_io import make_folder, write_text
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.cluster.ray_connection import connect_ray
+from fedtide.simulation.process_settings import ProcessSettings
 from fedtide.simulation.task_cache import clear_task_cache
 from fedtide.sweep.job import (
     INTERRUPTED,
@@ -88,6 +89,7 @@ class _Cluster:
                 "it with --num-gpus, or use device: cpu"
             )
         marker = _write_marker(jobs[0].folder.parent)
+        settings = ProcessSettings.current()
         waiting = deque(jobs)
         try:
             while waiting or self.running:
@@ -97,7 +99,7 @@ class _Cluster:
                 while waiting and len(self.running) < workers:
                     job = waiting.popleft()
                     remote = on_gpu if _needs_gpu(job) else on_cpu
-                    self.running[remote.remote(job, marker)] = job
+                    self.running[remote.remote(job, marker, settings)] = job
                     self.progress.start(job.path)
                 ended, _ = self.ray.wait(list(self.running), timeout=_POLL_SECONDS)
                 for reference in ended:
@@ -148,7 +150,7 @@ def _write_marker(folder: Path) -> Path:
     return marker
 
 
-def _run_on_node(job: Job, marker: Path) -> Outcome | _FolderNotShared:
+def _run_on_node(job: Job, marker: Path, settings: ProcessSettings) -> Outcome | _FolderNotShared:
     """Run a job on a node of the cluster."""
     if not marker.exists():
         return _FolderNotShared(
@@ -156,6 +158,7 @@ def _run_on_node(job: Job, marker: Path) -> Outcome | _FolderNotShared:
             "choose a folder that all nodes share"
         )
     torch.set_num_threads(1)
+    settings.apply()
     with suppress(KeyboardInterrupt):
         return run_job(job, lambda status: None)
     return INTERRUPTED

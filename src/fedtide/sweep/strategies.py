@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fedtide.configurable import configurable
@@ -15,6 +14,9 @@ from fedtide.sweep.grid import Point
 ScoreFunction = Callable[[Sequence[Configuration]], Sequence[float]]
 """Runs configurations with all seeds; returns the mean training loss of each (inf: failed)."""
 
+Found = Sequence[tuple[Configuration, Configuration]]
+"""Configurations, each with the same one with the best rates; not those whose runs all failed."""
+
 _Rates = list[tuple[float, float]]
 _Best = tuple[float, float, float]  # the loss, γ and η
 
@@ -23,21 +25,6 @@ _UNSCALED = 1.0  # the server learning rate of the first stage
 
 def _quarter_powers(first: int, last: int) -> tuple[float, ...]:
     return tuple(float(f"{10 ** (k / 4):.4g}") for k in range(first, last + 1))
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """The result of a search for one configuration.
-
-    Args:
-        configuration: the one searched.
-        best: the same with the best rates; None if every run failed.
-        score: the training loss of `best`.
-    """
-
-    configuration: Configuration
-    best: Configuration | None
-    score: float
 
 
 @configurable
@@ -95,9 +82,7 @@ class TwoStage:
         rates = [(lr, _UNSCALED) for lr in self.lr]
         return [v for configuration in configurations for v in self._variants(configuration, rates)]
 
-    def search(
-        self, configurations: Sequence[Configuration], scores: ScoreFunction
-    ) -> list[SearchResult]:
+    def search(self, configurations: Sequence[Configuration], scores: ScoreFunction) -> Found:
         """Run both stages and return the best rates of each configuration."""
         rates = {c.label: [(lr, _UNSCALED) for lr in self.lr] for c in configurations}
         best = self._find_best(configurations, rates, scores)
@@ -106,17 +91,10 @@ class TwoStage:
         for label, found in self._find_best(scaled, rates, scores).items():
             best[label] = min(best[label], found)
         return [
-            self._result(configuration, best.get(configuration.label))
-            for configuration in configurations
+            (c, self._variants(c, [best[c.label][1:]])[0])
+            for c in configurations
+            if c.label in best
         ]
-
-    def _result(self, configuration: Configuration, best: _Best | None) -> SearchResult:
-        if best is None:
-            return SearchResult(configuration, None, float("inf"))
-        score, lr, server_lr = best
-        return SearchResult(
-            configuration, self._variants(configuration, [(lr, server_lr)])[0], score
-        )
 
     def _find_best(
         self,

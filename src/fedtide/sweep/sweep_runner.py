@@ -128,7 +128,7 @@ class _Execution:
             self._execute(self.sweep.runs)
             return
         found = self.sweep.strategy.search(self.sweep.configurations, self._scores)
-        self.best = {result.best.label for result in found if result.best is not None}
+        self.best = {best.label for _, best in found}
         write_yaml(self.out / BEST_FILE, self.sweep.best_methods(found))
 
     def _write_record(self) -> None:

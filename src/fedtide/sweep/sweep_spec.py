@@ -25,7 +25,7 @@ from fedtide.simulation.experiment import (
 )
 from fedtide.sweep.configurations import Configuration, SweepRun
 from fedtide.sweep.grid import Point, combine_points, merge, parse_methods
-from fedtide.sweep.strategies import SearchResult, TwoStage, build_strategy
+from fedtide.sweep.strategies import Found, TwoStage, build_strategy
 from fedtide.validation import expand_home, require_whole_number, shorten_folder_name
 
 _logger = logging.getLogger("fedtide")
@@ -124,7 +124,7 @@ class Sweep:
         """Whether this is a plain experiment, whose run folder is the output folder itself."""
         return not self.configurations
 
-    def best_methods(self, results: Iterable[SearchResult]) -> dict[str, Any]:
+    def best_methods(self, found: Found) -> dict[str, Any]:
         """Return a file, as plain data, whose methods are the best configurations of a search.
 
         Where the search evaluates the last round alone, the file leaves that out: its runs are to
@@ -136,15 +136,10 @@ class Sweep:
             kept = {key: value for key, value in evaluation.items() if key != "every"}
             plain = plain | {"evaluation": kept}
         methods = {
-            self._method_name(result.configuration): result.best.to_method()
-            for result in results
-            if result.best is not None
+            shorten_folder_name(searched.label.replace("/", ",")) or self.name: best.to_method()
+            for searched, best in found
         }
         return plain | {"methods": methods}
-
-    def _method_name(self, configuration: Configuration) -> str:
-        """Return the name of a configuration as a method of its own."""
-        return shorten_folder_name(configuration.label.replace("/", ",")) or self.name
 
 
 def _list_values(values: Any) -> Any:

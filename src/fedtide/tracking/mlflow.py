@@ -20,6 +20,7 @@ _FOLDER_TAG = "fedtide.folder"
 _MAX_PARAM_LENGTH = 500  # characters; the artifact experiment.yaml holds the full value
 _MAX_KEY_LENGTH = 50  # characters of a part of a parameter's name
 _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
+_NOT_IN_PATTERNS = re.compile(r"['\"\\%]")  # MLflow's filters have no escapes for quotes
 _KEY = re.compile(rf"[\w\-. :]{{1,{_MAX_KEY_LENGTH}}}")
 
 
@@ -103,11 +104,12 @@ class MlflowTracker(Tracker):
 
     def _find(self, folder: RunFolder) -> Sequence[Any]:
         """Return the runs in the store that were logged from this folder."""
-        path = str(folder.path.resolve()).replace("'", "''")
-        found: Sequence[Any] = self._client.search_runs(
-            [self._experiment], f"tags.`{_FOLDER_TAG}` = '{path}'"
+        path = str(folder.path.resolve())
+        pattern = _NOT_IN_PATTERNS.sub("_", path)  # _ is any character
+        found = self._client.search_runs(
+            [self._experiment], f"tags.`{_FOLDER_TAG}` LIKE '{pattern}'"
         )
-        return found
+        return [run for run in found if run.data.tags[_FOLDER_TAG] == path]
 
     def _delete_unfinished(self, folder: RunFolder) -> None:
         for run in self._find(folder):
@@ -162,6 +164,7 @@ def _ended(folder: RunFolder) -> int | None:
 
 def _import_mlflow() -> Any:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # with 7, each waits for minutes
     for name in ("alembic", "mlflow"):  # they log every step of creating a store
         logging.getLogger(name).setLevel(logging.WARNING)
     try:

@@ -86,6 +86,17 @@ class MinibatchPlanner:
         """Whether all clients take the same number of steps in a round."""
         return self._epochs is None
 
+    @property
+    def padded_bytes(self) -> int:
+        """What a client takes in a plan whose steps are padded to those of the largest one.
+
+        0 if all clients take the same number.
+        """
+        if self._sizes is None or self._epochs is None or self._full:
+            return 0
+        steps = self._epochs * -(-self._largest // self._batch)
+        return 8 * steps * self._batch
+
     def plan(self, clients: Ints, full_batch: bool = False) -> BatchPlan:
         """Return the next local steps of these clients, shape (S,), and count them as taken.
 

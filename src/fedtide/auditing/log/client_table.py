@@ -1,16 +1,18 @@
-"""The clients of a federation: names, groups and intended weights."""
+"""The clients of a log: those of a roster, with groups and wanted weights, 0..N − 1, or as seen."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from fedtide.auditing.log.columns import recognise_client
-from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.errors import InvalidInputError, did_you_mean, list_names
 from fedtide.participation.log.client_ids import normalise_clients
 from fedtide.participation.log.tables import read_table, require_columns
 from fedtide.text_files import DAMAGE, read_header, split_suffix
@@ -87,6 +89,54 @@ class ClientTable:
         return cls(names, groups, _normalise_weights(frame, names))
 
 
+def list_clients(
+    seen: Sequence[int | str], roster: ClientTable | None, clients: int | None
+) -> pl.Series:
+    """Return the names of all clients, given those that the log names."""
+    if roster is not None:
+        return roster.names
+    if clients is None:
+        return pl.Series("client", _within_64_bits(sorted(seen)))
+    if seen and isinstance(seen[0], str):
+        if len(seen) > clients:
+            raise InvalidInputError(
+                f"clients: the log names {len(seen)} clients, more than {clients}; "
+                "give a larger number"
+            )
+        unnamed = [f"(unnamed {i + 1})" for i in range(clients - len(seen))]
+        return pl.Series("client", [*sorted(seen), *unnamed])
+    return pl.Series("client", np.arange(clients))
+
+
+def reject_decimals(names: Sequence[int | str]) -> None:
+    """Raise InvalidInputError if two ids are the same number, as in 7 and 7.0."""
+    written = set(names)
+    for name in names:
+        if isinstance(name, str) and name.endswith(".0") and name[:-2] in written:
+            raise InvalidInputError(
+                f"client: the log has the clients {name[:-2]!r} and {name!r}; "
+                "write the id of a client in one way"
+            )
+
+
+def find_positions(
+    seen: Sequence[int | str], names: pl.Series, of_roster: bool
+) -> NDArray[np.int32]:
+    """Return the position of each client seen in `names`, which are `of_roster` or 0..N − 1."""
+    positions = {str(name): i for i, name in enumerate(names.to_list())}
+    unknown = [name for name in seen if str(name) not in positions]
+    if unknown:
+        count = f"{len(names)} client{'' if len(names) == 1 else 's'}"
+        where = f"{count} of the roster; complete it"
+        if not of_roster:
+            where = (
+                f"{count} from 0 on; give more with clients= or --clients, or their names with "
+                "roster= or --roster"
+            )
+        raise InvalidInputError(f"client: {list_names(unknown)} not among the {where}")
+    return np.array([positions[str(name)] for name in seen], dtype=np.int32)
+
+
 def _normalise_weights(frame: pl.DataFrame, names: pl.Series) -> NDArray[np.float64] | None:
     if "weight" not in frame.columns:
         return None
@@ -114,3 +164,9 @@ def _find_ids(path: Path) -> str:
     except DAMAGE:  # `read_table` says what is wrong with the file
         return "client"
     return recognise_client(names) or "client"
+
+
+def _within_64_bits(names: list[Any]) -> list[Any]:
+    """Return whole numbers beyond 64 bits, and all beside them, as strings."""
+    fits = not names or isinstance(names[0], str) or -(2**63) <= names[0] <= names[-1] < 2**63
+    return names if fits else [str(name) for name in names]

@@ -9,7 +9,7 @@ import re
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedtide.auditing.log.columns import LIST_NAMES, is_called
+from fedtide.auditing.log.columns import LIST_NAMES, is_called, name_columns
 from fedtide.auditing.log.values import encode_text, is_text
 from fedtide.errors import InvalidInputError
 
@@ -123,7 +123,7 @@ def _are_lists(clients: pa.DictionaryArray, single: bool, name: str | None) -> b
     if not single and name is not None and 2 * joined > len(texts):
         raise InvalidInputError(
             "client: most ids contain semicolons, and rounds have several rows; call the column "
-            f"'clients' if these are lists (if they are names: --columns client={name})"
+            f"'clients' if these are lists (if they are names: {name_columns({'client': name})})"
         )
     return single and arrays + joined > 0
 
@@ -135,7 +135,7 @@ def _reject_doubtful(clients: pa.DictionaryArray, name: str) -> None:
         raise InvalidInputError(
             f"client: {several!r:.60} may be one client or several, as no round or stage of one "
             "has two rows; call the column 'clients' if it is a list (if it is a name: "
-            f"columns={{'client': {name!r}}}, or --columns client={name})"
+            f"{name_columns({'client': name})})"
         )
 
 
@@ -194,5 +194,5 @@ def _reject_counts(clients: pa.Array, name: str) -> None:
     if numbers and len(clients) > 1:
         raise InvalidInputError(
             "client: every round has one number, which may be the number of its clients; give "
-            f"their names (if the numbers are names: --columns client={name})"
+            f"their names (if the numbers are names: {name_columns({'client': name})})"
         )

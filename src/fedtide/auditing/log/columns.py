@@ -194,6 +194,16 @@ def _describe_unread(others: Sequence[str], has_stages: bool) -> str:
     )
 
 
+def name_columns(columns: Mapping[str, str]) -> str:
+    """Return how a user names columns, in Python and on the command line.
+
+    >>> name_columns({"client": "worker"})
+    "columns={'client': 'worker'} or --columns client=worker"
+    """
+    options = " ".join(f"--columns {ours}={theirs}" for ours, theirs in columns.items())
+    return f"columns={dict(columns)!r} or {options}"
+
+
 def is_called(name: str, aliases: Sequence[str]) -> bool:
     """Return whether a column's name is one of these, apart from case and separators."""
     return _plain(name) in {_plain(alias) for alias in aliases}
@@ -233,23 +243,25 @@ def _require(
     if not missing:
         return
     if missing[0] == "round" and "time" in names:
-        what = "" if len(missing) == 1 else " and no column 'client'"
+        what, named = "", ""
+        if len(missing) > 1:
+            what, named = " and no column 'client'", f", and {_suggest(missing[1:], available)}"
         raise InvalidInputError(
             f"log: no column 'round'{what}, but the times {names['time']!r}; give the length of a "
-            "round in seconds with --round-seconds"
-            + ("" if not what else f", and --columns client={_suggest('client', available)}")
+            f"round in seconds with round_seconds= or --round-seconds{named}"
         )
     wanted = " and ".join(repr(ours) for ours in missing)
-    options = " ".join(f"--columns {ours}={_suggest(ours, available)}" for ours in missing)
-    kind = "column" if len(missing) == 1 else "columns"
+    kind, them = ("column", "it") if len(missing) == 1 else ("columns", "them")
     raise InvalidInputError(
         f"log: no {kind} {wanted} among {', '.join(map(repr, available))}; "
-        f"name {'it' if len(missing) == 1 else 'them'} with {options}"
+        f"name {them} with {_suggest(missing, available)}"
     )
 
 
-def _suggest(ours: str, available: Sequence[str]) -> str:
-    return _recognise(available, _SUGGESTED.get(ours, ())) or "NAME"
+def _suggest(missing: Sequence[str], available: Sequence[str]) -> str:
+    """Return how to name the columns that are missing."""
+    found = {ours: _recognise(available, _SUGGESTED.get(ours, ())) for ours in missing}
+    return name_columns({ours: theirs or "NAME" for ours, theirs in found.items()})
 
 
 def _reject_repeated(names: Mapping[str, str], available: Sequence[str]) -> None:

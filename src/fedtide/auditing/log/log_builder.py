@@ -12,30 +12,36 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fedtide.auditing.log.client_names import find_positions, list_clients, reject_decimals
-from fedtide.auditing.log.client_table import ClientTable
+from fedtide.auditing.log.client_table import (
+    ClientTable,
+    find_positions,
+    list_clients,
+    reject_decimals,
+)
 from fedtide.auditing.log.participation_log import (
     Floats,
     ParticipationLog,
-    check_length,
     repeated_client,
 )
-from fedtide.auditing.log.refusals import USED, ReasonColumn, Refusals, format_reasons
+from fedtide.auditing.log.refusals import ReasonColumn, Refusals, format_reasons
 from fedtide.auditing.log.round_numbers import (
+    check_length,
     describe_time,
     find_step,
     reject_gaps,
     reject_times,
 )
+from fedtide.auditing.log.table_source import TableSource
 from fedtide.auditing.log.times import TimeColumn
 from fedtide.auditing.log.values import (
     NO_STAGE,
     STAGE_HINT,
+    USED,
     parse_clients,
-    parse_codes,
     parse_numbers,
     parse_rounds,
     parse_stages,
+    to_numpy,
 )
 from fedtide.auditing.log.weights import average_by_client, find_fraction, find_weights
 from fedtide.errors import InvalidInputError
@@ -52,29 +58,26 @@ class LogBuilder:
     available or selected belongs to the federation too.
 
     Args:
+        table: where the rows come from.
         round_seconds: the length of a round, if the log has times instead of rounds.
         weights_are_final: whether a weight is q_t^n even if it looks like a sample count.
-        ids_are_text: whether client ids that are whole numbers come as text.
         ids_are_exact: whether client ids are names as they are, with blanks around them or "none".
-        decimal_comma: whether numbers may come as text with a decimal comma.
     """
 
     def __init__(
         self,
+        table: TableSource,
         round_seconds: float | None,
         *,
         weights_are_final: bool,
-        ids_are_text: bool,
         ids_are_exact: bool,
-        decimal_comma: bool,
     ) -> None:
-        self.notes: list[str] = []
+        self.notes = [*table.notes]
+        self._table = table
         self._nanoseconds = None if round_seconds is None else round(round_seconds * 1e9)
         self._times = TimeColumn()
         self._weights_are_final = weights_are_final
-        self._ids_are_text = ids_are_text
         self._ids_are_exact = ids_are_exact
-        self._decimal_comma = decimal_comma
         self._codes: dict[int | str, int] = {}
         self._rounds: list[NDArray[np.integer]] = []
         self._clients: list[NDArray[np.int32]] = []
@@ -102,7 +105,7 @@ class LogBuilder:
             self._stages.append(parse_stages(batch["stage"]))
         for field, parts in self._numbers.items():
             if field in batch:
-                parts.append(parse_numbers(field, batch[field], self._decimal_comma))
+                parts.append(parse_numbers(field, batch[field], self._table.decimal_comma))
         if "reason" in batch:
             self._reasons.add(batch["reason"], self._size)
         self._size += len(self._rounds[-1])
@@ -147,7 +150,7 @@ class LogBuilder:
             rows = self._merge_repeated(rows, len(names), declared)
         available = selected = reported = None
         if rows.stages is not None and (rows.stages < USED).any():
-            available, selected, reported = _index_stages(names, rows, rows.stages, span)
+            available, selected, reported = _index_stages(names, rows, span)
             rows = rows.where(rows.stages == USED)
         if refusals is not None and not len(rows.rounds):
             raise InvalidInputError(
@@ -182,14 +185,14 @@ class LogBuilder:
         """Return the clients' names and all rows, whose clients are positions in the names."""
         seen = list(self._codes)
         reject_decimals(seen)
-        if self._ids_are_text:
+        if self._table.ids_are_text:
             seen = parse_whole_numbers(pl.Series(seen, dtype=pl.String)).to_list()
         if len({type(name) for name in seen}) > 1:
             raise InvalidInputError(
                 "client: ids are numbers and strings; give whole numbers only or strings only"
             )
         names = list_clients(seen, roster, clients)
-        positions = find_positions(seen, names, "--clients" if roster is None else "--roster")
+        positions = find_positions(seen, names, of_roster=roster is not None)
         codes = _concatenate(self._clients)
         for low in range(0, len(codes), 1 << 22):  # in place: no third copy of a long log
             codes[low : low + (1 << 22)] = positions[codes[low : low + (1 << 22)]]
@@ -217,7 +220,7 @@ class LogBuilder:
         """Number the rounds consecutively; return the rows, and the first round and the end."""
         rounds = rows.rounds
         known = np.concatenate([rounds, *self._listed]) if self._listed else rounds
-        first, end = _find_span(known)
+        first, end = int(known.min()), int(known.max()) + 1
         if self._nanoseconds is not None:
             self._times.reject_dates()
             reject_gaps(known, self._nanoseconds)
@@ -234,7 +237,8 @@ class LogBuilder:
                 _reject_between(known, first, step)
                 self.notes.append(
                     f"the numbers of the rounds advance by {step} from {first} on: numbered "
-                    "consecutively from 0 (--round-step 1 keeps the rounds between them as empty)"
+                    "consecutively from 0; round_step=1 or --round-step 1 keeps the rounds between "
+                    "them as empty"
                 )
                 first, end, rounds = 0, (end - first - 1) // step + 1, (rounds - first) // step
             check_length(end - first, len(rounds))
@@ -284,7 +288,7 @@ class LogBuilder:
     def _encode(self, clients: pa.Array, first_row: int | None) -> NDArray[np.int32]:
         """Return the code of each row's client; new clients get the next codes."""
         encoded = parse_clients(clients, self._ids_are_exact, first_row)
-        codes, names = parse_codes(encoded), encoded.dictionary.to_pylist()
+        codes, names = to_numpy(encoded.indices), encoded.dictionary.to_pylist()
         table = np.zeros(len(names), dtype=np.int32)
         for code in pc.unique(encoded.indices).to_pylist():  # a category may have no row
             table[code] = self._codes.setdefault(names[code], len(self._codes))
@@ -310,19 +314,12 @@ class _Rows:
 
 
 def _index_stages(
-    names: pl.Series, rows: _Rows, levels: NDArray[np.uint8], span: tuple[int, int]
+    names: pl.Series, rows: _Rows, span: tuple[int, int]
 ) -> tuple[ParticipationLog | None, ParticipationLog | None, ParticipationLog | None]:
     """Return who was available, selected and reported, as far as the log distinguishes them.
 
     A client may have several rows in a round, one for each stage; the last one counts.
-
-    Args:
-        names: of the clients.
-        rows: of the log.
-        levels: the index in STAGES of each row.
-        span: of the log.
     """
-    counts = np.bincount(levels, minlength=len(STAGES))
     keys = _sort_keys(rows, len(names), span[0])
     repeated = np.flatnonzero(keys[1:] == keys[:-1])
     pairs, stages = np.divmod(keys, len(STAGES))
@@ -337,10 +334,12 @@ def _index_stages(
         entries = (rounds[kept] + span[0], clients[kept].astype(np.int32))
         return ParticipationLog.from_entries(names, *entries, span)
 
-    available = index(STAGES.index("available")) if counts[0] else None
-    selected = index(STAGES.index("selected")) if counts[1:USED].any() else None
-    reported = index(STAGES.index("reported")) if counts[STAGES.index("reported")] else None
-    return available, selected, reported
+    is_available, is_selected, is_reported = (bool((stages == s).any()) for s in range(USED))
+    return (
+        index(STAGES.index("available")) if is_available else None,
+        index(STAGES.index("selected")) if is_selected or is_reported else None,
+        index(STAGES.index("reported")) if is_reported else None,
+    )
 
 
 def _sort_keys(rows: _Rows, clients: int, first: int = 0) -> NDArray[np.int64]:
@@ -361,11 +360,6 @@ def _reject_between(rounds: NDArray[np.integer], first: int, step: int) -> None:
             f"round_step: round {between[0]} is not a multiple of {step} after round {first}; "
             "give the difference between the numbers of consecutive rounds"
         )
-
-
-def _find_span(rounds: NDArray[np.integer]) -> tuple[int, int]:
-    """Return the first round and one past the last."""
-    return (int(rounds.min()), int(rounds.max()) + 1) if len(rounds) else (0, 0)
 
 
 def _concatenate(parts: list[Any]) -> NDArray[Any]:

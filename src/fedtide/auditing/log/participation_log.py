@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -17,6 +17,7 @@ from fedtide.errors import InvalidInputError, printable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Number = TypeVar("Number", bound=np.number[Any])
 
 MAX_ROUNDS = 20_000_000
 """From the first to the last round of a log."""
@@ -92,6 +93,12 @@ class ParticipationLog:
         bounds = self.client_starts
         return np.concatenate([values[bounds[n] : bounds[n + 1]] for n in chosen])
 
+    def sort_by_client(self, values: NDArray[Number]) -> NDArray[Number]:
+        """Return values of the entries by round, (E,), ordered by client as `rounds` is."""
+        by_round = sparse.csr_array((values, self.clients, self.starts), (self.length, self.size))
+        ordered: NDArray[Number] = by_round.tocsc().data
+        return ordered
+
     @classmethod
     def from_entries(
         cls,
@@ -112,8 +119,7 @@ class ParticipationLog:
             weights: q_t^n of each entry, (E,); None if not recorded.
 
         Raises:
-            InvalidInputError: no entries, a client twice in a round, or timestamps instead of
-                rounds.
+            InvalidInputError: no entries, too many rounds, or a client twice in a round.
 
         >>> log = ParticipationLog.from_entries(
         ...     pl.Series([7, 9]), np.array([4, 5, 5]), np.array([1, 0, 1], dtype=np.int32)
@@ -127,7 +133,11 @@ class ParticipationLog:
             )
         first, end = span or (int(rounds.min()), int(rounds.max()) + 1)
         length = end - first
-        check_length(length, len(rounds) if span is None else length)  # a given span is known
+        if length > MAX_ROUNDS:
+            raise InvalidInputError(
+                f"round: the log spans {length:,} rounds, and an audit reads at most "
+                f"{MAX_ROUNDS:,}; audit a part of it"
+            )
         shifted: NDArray[np.int32] = (rounds - first).astype(np.int32, copy=False)
         if (shifted[1:] < shifted[:-1]).any():
             order = np.argsort(shifted, kind="stable")
@@ -225,13 +235,17 @@ class ParticipationLog:
         some = min(busy, len(rounds))
         return int(np.median(rounds[some - 1 :] - rounds[: len(rounds) - some + 1])) + 1
 
-    def iter_client_chunks(self) -> Iterator[tuple[slice, slice, Ints]]:
-        """Iterate over consecutive clients: (clients, their entries, where each client starts)."""
+    def iter_client_chunks(self, most: int | None = None) -> Iterator[tuple[slice, slice, Ints]]:
+        """Iterate over consecutive clients: (clients, their entries, where each client starts).
+
+        Args:
+            most: the largest number of clients at a time; None: as many as bounded memory allows.
+        """
         low = 0
         while low < self.size:
             end = self.client_starts[low] + _CHUNK
             high = int(np.searchsorted(self.client_starts, end, side="right")) - 1
-            high = min(max(high, low + 1), self.size)
+            high = min(max(high, low + 1), low + (most or self.size), self.size)
             bounds = self.client_starts[low : high + 1]
             yield slice(low, high), slice(int(bounds[0]), int(bounds[-1])), bounds - bounds[0]
             low = high
@@ -246,14 +260,33 @@ class ParticipationLog:
     def _check_unique(self) -> None:
         """Raise InvalidInputError if a client has two entries in one round."""
         for _, entries, starts in self.iter_client_chunks():
-            rounds = self.rounds[entries]
-            repeated = np.flatnonzero(rounds[1:] == rounds[:-1]) + 1
-            repeated = repeated[~np.isin(repeated, starts)]
-            if len(repeated):
-                entry = entries.start + int(repeated[0])
+            gaps = find_gaps(self.rounds[entries], starts, first=1)
+            if not gaps.all():
+                entry = entries.start + int(gaps.argmin())
                 n = int(np.searchsorted(self.client_starts, entry, side="right")) - 1
                 t = self.first_round + int(self.rounds[entry])
                 raise repeated_client(self.names[n], t)
+
+
+def find_gaps(rounds: NDArray[np.int32], starts: Ints, first: int = 0) -> NDArray[np.int32]:
+    """Return how many rounds after the client's previous entry each entry is, shape (E,).
+
+    Args:
+        rounds: the rounds of consecutive clients, ascending within each, (E,).
+        starts: where each client starts, and the end, (C + 1,).
+        first: the gap of a client's first entry.
+
+    >>> find_gaps(np.array([3, 4, 9, 0, 2], dtype=np.int32), np.array([0, 3, 3, 5]))
+    array([0, 1, 5, 0, 2], dtype=int32)
+    """
+    gaps = np.diff(rounds, prepend=rounds[:1])
+    gaps[find_first_entries(starts)] = first
+    return gaps
+
+
+def find_first_entries(starts: Ints) -> Ints:
+    """Return the first entry of each client that has one; `starts` as in `find_gaps`."""
+    return starts[:-1][starts[1:] > starts[:-1]]
 
 
 def repeated_client(client: int | str, t: int) -> InvalidInputError:
@@ -262,12 +295,3 @@ def repeated_client(client: int | str, t: int) -> InvalidInputError:
         f"client: {client!r} appears twice in round {t}; keep one row for each client and round, "
         "or one for each stage that it reached"
     )
-
-
-def check_length(length: int, entries: int) -> None:
-    """Raise InvalidInputError if `entries` rows are too few for so many rounds."""
-    if length > MAX_ROUNDS or (length > 10_000 and length > 1000 * entries):
-        raise InvalidInputError(
-            f"round: {entries:,} rows span {length:,} rounds, so they look like timestamps; "
-            "name the column of round numbers with --columns round=NAME"
-        )

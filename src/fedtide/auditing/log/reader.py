@@ -24,7 +24,7 @@ from fedtide.auditing.log.table_source import (
     open_source,
     read_frame,
 )
-from fedtide.auditing.log.values import refuse_absent
+from fedtide.auditing.log.values import reject_absent
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.validation import expand_home, require_positive, require_whole_number
 
@@ -72,11 +72,10 @@ def read_participation_log(
     with _open_log(source, timed) as opened:
         table = opened.table
         builder = LogBuilder(
+            table,
             round_seconds,
             weights_are_final=opened.recorded or "weight" in columns,
-            ids_are_text=table.ids_are_text,
             ids_are_exact=opened.recorded,
-            decimal_comma=table.decimal_comma,
         )
         found = find_columns(table.names, columns, timed)
         lists = None
@@ -84,7 +83,7 @@ def read_participation_log(
             found = replace(found, unread="", flags=())
         else:
             lists = CohortLists(None if "client" in columns else found.columns["client"])
-        builder.notes.extend([*table.notes, *filter(None, (found.note, found.unread))])
+        builder.notes.extend(filter(None, (found.note, found.unread)))
         _read_rows(table, found, lists, builder, on_progress)
     if builder.is_empty:
         raise InvalidInputError("log: it has no rows; give at least two rounds")
@@ -118,22 +117,18 @@ def _check_arguments(
             "clients: the roster already gives the number of clients; leave one of the two out"
         )
     if round_seconds is not None:
-        _require_length(round_seconds)
+        require_positive("round_seconds", round_seconds)
+        if not 1e-6 <= round_seconds <= 1e9:
+            raise InvalidInputError(
+                f"round_seconds: {round_seconds:g} is no length of a round; "
+                "give seconds between a microsecond and a billion"
+            )
     if round_step is not None:
         require_whole_number("round_step", round_step)
         if round_seconds is not None:
             raise InvalidInputError(
                 "round_step: rounds of times follow one another; leave it or round_seconds out"
             )
-
-
-def _require_length(round_seconds: float) -> None:
-    require_positive("round_seconds", round_seconds)
-    if not 1e-6 <= round_seconds <= 1e9:
-        raise InvalidInputError(
-            f"round_seconds: {round_seconds:g} is no length of a round; "
-            "give seconds between a microsecond and a billion"
-        )
 
 
 def _read_rows(
@@ -154,7 +149,7 @@ def _read_rows(
     """
     for batch, share in table.read([*dict.fromkeys([*found.columns.values(), *found.flags])]):
         for flag in found.flags:
-            refuse_absent(flag, batch[flag])
+            reject_absent(flag, batch[flag])
         rows = {ours: _widen(batch[theirs]) for ours, theirs in found.columns.items()}
         with _named_columns(found.columns):
             expanded, listed = (rows, False) if lists is None else lists.expand(rows)

@@ -9,11 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fedtide.auditing.log.values import parse_codes, parse_reasons
-from fedtide.participation.log.schema import CLAIMED, REASONS, STAGES
-
-USED = STAGES.index("used")
-"""The index of the last stage."""
+from fedtide.auditing.log.values import USED, parse_reasons, to_numpy
+from fedtide.participation.log.schema import CLAIMED, REASONS
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +98,7 @@ class ReasonColumn:
             ],
             dtype=np.int32,
         )
-        codes = table[parse_codes(encoded)]
+        codes = table[to_numpy(encoded.indices)]
         if (given := codes >= 0).any():
             self._rows.append(rows[given] + first_row)
             self._reasons.append(codes[given])

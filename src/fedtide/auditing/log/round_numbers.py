@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.auditing.log.columns import name_columns
 from fedtide.auditing.log.participation_log import MAX_ROUNDS
 from fedtide.errors import InvalidInputError
 
+_COLUMN_HINT = f"name the column of round numbers with {name_columns({'round': 'NAME'})}"
 _TIME_HINT = (
-    "if these are times, give the length of a round in seconds with --round-seconds; otherwise "
-    "name the column of round numbers with --columns round=NAME"
+    "if these are times, give the length of a round in seconds with round_seconds= or "
+    f"--round-seconds; otherwise {_COLUMN_HINT}"
 )
-_KEEP_HINT = "--round-step 1 takes them as they are"
+_KEEP_HINT = "round_step=1 or --round-step 1 takes them as they are"
 _FIRST_TIME = 100_000_000
 """No training has so many rounds; a Unix time in seconds does since 1973."""
 
@@ -41,8 +43,6 @@ def find_step(rounds: NDArray[np.integer]) -> int:
     >>> find_step(np.array([5, 12, 19, 26, 26]))
     7
     """
-    if not len(rounds):
-        return 1
     numbers = _list_rounds(rounds)
     step = gcd(*np.unique(np.diff(numbers)).tolist())
     even = step > 1 and (numbers[-1] - numbers[0]) // step == len(numbers) - 1
@@ -57,8 +57,6 @@ def reject_times(rounds: NDArray[np.integer]) -> None:
         InvalidInputError: numbers from 100 million on; dates like 20260501; more than a hundred
             times as many rounds from first to last as different ones.
     """
-    if not len(rounds):
-        return
     first, last = int(rounds.min()), int(rounds.max())
     if first >= _FIRST_TIME:
         raise InvalidInputError(
@@ -67,7 +65,8 @@ def reject_times(rounds: NDArray[np.integer]) -> None:
     if are_dates(rounds):
         raise InvalidInputError(
             f"round: {first} looks like a date, not a round; write dates as "
-            f"{str(first)[:4]}-{str(first)[4:6]}-{str(first)[6:]} and give --round-seconds 86400"
+            f"{str(first)[:4]}-{str(first)[4:6]}-{str(first)[6:]}, and give round_seconds=86400 "
+            "or --round-seconds 86400"
         )
     length = last - first + 1
     if length <= _FEW_ROUNDS:
@@ -78,6 +77,15 @@ def reject_times(rounds: NDArray[np.integer]) -> None:
         raise InvalidInputError(
             f"round: the log has rows of {len(numbers):,} of {length:,} rounds, so they look like "
             f"times; {_TIME_HINT}; {_KEEP_HINT}"
+        )
+
+
+def check_length(length: int, entries: int) -> None:
+    """Raise InvalidInputError if `entries` rows are too few for so many rounds."""
+    if length > MAX_ROUNDS or (length > _FEW_ROUNDS and length > 1000 * entries):
+        raise InvalidInputError(
+            f"round: {entries:,} rows span {length:,} rounds, so they look like timestamps; "
+            f"{_COLUMN_HINT}"
         )
 
 
@@ -92,8 +100,6 @@ def reject_gaps(rounds: NDArray[np.integer], nanoseconds: int) -> None:
         InvalidInputError: times from before 1973 beside times after 2001; more than ten thousand
             rounds, of which fewer than one in a hundred has a row; too many rounds.
     """
-    if not len(rounds):
-        return
     first, last = int(rounds.min()), int(rounds.max())
     reach = f"from {describe_time(first * nanoseconds)} to {describe_time(last * nanoseconds)}"
     if first * nanoseconds < _FIRST_TIME * 10**9 and last * nanoseconds >= _RECENT_TIME * 10**9:
@@ -119,7 +125,7 @@ def are_dates(numbers: NDArray[Any]) -> bool:
     >>> are_dates(np.array([20260430, 20260501])), are_dates(np.array([20260430, 20260431]))
     (True, False)
     """
-    if not len(numbers) or numbers.min() < _FIRST_DATE or numbers.max() > _LAST_DATE:
+    if numbers.min() < _FIRST_DATE or numbers.max() > _LAST_DATE:
         return False
     try:
         for number in np.unique(numbers).tolist():

@@ -65,7 +65,8 @@ class TimeColumn:
             self._only_dates = False
             try:
                 zone = column.type.tz if pa.types.is_timestamp(column.type) else None
-                return _to_nanoseconds(column.cast(pa.timestamp("ns", zone)))
+                times = column.cast(pa.timestamp("ns", zone)).cast(pa.int64())
+                return np.asarray(to_numpy(times))
             except pa.ArrowInvalid:
                 raise InvalidInputError(
                     "time: a year lies outside 1678 to 2261; correct it"
@@ -160,7 +161,3 @@ def _find_first_failure(text: pa.Array, kind: pa.DataType) -> int:
         except pa.ArrowInvalid:
             high = middle
     return low
-
-
-def _to_nanoseconds(times: pa.Array) -> NDArray[np.int64]:
-    return np.asarray(to_numpy(times.cast(pa.int64())))

@@ -6,6 +6,7 @@ InvalidInputError, which names the column, for values that it cannot use.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,19 @@ from fedtide.participation.log.schema import STAGES
 
 _MAX_NUMBER = 1e30
 _ROUND_HINT = "give whole numbers from 0"
-_TIME_HINT = "give the length of a round in seconds with --round-seconds"
+_TIME_HINT = "give the length of a round in seconds with round_seconds= or --round-seconds"
 _LONGEST_REASON = 60
 STAGE_HINT = f"give one of {', '.join(STAGES)}"
 _NOUNS = {"weight": "weight", "samples": "sample count"}
+USED = STAGES.index("used")
+"""The index of the last stage."""
 NO_STAGE = len(STAGES)
 """The stage of a row in which it is missing."""
 
 _MISSING = ("", "na", "nan", "n/a", "null", "none", "-")
 _NO, _YES = {"0", "0.0", "false", "f", "no", "n"}, {"1", "1.0", "true", "t", "yes", "y"}
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
-_ISO = r"^\s*\d{4}-\d\d-\d\d"
+_ISO = r"\s*\d{4}-\d\d-\d\d"
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -81,7 +84,7 @@ def parse_rounds(column: pa.Array) -> NDArray[np.int32] | NDArray[np.int64]:
         given = cast_text(column)
         if given is None:
             wrong = _first_mismatch(column, _NUMBER)
-            if _looks_like_time(wrong):
+            if wrong is not None and re.match(_ISO, wrong, re.ASCII):
                 raise InvalidInputError(f"round: {wrong!r} is a time, not a round; {_TIME_HINT}")
             raise InvalidInputError(f"round: {wrong!r:.60} is not a round; {_ROUND_HINT}")
     if pa.types.is_temporal(given.type):
@@ -169,11 +172,6 @@ def _to_whole(column: pa.Array) -> pa.Array:
         ) from error
 
 
-def parse_codes(encoded: pa.DictionaryArray) -> NDArray[Any]:
-    """Return the indices of a dictionary-encoded column without missing values."""
-    return to_numpy(encoded.indices)
-
-
 def parse_stages(column: pa.Array) -> NDArray[np.uint8]:
     """Return the index in STAGES of each row's stage, NO_STAGE where it is missing."""
     if pa.types.is_nested(column.type):
@@ -191,13 +189,13 @@ def parse_stages(column: pa.Array) -> NDArray[np.uint8]:
     return np.asarray(levels[to_numpy(codes)])
 
 
-def refuse_absent(name: str, column: pa.Array) -> None:
-    """Check that a column whose name says who took part is not "no" for some rows.
+def reject_absent(name: str, column: pa.Array) -> None:
+    """Raise InvalidInputError if a column whose name says who took part is "no" for some rows.
 
     Every row of a log without stages stands for a client that took part.
 
-    >>> refuse_absent("used", pa.array([1, 1]))
-    >>> refuse_absent("used", pa.array([1, 0]))
+    >>> reject_absent("used", pa.array([1, 1]))
+    >>> reject_absent("used", pa.array([1, 0]))
     Traceback (most recent call last):
     ...
     fedtide.errors.InvalidInputError: log: 'used' is 0 in some rows; leave out the rows of ...
@@ -267,10 +265,6 @@ def _parse_text_numbers(field: str, column: pa.Array, decimal_comma: bool) -> pa
         raise InvalidInputError(
             f"{field}: {wrong!r:.60} is not a number; give numbers of at least 0"
         ) from None
-
-
-def _looks_like_time(text: str | None) -> bool:
-    return text is not None and bool(pc.match_substring_regex(pa.scalar(text), _ISO).as_py())
 
 
 def _to_one_line(text: str) -> str:

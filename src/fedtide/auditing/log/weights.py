@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.auditing.log.columns import name_columns
 from fedtide.auditing.log.participation_log import Floats
 
 Numbers = NDArray[np.float32]
@@ -37,8 +38,8 @@ def find_weights(
             return weights, counts
         notes.append(
             "the weights are whole numbers that sum to far more than 1 in a round: read as "
-            "sample counts, and divided by their sum in each round (--columns weight=NAME "
-            "keeps them as they are)"
+            "sample counts, and divided by their sum in each round; "
+            f"{name_columns({'weight': 'NAME'})} keeps them as they are"
         )
         counts = weights
     if counts is None or not _has_all("sample counts", "used as weights", counts, notes):

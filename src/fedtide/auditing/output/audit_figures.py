@@ -90,7 +90,7 @@ def draw_rates(audit: Audit) -> str:
         )
     axes.plot(rank, rates.estimate[order], line, color=_BLUE, linewidth=1.5, label="rate")
     axes.set_xlabel("clients, by rate")
-    axes.set_ylabel("rounds taken part in")
+    axes.set_ylabel("share of the rounds")
     axes.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0))
     _use_whole_numbers(axes.xaxis)
     axes.set_ylim(bottom=0)
@@ -104,8 +104,11 @@ def draw_influence(audit: Audit) -> str:
     rank, chosen = _sample_ranks(len(ratios))
     ratios = ratios[chosen]
     figure, axes = _new_figure()
-    for side, colour in ((ratios >= 1, _ORANGE), (ratios <= 1, _BLUE)):
-        axes.fill_between(rank, ratios, 1, where=side.tolist(), color=colour, alpha=0.6, step="mid")
+    width = rank[1] - rank[0] if len(rank) > 1 else 1.0
+    edges = np.append(rank - width / 2, rank[-1:] + width / 2)  # every client has a bar
+    for bars, colour in ((np.maximum(ratios, 1), _ORANGE), (np.minimum(ratios, 1), _BLUE)):
+        ends = np.append(bars, bars[-1:])
+        axes.fill_between(edges, ends, 1, color=colour, alpha=0.6, linewidth=0, step="post")
     axes.axhline(1, color=_INK, linewidth=1)
     axes.set_xlabel("clients, by influence")
     axes.set_ylabel("times its share")
@@ -221,12 +224,22 @@ def draw_windows(audit: Audit) -> str:
     axes.axhline(target, color=_ORANGE, linewidth=1, linestyle="--", label="tolerance")
     if regularity.period:
         axes.axvline(regularity.period, color=_GREEN, linewidth=1)
-        place, coordinates = (regularity.period, 0.93), ("data", "axes fraction")
-        axes.annotate(f" P = {regularity.period}", place, xycoords=coordinates, color=_GREEN)
+        place, coordinates = (regularity.period, 1.0), ("data", "axes fraction")
+        axes.annotate(
+            f"P = {regularity.period}",
+            place,
+            (0, 2),
+            xycoords=coordinates,
+            textcoords="offset points",
+            ha="center",
+            color=_INK,
+        )  # above the panel, where no line crosses it
     for axis in (axes.xaxis, axes.yaxis):
         plain_logarithms(axis)
+    if len(regularity.periods) == 1:  # a single window: no ticks at fractions of a round
+        axes.set_xticks(regularity.periods)
     axes.set_xlabel("window P, in rounds")
-    axes.set_ylabel("N Σ (q̄ − a)²")
+    axes.set_ylabel("irregularity N Σ (q̄ − a)²")
     place_legend(axes)
     return figure_svg(figure, "Irregularity of windows against their length", "windows")
 
@@ -244,7 +257,7 @@ def _marker(count: int) -> str:
 
 def _use_whole_numbers(axis: Axis) -> None:
     low, high = axis.get_view_interval()
-    if high - low < 1:  # one value: ticks at fractions of it would all read the same
+    if np.floor(high) - np.ceil(low) < 1:  # one value: ticks at fractions would read the same
         axis.set_major_locator(mpl.ticker.FixedLocator([round((low + high) / 2)]))
     else:
         bins: Literal["auto"] | int = "auto" if abs(high) < _WIDE_NUMBER else 5

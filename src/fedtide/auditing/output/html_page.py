@@ -61,10 +61,11 @@ def render_page(audit: Audit, privacy: Sequence[Sequence[str]] = ()) -> str:
 
 def _list_tiles(audit: Audit) -> list[tuple[str, str]]:
     whole, now = audit.objectives.in_force, audit.objectives.now
+    has_now = bool(text.describe_now(audit))  # else too few rounds say it
     return [
         (f"{whole.l1_skew:.2f}", "L1 skew (0 fair, at most 2)"),
         (f"{whole.total_variation:.0%}", "of the influence misplaced, whole log"),
-        (f"{now.total_variation:.0%}", "misplaced in the last rounds"),
+        *([(f"{now.total_variation:.0%}", "misplaced in the last rounds")] if has_now else []),
         _tile_of_clients(audit),
         (audit.pattern.family, "pattern"),
         (audit.advice[0].algorithm, "recommended"),
@@ -75,6 +76,8 @@ def _tile_of_clients(audit: Audit) -> tuple[str, str]:
     if audit.unseen is None:
         return f"{len(audit.coverage.never):,}", f"of {audit.log.size:,} clients never took part"
     low, _ = audit.unseen.interval  # the upper end does not hold if rates differ
+    if round(low) == 0:
+        return f"{audit.log.size:,}", "clients in the log, which need not be all"
     return f"≥ {low:,.0f}", "clients never seen, if they come independently (97.5%)"
 
 

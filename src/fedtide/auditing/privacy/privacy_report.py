@@ -166,12 +166,8 @@ def _judge_target(found: Spent, target: float) -> str:
             "have been enough"
         )
     needed = f"ε = {target:g} would have needed noise_multiplier {found.noise_needed:.4g}"
-    return needed + _cutoff_words(found)
-
-
-def _cutoff_words(found: Spent) -> str:
     if found.cutoff_needed is None:
-        return ""
+        return needed
     if found.cutoff_needed == 0:
-        return "; with the same noise in the model, no cutoff meets it"
-    return f", or, with the same noise in the model, a cutoff of {found.cutoff_needed}"
+        return f"{needed}; with the same noise in the model, no cutoff meets it"
+    return f"{needed}, or, with the same noise in the model, a cutoff of {found.cutoff_needed}"

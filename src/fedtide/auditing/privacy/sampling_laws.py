@@ -6,15 +6,16 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+from numpy.typing import ArrayLike
 
-from fedtide.auditing.log.participation_log import ParticipationLog
+from fedtide.auditing.log.participation_log import ParticipationLog, find_gaps
+from fedtide.auditing.statistics.distributions import chi2_sf, normal_two_sided
 from fedtide.configurable import configurable
 from fedtide.differential_privacy import Mechanism
 from fedtide.errors import InvalidInputError, MissingExtraError
 from fedtide.validation import require_whole_number
 
-LEVEL = 0.01
+_LEVEL = 0.01
 """A law that was kept is called contradicted with about this probability."""
 
 
@@ -74,9 +75,8 @@ class PoissonSampling(SamplingLaw):
         q, n, t = self.rate, log.size, log.length
         variance = q * (1 - q)
         centred = log.counts - t * q
-        repeats = (
-            _repetitions(log) - q * (2 * log.counts.sum() - _at_ends(log)) + n * (t - 1) * q**2
-        )
+        at_ends = int(log.cohorts[0] + log.cohorts[-1])
+        repeats = _repetitions(log) - q * (2 * log.counts.sum() - at_ends) + n * (t - 1) * q**2
         p_values = {
             f"clients do not take part equally often, in {q:.3g} of the rounds": _dispersion_p(
                 float((centred**2).sum()) / (t * variance), n, t * variance, variance
@@ -87,7 +87,7 @@ class PoissonSampling(SamplingLaw):
                 n * variance,
                 variance,
             ),
-            "who takes part depends on the round before": _normal_p(
+            "who takes part depends on the round before": normal_two_sided(
                 repeats / np.sqrt(n * (t - 1)) / variance
             ),
         }
@@ -147,10 +147,8 @@ class FixedSizeSampling(SamplingLaw):
         spread = float(((log.counts - t * q) ** 2).sum()) / (t * variance) * (n - 1) / n
         overlap = m * variance * (n - m) / (n - 1) * (t - 1)
         p_values = {
-            "clients do not take part equally often": _both_sides(
-                special.gammaincc((n - 1) / 2, spread / 2)
-            ),
-            "who takes part depends on the round before": _normal_p(
+            "clients do not take part equally often": _both_sides(chi2_sf(spread, n - 1)),
+            "who takes part depends on the round before": normal_two_sided(
                 (_repetitions(log) - (t - 1) * m * q) / np.sqrt(overlap)
             ),
         }
@@ -167,23 +165,16 @@ SAMPLING_LAWS: dict[str, type[SamplingLaw]] = {
 def _judge(p_values: dict[str, float]) -> LawCheck:
     """Return the check, with p-values multiplied by their number (Bonferroni)."""
     corrected = {text: min(1.0, len(p_values) * p) for text, p in p_values.items()}
-    found = tuple(f"{text} (p = {p:.2g})" for text, p in corrected.items() if p < LEVEL)
+    found = tuple(f"{text} (p = {p:.2g})" for text, p in corrected.items() if p < _LEVEL)
     return LawCheck(found, min(corrected.values()))
 
 
 def _repetitions(log: ParticipationLog) -> int:
     """Return how often a client takes part in two consecutive rounds."""
-    count = 0
-    for _, entries, starts in log.iter_client_chunks():
-        rounds = log.rounds[entries]
-        follows = np.flatnonzero(rounds[1:] == rounds[:-1] + 1) + 1
-        count += int((~np.isin(follows, starts)).sum())
-    return count
-
-
-def _at_ends(log: ParticipationLog) -> int:
-    """Return the participations in the first and the last round."""
-    return int(log.cohorts[0] + log.cohorts[-1])
+    return sum(
+        int(np.count_nonzero(find_gaps(log.rounds[entries], starts) == 1))
+        for _, entries, starts in log.iter_client_chunks()
+    )
 
 
 def _dispersion_p(statistic: float, terms: int, expected: float, variance: float) -> float:
@@ -200,12 +191,8 @@ def _dispersion_p(statistic: float, terms: int, expected: float, variance: float
     """
     spread = terms * (2 + (1 - 6 * variance) / expected)
     scale, freedom = spread / (2 * terms), 2 * terms**2 / spread
-    return _both_sides(special.gammaincc(freedom / 2, statistic / scale / 2))
+    return _both_sides(chi2_sf(statistic / scale, freedom))
 
 
-def _normal_p(z: float) -> float:
-    return _both_sides(special.ndtr(-z))
-
-
-def _both_sides(above: float) -> float:
-    return float(2 * min(above, 1 - above))
+def _both_sides(above: ArrayLike) -> float:
+    return float(2 * np.minimum(above, 1 - np.asarray(above)))

@@ -16,7 +16,13 @@ from fedtide.algorithms import Algorithm, ClientUpdates, Cohort, FedAU, FedAvg, 
 from fedtide.algorithms._weighted_sum import WeightedSum
 from fedtide.algorithms._wrapper import Wrapper
 from fedtide.auditing.log.client_table import ClientTable
-from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.log.participation_log import (
+    Floats,
+    Ints,
+    ParticipationLog,
+    find_first_entries,
+    find_gaps,
+)
 from fedtide.auditing.log.reader import LogSource, read_participation_log
 from fedtide.auditing.privacy.sampling_laws import LawCheck, SamplingLaw
 from fedtide.differential_privacy import (
@@ -86,13 +92,11 @@ class Spent:
     @cached_property
     def separations(self) -> Ints:
         """The least number of rounds between two participations, 0 with fewer than two, (N,)."""
-        log = self.log
-        least = np.full(log.size, log.length + 1)
-        gaps = np.diff(log.rounds)
-        client = np.repeat(np.arange(log.size), log.counts)
-        same = client[1:] == client[:-1]
-        np.minimum.at(least, client[1:][same], gaps[same])
-        return np.where(least > log.length, 0, least).astype(np.int64)
+        starts, never = self.log.client_starts, self.log.length
+        gaps = find_gaps(self.log.rounds, starts, first=never)
+        least = np.full(self.log.size, never)
+        least[self.log.counts > 0] = np.minimum.reduceat(gaps, find_first_entries(starts))
+        return np.where(least < never, least, 0)
 
     @cached_property
     def violators(self) -> Ints:
@@ -287,8 +291,7 @@ def replay_shares(log: ParticipationLog, algorithm: Algorithm[Any]) -> tuple[Flo
         driver.run(cohort, 1.0, _no_change)
     everyone = Cohort.uniform(torch.arange(log.size))
     upcoming = private.shares(driver.state, everyone).numpy()
-    order = np.argsort(log.clients, kind="stable")
-    return shares[order], upcoming
+    return log.sort_by_client(shares), upcoming
 
 
 def _require_names(field: str, values: Any, names: pl.Series) -> None:
@@ -302,7 +305,7 @@ def _require_names(field: str, values: Any, names: pl.Series) -> None:
         if absent:
             raise InvalidInputError(
                 f"algorithm.{field}: {list_names(absent)} never took part in this log; name all "
-                "clients of the federation (roster=, --roster), or correct the names"
+                "clients of the federation (roster= or --roster), or correct the names"
             )
     elif values is not None and not names.dtype.is_integer():
         raise InvalidInputError(

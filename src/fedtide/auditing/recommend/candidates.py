@@ -37,7 +37,8 @@ def list_variants(findings: Findings) -> list[list[Advice]]:
     cohort = [[fedavg]]
     averages = data + cohort if findings.wanted_source == "samples" else cohort + data
     amplified = [_amplified(findings, inner) for inner in (fedavg, fedau, known)]
-    heavy = [_scaffold(findings), _fedvarp(findings), _mifa(findings), _fedlaavg(findings)]
+    mifa = _mifa(findings)
+    heavy = [_scaffold(findings), _fedvarp(findings), mifa, _fedlaavg(mifa)]
     listed = [
         *averages,
         [_auto(findings)],
@@ -62,7 +63,7 @@ def _fedavg(findings: Findings) -> Advice:
             f"the cohort then leaves an L1 skew of {remaining:.2f} on this log",
             *findings.swing,
         ]
-    return _advice(findings, "fedavg", {}, reasons, 0, 2, remaining)
+    return _advice(findings, "fedavg", {}, reasons, 0, remaining=remaining)
 
 
 def _data_weighted(findings: Findings) -> Advice:
@@ -74,7 +75,7 @@ def _data_weighted(findings: Findings) -> Advice:
     ]
     if findings.wanted_source == "samples":
         reasons += _judge_objective(findings, findings.objectives.in_force)
-    advice = _advice(findings, "fedavg", {"weights": "data"}, reasons, 0, 2, remaining)
+    advice = _advice(findings, "fedavg", {"weights": "data"}, reasons, 0, remaining=remaining)
     return replace(advice, objective="uniform")
 
 
@@ -92,7 +93,7 @@ def _auto(findings: Findings) -> Advice:
         "(docs/auto.md)",
     ]
     size = findings.log.size + 2 * findings.dimension
-    return _advice(findings, "auto", {}, reasons, size, 2, skew)
+    return _advice(findings, "auto", {}, reasons, size, remaining=skew)
 
 
 def _fedau(findings: Findings) -> Advice:
@@ -103,7 +104,7 @@ def _fedau(findings: Findings) -> Advice:
         f"K = {findings.cutoff} minimises bias² + variance of its weights on this log",
     ]
     size = 2 * findings.log.size
-    return _advice(findings, "fedau", {"cutoff": findings.cutoff}, reasons, size, 2, skew)
+    return _advice(findings, "fedau", {"cutoff": findings.cutoff}, reasons, size, remaining=skew)
 
 
 def _known_rates(findings: Findings) -> Advice:
@@ -127,36 +128,36 @@ def _known_rates(findings: Findings) -> Advice:
         )
     if findings.pattern.family == "drifting":
         reasons.append("the rates drift, so the rates of this audit may not hold for the next run")
-    remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
     parameters = {"rates": findings.known_rates}
-    return _advice(findings, "known-rates", parameters, reasons, findings.log.size, 2, remaining)
+    return _advice(findings, "known-rates", parameters, reasons, findings.log.size)
 
 
 def _average_all(findings: Findings) -> Advice:
     skew = _scaled_skew(findings, findings.objectives.others[0].weights)
     reasons = [f"averaging over all clients weights each by its rate: L1 skew {skew:.2f}"]
-    return _advice(findings, "fedavg", {"weights": "all"}, reasons, 0, 2, skew)
+    return _advice(findings, "fedavg", {"weights": "all"}, reasons, 0, remaining=skew)
 
 
 def _amplified(findings: Findings, inner: Advice) -> list[Advice]:
-    listed = []
-    for window in findings.windows:
-        for factor in _FACTORS["amplified"]:
-            reasons = [
+    return [
+        _advice(
+            findings,
+            "amplified",
+            {"period": window, "factor": factor, "inner": inner.settings},
+            [
                 f"small local steps, amplified once in every P = {window} rounds, follow the mean "
                 "over all clients that take part in these"
-            ]
-            parameters = {"period": window, "factor": factor, "inner": inner.settings}
-            size = findings.dimension + inner.memory_floats
-            listed.append(
-                _advice(findings, "amplified", parameters, reasons, size, 2, inner.remaining)
-            )
-    return listed
+            ],
+            findings.dimension + inner.memory_floats,
+            remaining=inner.remaining,
+        )
+        for window in findings.windows
+        for factor in _FACTORS["amplified"]
+    ]
 
 
 def _amplified_scaffold(findings: Findings) -> list[Advice]:
     size = 2 * findings.table_floats + 2 * findings.dimension  # control variates, and the window's
-    remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
     return [
         _advice(
             findings,
@@ -167,8 +168,7 @@ def _amplified_scaffold(findings: Findings) -> list[Advice]:
                 "turns; only the unequal weights within a window remain"
             ],
             size,
-            4,
-            remaining,
+            messages=4,
         )
         for window in findings.windows
         for factor in _FACTORS["amplified-scaffold"]
@@ -180,8 +180,7 @@ def _scaffold(findings: Findings) -> Advice:
         "control variates turn every local step towards the mean over all clients, present or not"
     ]
     size = findings.table_floats + 2 * findings.dimension
-    remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
-    return _advice(findings, "scaffold", {}, reasons, size, 4, remaining)
+    return _advice(findings, "scaffold", {}, reasons, size, messages=4)
 
 
 def _mifa(findings: Findings) -> Advice:
@@ -191,18 +190,16 @@ def _mifa(findings: Findings) -> Advice:
         "correspondingly small steps",
     ]
     size = findings.table_floats + findings.dimension
-    remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
-    return _advice(findings, "mifa", {}, reasons, size, 2, remaining)
+    return _advice(findings, "mifa", {}, reasons, size)
 
 
-def _fedlaavg(findings: Findings) -> Advice:
-    advice = _mifa(findings)
+def _fedlaavg(mifa: Advice) -> Advice:
     reasons = [
         "the latest gradients of every client have the weight 1 / N in every round; with a "
         "constant learning rate it is MIFA",
-        *advice.reasons[1:],
+        *mifa.reasons[1:],
     ]
-    return replace(advice, algorithm="fedlaavg", reasons=reasons)
+    return replace(mifa, algorithm="fedlaavg", reasons=reasons)
 
 
 def _fedvarp(findings: Findings) -> Advice:
@@ -211,8 +208,7 @@ def _fedvarp(findings: Findings) -> Advice:
         "corrected as far as clients' updates resemble their stored ones"
     ]
     size = findings.table_floats + findings.dimension
-    remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
-    return _advice(findings, "fedvarp", {}, reasons, size, 2, remaining)
+    return _advice(findings, "fedvarp", {}, reasons, size)
 
 
 def _judge_objective(findings: Findings, objective: EffectiveObjective) -> list[str]:
@@ -249,9 +245,12 @@ def _advice(
     parameters: dict[str, Any],
     reasons: Sequence[str],
     memory_floats: int,
-    messages: int,
-    remaining: float,
+    messages: int = 2,
+    remaining: float | None = None,
 ) -> Advice:
+    """Return the advice; `remaining` is the L1 skew that is left, None: that of known rates."""
+    if remaining is None:
+        remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
     return Advice(
         algorithm=algorithm,
         parameters=parameters,

@@ -28,7 +28,7 @@ def list_limits(
     if unseen is not None and unseen.interval[0] > 0:
         limits.append(
             "clients that never came are missing from all numbers here; give the number of clients "
-            "with --clients, or their names with --roster"
+            "with clients= or --clients, or their names with roster= or --roster"
         )
     if len(churn.gone):
         limits.append(

@@ -9,8 +9,10 @@ any curvatures. A test compares the replay with the algorithms that train elsewh
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -35,8 +37,8 @@ class Script:
         start: x_0, (K,).
         steps: φ = γ h, (G,).
         factors: N a_n, by which the losses of clients are multiplied, (N,).
-        omegas: the FedAU weight ω of each entry, by cutoff, (E,) each.
-        owed: Auto's weight of each entry, (E,).
+        fedau_weights: FedAU's weight ω of each entry, for the cutoff of all methods, (E,).
+        auto_weights: Auto's weight of each entry, (E,).
         rates: p_n for known rates, (N,); positive.
         samples: of each client, (N,); None if not declared.
     """
@@ -48,8 +50,8 @@ class Script:
     start: Singles
     steps: Singles
     factors: Floats
-    omegas: dict[int, Floats]
-    owed: Floats
+    fedau_weights: Floats
+    auto_weights: Floats
     rates: Floats
     samples: Floats | None = None
 
@@ -87,32 +89,52 @@ def replay(script: Script, methods: Sequence[Settings], blocks: int) -> Floats:
     return np.nan_to_num(np.stack(found), nan=np.inf, posinf=np.inf)
 
 
-class _Averages:
-    """Methods whose step is a weighted sum of updates, some of them amplified.
-
-    x ← x + φ Σ_n ω_n (e_n − x), and x ← x_{t0} + factor (x − x_{t0}) at the end of a period.
+class _Runner(ABC):
+    """Methods that are replayed together, one row each.
 
     Args:
         script: what happens.
-        methods: one row each.
+        rows: the number of methods.
+    """
+
+    def __init__(self, script: Script, rows: int = 1) -> None:
+        self._shape = (len(script.steps), len(script.start))
+        self.models = np.broadcast_to(script.start, (rows, *self._shape)).copy()
+        self._size, self._steps = script.size, script.steps[:, None]
+        self._factors = script.factors.astype(np.float32)[:, None, None]
+
+    @abstractmethod
+    def advance(self, t: int, clients: NDArray[np.int32], targets: Singles) -> None:
+        """Run round t."""
+
+    def _updates(self, clients: NDArray[np.int32], targets: Singles) -> Singles:
+        """Return the clients' updates of the first row over φ, shape (clients, G, K)."""
+        updates: Singles = self._factors[clients] * (targets[:, None] - self.models[0])
+        return updates
+
+    def _table(self) -> Singles:
+        """Return zeros for every client, shape (N, G, K)."""
+        return np.zeros((self._size, *self._shape), dtype=np.float32)
+
+
+class _Averages(_Runner):
+    """Methods whose step is a weighted sum of updates, some of them amplified.
+
+    x ← x + φ Σ_n ω_n (e_n − x), and x ← x_{t0} + factor (x − x_{t0}) at the end of a period.
     """
 
     def __init__(self, script: Script, methods: Sequence[Settings]) -> None:
-        shape = (len(methods), len(script.steps), len(script.start))
-        self.models = np.broadcast_to(script.start, shape).copy()
-        self._steps = script.steps[:, None]
-        inner = [_inner(settings) for settings in methods]
-        weights = np.stack([_entry_weights(script, settings) for settings in inner], axis=1)
-        rounds = np.repeat(np.arange(len(script.starts) - 1), np.diff(script.starts))
+        super().__init__(script, len(methods))
         count = len(script.starts) - 1
+        rounds = np.repeat(np.arange(count), np.diff(script.starts))
         self._sums = np.zeros((count, len(methods), 1, 1), dtype=np.float32)
         self._pulls = np.zeros((count, len(methods), 1, len(script.start)), dtype=np.float32)
-        for row, column in enumerate(weights.T):
-            self._sums[:, row, 0, 0] = np.bincount(rounds, column, minlength=count)
-            filled = script.starts[:-1] < script.starts[1:]
-            terms = column[:, None].astype(np.float32) * script.targets
-            if filled.any():
-                self._pulls[filled, row, 0] = np.add.reduceat(terms, script.starts[:-1][filled])
+        filled = script.starts[:-1] < script.starts[1:]
+        for row, settings in enumerate(methods):
+            weights = _entry_weights(script, _inner(settings))
+            self._sums[:, row, 0, 0] = np.bincount(rounds, weights, minlength=count)
+            terms = weights[:, None].astype(np.float32) * script.targets
+            self._pulls[filled, row, 0] = np.add.reduceat(terms, script.starts[:-1][filled])
         self._amplified = [
             (row, int(settings["period"]), float(settings["factor"]))
             for row, settings in enumerate(methods)
@@ -121,7 +143,6 @@ class _Averages:
         self._anchors = {row: self.models[row].copy() for row, *_ in self._amplified}
 
     def advance(self, t: int, clients: NDArray[np.int32], targets: Singles) -> None:
-        """Run round t."""
         self.models += self._steps * (self._pulls[t] - self._sums[t] * self.models)
         for row, period, factor in self._amplified:
             if (t + 1) % period == 0:
@@ -130,83 +151,53 @@ class _Averages:
                 self._anchors[row] = self.models[row].copy()
 
 
-class _LatestUpdates:
-    """MIFA and FedLaAvg, which agree if γ is constant: x ← x + φ / N Σ_n y_n.
-
-    Args:
-        script: what happens.
-    """
+class _LatestUpdates(_Runner):
+    """MIFA and FedLaAvg, which agree if γ is constant: x ← x + φ / N Σ_n y_n."""
 
     def __init__(self, script: Script) -> None:
-        shape = (1, len(script.steps), len(script.start))
-        self.models = np.broadcast_to(script.start, shape).copy()
-        self._factors = script.factors.astype(np.float32)[:, None, None]
-        self._steps = script.steps[:, None] / script.size
-        self._memory = np.zeros((script.size, *shape[1:]), dtype=np.float32)
-        self._total = np.zeros(shape[1:], dtype=np.float32)
+        super().__init__(script)
+        self._memory = self._table()
+        self._total = np.zeros(self._shape, dtype=np.float32)
 
     def advance(self, t: int, clients: NDArray[np.int32], targets: Singles) -> None:
-        """Run round t."""
-        new = self._factors[clients] * (targets[:, None] - self.models[0])
-        self._total += (new - self._memory[clients]).sum(axis=0)
+        self._replace(clients, self._updates(clients, targets))
+        self.models[0] += self._steps / self._size * self._total
+
+    def _replace(self, clients: NDArray[np.int32], new: Singles) -> Singles:
+        """Store the clients' updates, and return by how much their sum changes."""
+        change: Singles = (new - self._memory[clients]).sum(axis=0)
         self._memory[clients] = new
-        self.models[0] += self._steps * self._total
+        self._total += change
+        return change
 
 
-class _VarianceReduced:
+class _VarianceReduced(_LatestUpdates):
     """FedVARP, and SCAFFOLD, which agrees with it for one local step.
 
     x ← x + φ [1/N Σ_n y_n + 1/|S_t| Σ_{n in S_t} (Δ_n − y_n)]
-
-    Args:
-        script: what happens.
     """
-
-    def __init__(self, script: Script) -> None:
-        shape = (1, len(script.steps), len(script.start))
-        self.models = np.broadcast_to(script.start, shape).copy()
-        self._size = script.size
-        self._factors = script.factors.astype(np.float32)[:, None, None]
-        self._steps = script.steps[:, None]
-        self._memory = np.zeros((script.size, *shape[1:]), dtype=np.float32)
-        self._total = np.zeros(shape[1:], dtype=np.float32)
 
     def advance(self, t: int, clients: NDArray[np.int32], targets: Singles) -> None:
-        """Run round t."""
-        if len(clients) == 0:
-            return
-        new = self._factors[clients] * (targets[:, None] - self.models[0])
-        change = (new - self._memory[clients]).sum(axis=0)
-        self.models[0] += self._steps * (self._total / self._size + change / len(clients))
-        self._memory[clients] = new
-        self._total += change
+        if len(clients):
+            before = self._total / self._size
+            change = self._replace(clients, self._updates(clients, targets))
+            self.models[0] += self._steps * (before + change / len(clients))
 
 
-class _AmplifiedScaffold:
-    """Amplified SCAFFOLD: as SCAFFOLD, with control variates that change once a period.
-
-    Args:
-        script: what happens.
-        period: P.
-        factor: of the amplification.
-    """
+class _AmplifiedScaffold(_Runner):
+    """Amplified SCAFFOLD: as SCAFFOLD, with control variates that change once a period."""
 
     def __init__(self, script: Script, period: int, factor: float) -> None:
-        shape = (1, len(script.steps), len(script.start))
-        self.models = np.broadcast_to(script.start, shape).copy()
-        self._size, self._period, self._factor = script.size, period, factor
-        self._factors = script.factors.astype(np.float32)[:, None, None]
-        self._steps = script.steps[:, None]
+        super().__init__(script)
+        self._period, self._factor = period, factor
         self._anchor = self.models[0].copy()
-        self._control = np.zeros((script.size, *shape[1:]), dtype=np.float32)
-        self._mean_control = np.zeros(shape[1:], dtype=np.float32)
-        self._window = np.zeros_like(self._control)
+        self._control, self._window = self._table(), self._table()
+        self._mean_control = np.zeros(self._shape, dtype=np.float32)
         self._weight = np.zeros((script.size, 1, 1), dtype=np.float32)
 
     def advance(self, t: int, clients: NDArray[np.int32], targets: Singles) -> None:
-        """Run round t."""
         if len(clients):
-            new = self._factors[clients] * (targets[:, None] - self.models[0])
+            new = self._updates(clients, targets)
             change = (new - self._control[clients]).mean(axis=0)
             self.models[0] += self._steps * (change + self._mean_control)
             self._window[clients] += new / len(clients)
@@ -224,44 +215,35 @@ class _AmplifiedScaffold:
         self._window[seen], self._weight[seen] = 0, 0
 
 
-Runner = _Averages | _LatestUpdates | _VarianceReduced | _AmplifiedScaffold
+_AVERAGES = ("fedavg", "auto", "fedau", "known-rates", "amplified")
 
 
 def _make_runners(
     script: Script, methods: Sequence[Settings]
-) -> tuple[list[Runner], list[tuple[int, int]]]:
+) -> tuple[list[_Runner], list[tuple[int, int]]]:
     """Return the runners, and the runner and row of each method."""
-    averages = [m for m in methods if m["type"] in _AVERAGES]
-    runners: list[Runner] = [_Averages(script, averages)] if averages else []
-    places: list[tuple[int, int]] = []
-    known: dict[str, int] = {}
-    row = 0
+    averages = [settings for settings in methods if settings["type"] in _AVERAGES]
+    runners: list[_Runner] = [_Averages(script, averages)] if averages else []
+    rows, places = count(), []
+    known: dict[tuple[Any, ...], int] = {}
     for settings in methods:
-        name = settings["type"]
-        if name in _AVERAGES:
-            places.append((0, row))
-            row += 1
+        if settings["type"] in _AVERAGES:
+            places.append((0, next(rows)))
             continue
-        name = _SAME.get(name, name)
-        if name == "amplified-scaffold":
-            name += f" {settings['period']} {settings['factor']}"
-        if name not in known:
-            known[name] = len(runners)
-            runners.append(_make_runner(script, settings))
-        places.append((known[name], 0))
+        kind, arguments = _find_runner(settings)
+        if (kind, *arguments) not in known:
+            known[kind, *arguments] = len(runners)
+            runners.append(kind(script, *arguments))
+        places.append((known[kind, *arguments], 0))
     return runners, places
 
 
-def _make_runner(script: Script, settings: Settings) -> Runner:
+def _find_runner(settings: Settings) -> tuple[type[Any], tuple[Any, ...]]:
+    """Return the class that replays a method that is no average, and its arguments."""
     name = settings["type"]
     if name == "amplified-scaffold":
-        return _AmplifiedScaffold(script, settings["period"], settings["factor"])
-    return _LatestUpdates(script) if name in ("mifa", "fedlaavg") else _VarianceReduced(script)
-
-
-_AVERAGES = ("fedavg", "auto", "fedau", "known-rates", "amplified")
-_SAME = {"fedlaavg": "mifa", "scaffold": "fedvarp"}
-"""Methods that agree in the replay with another one."""
+        return _AmplifiedScaffold, (settings["period"], settings["factor"])
+    return _LatestUpdates if name in ("mifa", "fedlaavg") else _VarianceReduced, ()
 
 
 def _inner(settings: Settings) -> Settings:
@@ -274,9 +256,9 @@ def _entry_weights(script: Script, settings: Settings) -> Floats:
     name, weights = settings["type"], settings.get("weights", "mean")
     factors = script.factors[script.clients]
     if name == "fedau":
-        return script.omegas[settings["cutoff"]] * factors / script.size
+        return script.fedau_weights * factors / script.size
     if name == "auto":
-        return script.owed * factors / script.size
+        return script.auto_weights * factors / script.size
     if name == "known-rates":
         return factors / (script.rates[script.clients] * script.size)
     if weights == "all":

@@ -134,10 +134,6 @@ def _tolerance(best: ReplayedLoss) -> float:
     return max(_TOLERANCE * best.mean, _FLOOR)
 
 
-def _is_plain(advice: Advice) -> bool:
-    return advice.settings == _PLAIN
-
-
 def _is_average(advice: Advice) -> bool:
     """Return whether a method averages over the cohort, by number or by samples."""
     return advice.algorithm == "fedavg" and advice.parameters.get("weights", "data") == "data"
@@ -155,8 +151,9 @@ def _is_right_average(advice: Advice, findings: Findings) -> bool:
 
 def _report(advice: Advice, loss: ReplayedLoss, best: ReplayedLoss, plain: ReplayedLoss) -> Advice:
     """Return the advice with its result in the replay."""
-    against = "" if _is_plain(advice) else f", averaging over the cohort with {plain.mean:.1%}"
-    text = f"in the replay it ends with {loss.mean:.1%} of the loss at the start{against}"
+    text = f"in the replay it ends with {loss.mean:.1%} of the loss at the start"
+    if advice.settings != _PLAIN:
+        text += f", averaging over the cohort with {plain.mean:.1%}"
     return replace(
         advice,
         reasons=[*advice.reasons, text],

@@ -121,7 +121,7 @@ def make_problem(
     rates: RateEstimates,
     objectives: ObjectiveComparison,
     forgetting: Forgetting,
-    cutoffs: Sequence[int],
+    cutoff: int,
     seed: int,
     long: bool = False,
 ) -> ReplayProblem:
@@ -137,7 +137,7 @@ def make_problem(
         rates: of the clients.
         objectives: for the skew.
         forgetting: of the log.
-        cutoffs: of FedAU.
+        cutoff: of FedAU.
         seed: of the problem.
         long: whether to replay more.
     """
@@ -152,11 +152,9 @@ def make_problem(
     targets[:, 1 + kinds :] = random.normal(size=(len(part.clients), _NOISE))
     start = np.zeros(targets.shape[1], dtype=np.float32)
     start[0] = 1.0
+    fedau_weights = np.empty(len(part.clients))
     by_client = np.argsort(part.clients, kind="stable")
-    omegas = {}
-    for cutoff in cutoffs:
-        omegas[cutoff] = np.empty(len(by_client))
-        omegas[cutoff][by_client] = mean_intervals(part.rounds, part.client_starts, cutoff)
+    fedau_weights[by_client] = mean_intervals(part.rounds, part.client_starts, cutoff)
     script = Script(
         starts=part.starts,
         clients=part.clients,
@@ -165,8 +163,8 @@ def make_problem(
         start=start,
         steps=_STEPS.astype(np.float32),
         factors=part.size * wanted,
-        omegas=omegas,
-        owed=auto_weights(part.starts, part.clients, part.size),
+        fedau_weights=fedau_weights,
+        auto_weights=auto_weights(part.starts, part.clients, part.size),
         rates=_draw_rates(log, rates, random)[chosen],
         samples=part.samples,
     )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog, find_gaps
 from fedtide.auditing.statistics.distributions import student_t_isf
 
 _MAX_CELLS = 1 << 22
@@ -34,14 +34,12 @@ class Autocorrelation:
         slow_clients: the same for means over windows of rounds: fewer if groups of clients share
             what is slow, but not what is fast.
         design_effect: by how much dependence between clients increases the variance of R, >= 1.
-        sampled: the number of clients used.
     """
 
     values: Floats
     effective_clients: float
     slow_clients: float
     design_effect: float
-    sampled: int
 
     @property
     def length(self) -> int:
@@ -131,7 +129,7 @@ def estimate_autocorrelation(log: ParticipationLog) -> Autocorrelation | None:
     design_effect = max(1.0, measured / independent)
     effective = 1 / (independent * design_effect)
     slow_clients = min(effective, 1 / max(_measure_products(slow, np.arange(len(edges))), 1e-12))
-    return Autocorrelation(values, effective, slow_clients, design_effect, len(clients))
+    return Autocorrelation(values, effective, slow_clients, design_effect)
 
 
 def _spread_rounds(length: int) -> Ints:
@@ -178,9 +176,8 @@ def estimate_neighbour_correlation(
     for clients, entries, starts in log.iter_client_chunks():
         rounds = log.rounds[entries]
         present += np.bincount(rounds, np.repeat(rates[clients], np.diff(starts)), length)
-        follows = np.diff(rounds) == 1
-        follows[starts[1:-1][(starts[1:-1] > 0) & (starts[1:-1] <= len(follows))] - 1] = False
-        adjacent += np.bincount(rounds[:-1][follows], minlength=length)
+        follows = find_gaps(rounds, starts) == 1
+        adjacent += np.bincount(rounds[follows] - 1, minlength=length)
     squares = float((rates**2).sum())
     products = adjacent[:-1] - present[:-1] - present[1:] + squares
     norms = (log.cohorts - 2 * present + squares)[:-1]

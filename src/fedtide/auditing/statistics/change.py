@@ -14,8 +14,8 @@ from fedtide.auditing.statistics.distributions import normal_isf, student_t_sf
 _PERMUTATIONS = (499, 4500)
 """Permutations of the batches; the second number only if the first finds a p-value below 0.05."""
 _MIN_BATCHES = 12
-_CELLS, _ENTRIES = 1 << 22, 1 << 22
-"""(client, unit) cells and entries per chunk; bounds the size of temporaries."""
+_CELLS = 1 << 22
+"""(client, unit) cells per chunk; bounds the size of temporaries."""
 _SLOW = 4
 """Cosine frequencies below this one may hold drift."""
 _MAX_DROP = 0.3
@@ -157,22 +157,18 @@ def _compare_units(
     units, end = layout.units, layout.units * layout.length
     gram, sizes = np.zeros((units, units)), np.zeros(units)
     p_values = np.ones(log.size)
-    low = 0
-    while low < log.size:
-        affordable = np.searchsorted(log.client_starts, log.client_starts[low] + _ENTRIES)
-        high = min(max(int(affordable) - 1, low + 1), low + _CELLS // units, log.size)
-        rounds = log.rounds[log.client_starts[low] : log.client_starts[high]]
-        owner = np.repeat(np.arange(high - low), log.counts[low:high])
+    for clients, entries, starts in log.iter_client_chunks(_CELLS // units):
+        rounds, number = log.rounds[entries], len(starts) - 1
+        owner = np.repeat(np.arange(number), np.diff(starts))
         inside = rounds < end
         cells = owner[inside] * units + rounds[inside] // layout.length
-        table = np.bincount(cells, minlength=(high - low) * units).reshape(-1, units)
-        kept = judged[low:high]
+        table = np.bincount(cells, minlength=number * units).reshape(-1, units)
+        kept = judged[clients]
         counts = table[kept].astype(np.float32)
-        p_values[low:high][kept] = _test_clients(_join_columns(counts, layout), layout.batch_length)
+        p_values[clients][kept] = _test_clients(_join_columns(counts, layout), layout.batch_length)
         counts -= counts.mean(axis=1, keepdims=True)
         gram += counts.T @ counts
         sizes += counts.sum(axis=0)
-        low = high
     return gram, sizes, p_values
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtide.auditing.log.participation_log import Ints, ParticipationLog
+from fedtide.auditing.log.participation_log import Ints, ParticipationLog, find_first_entries
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +38,7 @@ def measure_coverage(log: ParticipationLog) -> Coverage:
     histogram = np.zeros(log.length + 1, dtype=np.int64)
     for clients, entries, starts in log.iter_client_chunks():
         rounds = log.rounds[entries]
-        seen = starts[1:] > starts[:-1]
-        first = starts[:-1][seen]
+        seen, first = starts[1:] > starts[:-1], find_first_entries(starts)
         gaps = np.diff(rounds, prepend=-1) - 1
         gaps[first] = rounds[first]  # the rounds before the first participation
         if len(first):

@@ -10,13 +10,15 @@ from scipy import special
 
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.statistics.long_run_variance import (
-    Parts,
-    Periodogram,
     SpectralShape,
-    client_periodograms,
     compare_shapes,
     fit_shape,
     long_run_variance,
+)
+from fedtide.auditing.statistics.periodogram import (
+    Parts,
+    Periodogram,
+    client_periodograms,
     series_periodogram,
 )
 from fedtide.auditing.statistics.runs_test import RunCounts

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-Floats = NDArray[np.float64]
+from fedtide.auditing.log.participation_log import Floats
 
 _EXACT_VARIANCE = 400.0
 """Above this variance, the hypergeometric tail is replaced by a normal one."""
@@ -19,6 +19,15 @@ def normal_sf(z: ArrayLike) -> Floats:
     0.025
     """
     return np.asarray(special.ndtr(-np.asarray(z, dtype=np.float64)))
+
+
+def normal_two_sided(z: float) -> float:
+    """Return P(|Z| > |z|) for Z standard normal.
+
+    >>> round(normal_two_sided(-1.959964), 6)
+    0.05
+    """
+    return float(2 * normal_sf(abs(z)))
 
 
 def normal_isf(p: float) -> float:
@@ -48,15 +57,6 @@ def student_t_isf(p: float, freedom: ArrayLike) -> Floats:
     degrees = np.asarray(freedom, dtype=np.float64)
     finite = -special.stdtrit(np.where(np.isfinite(degrees), degrees, 1.0), p)
     return np.where(np.isfinite(degrees), finite, normal_isf(p))
-
-
-def f_sf(ratio: float, numerator: float, denominator: float) -> float:
-    """Return P(F > ratio) for the F distribution with these degrees of freedom.
-
-    >>> round(f_sf(3.325835, 5, 10), 6)
-    0.05
-    """
-    return float(special.fdtrc(numerator, denominator, ratio))
 
 
 def chi2_sf(chi2: ArrayLike, freedom: ArrayLike) -> Floats:

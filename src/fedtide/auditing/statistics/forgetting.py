@@ -158,8 +158,7 @@ class _Entries:
         if recorded is None:
             shares = log.cohort_weights[self._rounds]
         else:
-            by_client = np.argsort(log.clients, kind="stable")
-            shares = log.of_clients(recorded[by_client], chosen)
+            shares = log.of_clients(log.sort_by_client(recorded), chosen)
         # Influences sum to 1 over the log; those of a subset too, as if it were all clients.
         self._shares = shares * (log.length / max(float(shares.sum()), 1e-300))
         self._sums = np.bincount(self._owner, self._shares, minlength=len(chosen))

@@ -110,7 +110,7 @@ def _intervals(
         ]
     )
     spread = shares * (1 - shares)
-    draws = np.where(spread > 1e-12, np.inf, variances.count_rounds(parts))
+    draws = np.where(spread > 1e-12, np.inf, parts.count_rounds())
     draws = np.divide(spread, noise, out=draws, where=(noise > 0) & (spread > 1e-12))
     low, high = wilson_interval(shares, draws)
     return np.minimum(low, shares), np.maximum(high, shares)

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.log.participation_log import (
+    Floats,
+    Ints,
+    ParticipationLog,
+    find_first_entries,
+)
 from fedtide.auditing.statistics.dispersion import Dispersion
-from fedtide.auditing.statistics.long_run_variance import Parts
+from fedtide.auditing.statistics.periodogram import Parts
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
 from fedtide.auditing.statistics.skew import SkewEstimate, estimate_skew
 from fedtide.auditing.statistics.variance import VarianceModel
@@ -141,7 +146,7 @@ def compare_objectives(
         cutoff: K of FedAU.
     """
     weights, scale = average_over_cohorts(log)
-    parts: Parts = variances.log.cohort_weights
+    parts = Parts(variances.log.cohort_weights)
     dispersion = variances.dispersion(parts, weights, scale)
     targets = Targets.of(wanted, log.counts > 0)
     plain = _objective("fedavg", weights, scale, targets, variances, parts, dispersion=dispersion)
@@ -152,7 +157,7 @@ def compare_objectives(
         given = _objective(
             "given", weights, scale, targets, variances, parts, dispersion=dispersion
         )
-    rounds = variances.count_rounds(parts)
+    rounds = parts.count_rounds()
     low, high = wilson_interval(
         np.minimum(weights / scale, 1.0),
         rounds / np.maximum(dispersion.values, 1e-9),
@@ -202,9 +207,10 @@ def list_parts(log: ParticipationLog) -> tuple[Floats, Floats, Parts]:
     """Return the weights, their scale and the parts of the log's own or plain averaging."""
     recorded = recorded_weights(log)
     if recorded is None:
-        return *average_over_cohorts(log), log.cohort_weights
+        return *average_over_cohorts(log), Parts(log.cohort_weights)
     weights, scale = average_recorded(log, recorded)
-    return weights, scale, recorded * (log.length / float(recorded.sum()))
+    entries = recorded * (log.length / float(recorded.sum()))
+    return weights, scale, Parts(np.ones(log.length), entries)
 
 
 def recorded_weights(log: ParticipationLog) -> Floats | None:
@@ -235,8 +241,7 @@ def average_over_cohorts(log: ParticipationLog) -> tuple[Floats, Floats]:
     The scale is c_n = E[y²] / E[y] for y = 1[n in S_t] / |S_t|, so that y has the variance
     w_n (c_n − w_n).
     """
-    weights = np.zeros(log.size)
-    squares = np.zeros(log.size)
+    weights, squares = np.zeros((2, log.size))
     for clients, entries, starts in log.iter_client_chunks():
         share = log.cohort_weights[log.rounds[entries]]
         weights[clients] = _sum_by_client(share, starts)
@@ -276,7 +281,7 @@ def average_fedau_weights(log: ParticipationLog, cutoff: int | None) -> Floats:
 
 def mean_intervals(rounds: np.ndarray, starts: Ints, cutoff: int | None) -> Floats:
     """Return ω_t^n of every entry: the mean of its client's intervals closed before it, (E,)."""
-    firsts = starts[:-1][starts[1:] > starts[:-1]]
+    firsts = find_first_entries(starts)
     previous = np.concatenate([[-1], rounds[:-1]]).astype(np.int64)
     previous[firsts] = -1
     cut = (rounds - 1 - previous) // cutoff if cutoff else np.zeros(len(rounds), dtype=np.int64)
@@ -295,9 +300,8 @@ def divide_by_wanted(weights: Floats, wanted: Floats) -> Floats:
 
 def _sum_by_client(values: Floats, starts: Ints) -> Floats:
     totals = np.zeros(len(starts) - 1)
-    seen = starts[1:] > starts[:-1]
-    if seen.any():
-        totals[seen] = np.add.reduceat(values, starts[:-1][seen])
+    if len(values):
+        totals[starts[1:] > starts[:-1]] = np.add.reduceat(values, find_first_entries(starts))
     return totals
 
 
@@ -323,7 +327,7 @@ def _objective(
         scale: c_n.
         targets: for the weights.
         variances: of means over the rounds.
-        parts: the part of each participant in a round, (T,), or of each entry, (E,).
+        parts: of the participants in the rounds.
         factors: of each client's parts, (N,); None: 1.
         dispersion: of the parts; None: estimated here.
     """
@@ -333,7 +337,7 @@ def _objective(
             method, weights, none(weights, targets.wanted), none(weights, targets.reachable)
         )
     known = dispersion or variances.dispersion(parts, weights, scale)
-    rounds = variances.count_rounds(parts)
+    rounds = parts.count_rounds()
 
     def errors(assumed: Floats) -> Floats:
         return _standard_errors(assumed, scale, known.roots**2 / rounds)
@@ -364,9 +368,9 @@ def _summed(
     log, weights = variances.log, sums / sums.sum()
     rates = log.counts / log.length
     factors = np.divide(weights, rates, out=np.zeros(len(sums)), where=rates > 0)
-    ones = np.ones(log.length)
+    parts = Parts(np.ones(log.length))
     return _objective(
-        method, weights, factors, targets, variances, ones, factors, variances.presence
+        method, weights, factors, targets, variances, parts, factors, variances.presence
     )
 
 

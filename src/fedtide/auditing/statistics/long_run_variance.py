@@ -12,29 +12,17 @@ the mean of a batch of rounds has one, and no length of batches must be chosen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, sparse, special
+from scipy import optimize, special
 
-from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.log.participation_log import Floats
 from fedtide.auditing.statistics.distributions import student_t_isf
+from fedtide.auditing.statistics.periodogram import FREQUENCIES
 
-Parts = NDArray[np.floating]
-"""Factors c_t of each round, shape (T,), or c_t^n of each entry by round, (E,)."""
-
-_FREQUENCIES = 32
-_FEW_FREQUENCIES, _MANY_ENTRIES = 12, 4_000_000
-"""Logs of many entries use fewer frequencies, as each takes a pass."""
-_ROWS = 8192
-"""In longer logs, the waves are constant over several neighbouring rounds."""
-_CLIENTS = 1 << 15
-"""The number of clients transformed at once."""
-_LOWEST = 6
-"""Frequencies that show what series have in common."""
 _SUBSETS = (24, 16, 12, 8, 6, 4)
 """Numbers of frequencies to fall back on if a shape does not fit all."""
 _BENDS = np.array([0.7, 1.0, 1.4, 2.0])
@@ -74,89 +62,6 @@ class SpectralShape:
     long_memory: float
     used: int
     posterior: Floats
-
-
-@dataclass(frozen=True, eq=False)
-class Periodogram:
-    """The periodograms of several series.
-
-    Args:
-        powers: |Σ_t y_t exp(−2πi f t / T)|² / T for f = 1, 2, ..., shape (series, m).
-        means: the mean over whole cycles, shape (series,).
-        rounds: the number of rounds in whole cycles.
-        independent: how many independent series of equal power vary as much in their sum of powers
-            as these, which may have causes in common.
-    """
-
-    powers: NDArray[np.floating]
-    means: Floats
-    rounds: int
-    independent: float = 1.0
-
-
-def client_periodograms(
-    log: ParticipationLog, parts: Parts | None, means: Floats, period: int | None
-) -> Periodogram:
-    """Return the periodograms of the series y_t^n − w_n Σ_m y_t^m of the clients.
-
-    Args:
-        log: the participation log.
-        parts: y_t^n of the participants; None: the series are y_t^n = 1[n in S_t] alone.
-        means: w_n, shape (N,).
-        period: of a cycle; its mean effect is removed, and an incomplete last cycle is left out.
-    """
-    most = _FREQUENCIES if len(log.clients) <= _MANY_ENTRIES else _FEW_FREQUENCIES
-    waves = _Waves(log.length, period, most)
-    total = np.zeros(waves.count + 1, dtype=np.complex128)
-    of_rounds = parts is not None and len(parts) == log.length
-    if parts is not None:
-        ones = np.ones(log.size)
-        series = parts * log.cohorts if of_rounds else sum_by_round(log, ones, parts)
-        total = waves.transform_series(np.asarray(series, dtype=np.float64))
-    ordered = None if parts is None or of_rounds else _order_by_client(log, parts)
-    powers = np.zeros((log.size, waves.count), dtype=np.float32)
-    products = np.zeros((waves.count, waves.count), dtype=np.complex128)
-    found = np.zeros(log.size)
-    for clients, entries, starts in _client_chunks(log):
-        rounds = log.rounds[entries]
-        values = None if ordered is None else ordered[entries]
-        if parts is not None and of_rounds:
-            values = np.asarray(parts[rounds], dtype=np.float64)
-        sums = waves.transform(rounds, values, starts)
-        found[clients] = sums[:, 0].real / max(1, waves.rounds)
-        sums -= np.outer(means[clients], total)
-        powers[clients] = np.abs(sums[:, 1:]) ** 2 / max(1, waves.rounds)
-        products += sums[:, 1:].conj().T @ sums[:, 1:]
-    return Periodogram(powers, found, waves.rounds, _count_independent(products))
-
-
-def _count_independent(products: NDArray[np.complex128]) -> float:
-    """Return the equivalent number of equal, independent series; infinite if nothing shows.
-
-    With z_f the values of all series at frequency f, of covariance Σ_f, the power Σ_n |z_fn|² has
-    the mean tr Σ_f and the variance tr Σ_f². Two frequencies are independent, so the mean square of
-    their inner product is tr Σ_f Σ_g. The number is
-
-        Σ_{f ≠ g} |z_f|² |z_g|² / Σ_{f ≠ g} |z_f · z_g|²
-
-    Only the lowest frequencies count: causes in common may be slow, and chance is not.
-
-    Args:
-        products: z_f · z_g, shape (m, m).
-    """
-    products = products[:_LOWEST, :_LOWEST]
-    powers = products.diagonal().real
-    pairs = float(powers.sum() ** 2 - (powers**2).sum())
-    shared = float((np.abs(products) ** 2).sum() - (powers**2).sum())
-    return pairs / shared if shared > 1e-12 * powers.sum() ** 2 else np.inf
-
-
-def series_periodogram(series: Floats, period: int | None) -> Periodogram:
-    """Return the periodogram of one series, shape (T,)."""
-    waves = _Waves(len(series), period)
-    sums = waves.transform_series(series)
-    rounds = max(1, waves.rounds)
-    return Periodogram(np.abs(sums[None, 1:]) ** 2 / rounds, sums[:1].real / rounds, waves.rounds)
 
 
 def fit_shape(
@@ -324,7 +229,7 @@ def _list_hypotheses() -> _Hypotheses:
     step = 1 / 64
     roots = np.arange(step / 2, 8, step)  # of the frequencies: finer steps towards 0
     window = 2 * step * roots * np.sinc(roots**2) ** 2
-    densities = density(np.arange(1.0, _FREQUENCIES + 1))
+    densities = density(np.arange(1.0, FREQUENCIES + 1))
     prior = np.minimum(corners, 1.0) * np.where(powers == 0, 2.0, 1.0)
     prior *= np.where(floors > 0, _FLOOR_PRIOR / (len(_FLOORS) - 1), 1.0)
     return _Hypotheses(
@@ -334,71 +239,3 @@ def _list_hypotheses() -> _Hypotheses:
         prior=prior / prior.sum(),
         is_long=(corners < 1) & (powers > 0),
     )
-
-
-def sum_by_round(log: ParticipationLog, values: Floats, weights: Parts | None = None) -> Floats:
-    """Return the sum of the participants' values in each round, (T,).
-
-    Args:
-        log: the participation log.
-        values: one per client, shape (N,).
-        weights: factors of the entries, by round, (E,).
-    """
-    sums = np.zeros(log.length)
-    step = max(1, (1 << 22) * log.length // max(1, len(log.clients)))
-    for low in range(0, log.length, step):
-        high = min(low + step, log.length)
-        starts = log.starts[low : high + 1]
-        nonempty = starts[:-1] < starts[1:]
-        if nonempty.any():
-            terms = values[log.clients[starts[0] : starts[-1]]]
-            if weights is not None:
-                terms = terms * weights[starts[0] : starts[-1]]
-            sums[low:high][nonempty] = np.add.reduceat(terms, starts[:-1][nonempty] - starts[0])
-    return sums
-
-
-class _Waves:
-    """exp(−2πi f t / T) for f = 0, 1, ..., m and the rounds t of whole cycles."""
-
-    def __init__(self, length: int, period: int | None, most: int = _FREQUENCIES) -> None:
-        cycle = period or 1
-        self.rounds = length // cycle * cycle
-        below = length // cycle - 1 if period else (length - 1) // 2
-        self.count = max(0, min(most, below))
-        self._step = max(1, -(-self.rounds // _ROWS))
-        middle = (np.arange(-(-self.rounds // self._step)) + 0.5) * self._step
-        angles = 2 * np.pi * np.outer(middle / max(1, self.rounds), np.arange(self.count + 1))
-        table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-        self._table = np.concatenate([table, np.zeros((1, table.shape[1]))])  # other rounds
-
-    def transform(
-        self, rounds: NDArray[np.int32], values: Floats | None, starts: Ints
-    ) -> NDArray[np.complex128]:
-        """Return Σ values · waves, by client, shape (clients, m + 1)."""
-        last = len(self._table) - 1
-        rows = np.where(rounds < self.rounds, rounds // self._step, last)
-        data = np.ones(len(rows)) if values is None else values
-        shape = (len(starts) - 1, last + 1)
-        sums = sparse.csr_array((data, rows, starts.astype(rows.dtype)), shape=shape) @ self._table
-        return np.asarray(sums[:, : self.count + 1] - 1j * sums[:, self.count + 1 :])
-
-    def transform_series(self, series: Floats) -> NDArray[np.complex128]:
-        """Return Σ_t series · waves, shape (m + 1,)."""
-        rounds = np.arange(len(series), dtype=np.int32)
-        return np.asarray(self.transform(rounds, series, np.array([0, len(series)]))[0])
-
-
-def _client_chunks(log: ParticipationLog) -> Iterator[tuple[slice, slice, Ints]]:
-    """Iterate over chunks of few entries and few clients, as `iter_client_chunks` does."""
-    for clients, _, _ in log.iter_client_chunks():
-        for low in range(clients.start, clients.stop, _CLIENTS):
-            high = min(low + _CLIENTS, clients.stop)
-            bounds = log.client_starts[low : high + 1]
-            yield slice(low, high), slice(int(bounds[0]), int(bounds[-1])), bounds - bounds[0]
-
-
-def _order_by_client(log: ParticipationLog, parts: Parts) -> Floats:
-    """Return the parts of the entries, client by client, from those by round, (E,)."""
-    by_round = sparse.csr_array((parts, log.clients, log.starts), shape=(log.length, log.size))
-    return np.asarray(by_round.tocsc().data, dtype=np.float64)

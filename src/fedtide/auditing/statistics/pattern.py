@@ -9,26 +9,20 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.auditing.log.participation_log import MIN_REPEATS, Floats, ParticipationLog
-from fedtide.auditing.statistics.autocorrelation import (
-    Autocorrelation,
-    estimate_autocorrelation,
-    estimate_neighbour_correlation,
+from fedtide.auditing.log.participation_log import MIN_REPEATS, ParticipationLog
+from fedtide.auditing.statistics.autocorrelation import Autocorrelation, estimate_autocorrelation
+from fedtide.auditing.statistics.change import Drift
+from fedtide.auditing.statistics.distributions import normal_two_sided
+from fedtide.auditing.statistics.pattern_tests import (
+    ALWAYS,
+    Estimate,
+    TestResults,
+    classify_clients,
+    run_tests,
+    smallest_rate,
 )
-from fedtide.auditing.statistics.change import Drift, detect_drift
-from fedtide.auditing.statistics.distributions import normal_sf
-from fedtide.auditing.statistics.periodicity import (
-    CycleProfile,
-    PeriodCandidate,
-    find_period,
-    fold_over_period,
-)
-from fedtide.auditing.statistics.runs_test import (
-    RunCounts,
-    count_runs,
-    run_lag_one_tests,
-    run_second_order_test,
-)
+from fedtide.auditing.statistics.periodicity import CycleProfile, fold_over_period
+from fedtide.auditing.statistics.runs_test import RunCounts, count_runs
 
 Family = Literal[
     "always", "independent", "markov", "cyclic", "regularized", "drifting", "undecided"
@@ -39,25 +33,11 @@ DISPERSION, SLOW_DISPERSION = "dispersion of counts", "dispersion over a 25th of
 DRIFT, PERIOD, PRESENCE = "drift", "periodicity", "constant presence"
 """The names of the tests and estimates."""
 
-_LEVEL = 0.001
-"""The level of each test."""
-_PERIOD_LEVEL = 0.0002
-"""The level of the test for a period, whose noise is not quite normal."""
-_DRIFT_LEVEL = 0.002
-"""The level of the test for drift."""
-_CLIENTS_LEVEL = 0.002
-"""The level of the tests of individual clients, for all clients together."""
-MARGIN = 0.1
-"""The largest correlation between rounds with which rounds are called independent."""
-VARIANCE_MARGIN = 2.0
-"""The same for the variance of counts over many rounds, relative to independent rounds."""
 MIN_ROUNDS = 12
 """With fewer rounds, nothing is said about the pattern."""
 _PAUSE_FACTOR = 5
 """How many times fewer rounds with a single client than expected show a pause; three such rounds
 more than the log has are not excluded (95%)."""
-_ALWAYS = 0.85
-"""Clients are called always present if their log excludes smaller rates than this (95%)."""
 
 
 @dataclass(frozen=True)
@@ -128,78 +108,6 @@ class Pattern:
         return log.leave_out_idle(self.period or 1)[0] if self.idle_rounds else log
 
 
-@dataclass(frozen=True, eq=False)
-class _TestResults:
-    """All test statistics, before a family is chosen."""
-
-    log: ParticipationLog
-    run_counts: RunCounts
-    correlation: Autocorrelation
-    lag_one: tuple[Floats, float]  # p-value of each client, pooled z
-    neighbour: _Estimate  # correlation between neighbouring rounds
-    beyond: _Estimate  # correlation beyond the previous round
-    dispersion: _Ratio  # relative variance of counts in windows
-    slow_dispersion: _Ratio  # the same for the longest windows
-    windows: tuple[int, int]  # of the dispersions, in rounds
-    period: PeriodCandidate | None
-    drift: Drift
-
-    @property
-    def drifts(self) -> bool:
-        """Whether the rates change, beyond the minimum effect."""
-        p = self.drift.p_value
-        return p is not None and p < _DRIFT_LEVEL and self.drift.relative_change > 0.1
-
-    @property
-    def repeats(self) -> bool:
-        """Whether participation is periodic."""
-        return self.period is not None and _is_periodic(self.period)
-
-    @property
-    def depends(self) -> bool:
-        """Whether neighbouring rounds are correlated, beyond the minimum effect."""
-        return _two_sided(self.lag_one[1]) < _LEVEL and abs(self.neighbour.value) > 0.02
-
-
-@dataclass(frozen=True)
-class _Estimate:
-    """An estimate of a correlation and its standard deviation."""
-
-    value: float
-    error: float
-
-    @property
-    def z(self) -> float:
-        """The estimate in standard deviations."""
-        return self.value / self.error if self.error > 0 else 0.0
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95%."""
-        reach = 1.96 * self.error
-        return max(-1.0, float(self.value - reach)), min(1.0, float(self.value + reach))
-
-    @property
-    def finite_interval(self) -> tuple[float, float] | None:
-        """The interval; None if nothing is excluded."""
-        return self.interval if np.isfinite([self.error, *self.interval]).all() else None
-
-    def lies_within(self, low: float, high: float) -> bool:
-        """Return whether the interval lies inside these bounds."""
-        return low < self.interval[0] and self.interval[1] < high
-
-
-class _Ratio(_Estimate):
-    """An estimate relative to its value under independence, and its relative error."""
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95%, symmetric on a logarithmic scale."""
-        factor = float(np.exp(1.96 * self.error))
-        value = max(self.value, 0.0)
-        return value / factor, value * factor
-
-
 def find_pattern(log: ParticipationLog) -> Pattern:
     """Classify the pattern of a log.
 
@@ -255,7 +163,7 @@ def _classify(log: ParticipationLog, run_counts: RunCounts) -> Pattern:
     correlation = estimate_autocorrelation(log)
     if correlation is None:
         return _describe_constant_presence(log, run_counts)
-    results = _run_tests(log, run_counts, correlation)
+    results = run_tests(log, run_counts, correlation)
     family, reason = _choose_family(results)
     period = results.period.rounds if family == "cyclic" and results.period else None
     profile = None if period is None else fold_over_period(log, period)
@@ -266,7 +174,7 @@ def _classify(log: ParticipationLog, run_counts: RunCounts) -> Pattern:
         parameters=_estimate_parameters(family, results, profile),
         mixing_time=_mixing_time(family, correlation),
         evidence=_collect_evidence(results),
-        clients=_classify_clients(family, results, profile),
+        clients=classify_clients(family, results, profile),
         run_counts=run_counts,
         correlation=correlation,
         drift=results.drift,
@@ -290,119 +198,70 @@ def _no_pattern(log: ParticipationLog, run_counts: RunCounts, reason: str) -> Pa
 
 def _describe_constant_presence(log: ParticipationLog, run_counts: RunCounts) -> Pattern:
     """Return "always" if the log is long enough to exclude rates below 0.85."""
-    excluded = _smallest_rate(log.length)
+    excluded = smallest_rate(log.length)
     digits = max(2, 1 + math.ceil(-math.log10(1 - excluded)))
     bound = math.floor(excluded * 10**digits) / 10**digits
     fact = (
         f"every client that took part did so in each of {_count_rounds(log)}, which excludes rates "
         f"below {bound:.{digits}f} (95%)"
     )
-    if excluded < _ALWAYS:
+    if excluded < ALWAYS:
         return _no_pattern(log, run_counts, fact)
     evidence = [Evidence(PRESENCE, fact, None, 1.0, (excluded, 1.0))]
     clients = np.where(log.counts > 0, "always", "never")
     return Pattern("always", "", None, {"rate": 1.0}, 1.0, evidence, clients, run_counts)
 
 
-def _smallest_rate(rounds: int) -> float:
-    """Return the rate at which presence in all of r rounds has probability 0.05: 0.05^(1/r)."""
-    return float(0.05 ** (1 / rounds))
-
-
 def _count_rounds(log: ParticipationLog) -> str:
     return f"{log.length:,} round{'s' if log.length > 1 else ''}"
 
 
-def _run_tests(
-    log: ParticipationLog, run_counts: RunCounts, correlation: Autocorrelation
-) -> _TestResults:
-    period = find_period(correlation)
-    cycle = period.rounds if period is not None and _is_periodic(period) else 1
-    rate = len(log.clients) / (log.length * max(1, int((log.counts > 0).sum())))
-    window = int(np.clip(2 / rate, 4, max(4, log.length // 4)))
-    longest = max(2, log.length // 25)
-    spread = np.sqrt(correlation.design_effect)  # dependence between clients widens all intervals
-    effect, error = run_second_order_test(run_counts)
-    p_values, z = run_lag_one_tests(run_counts)
-    neighbour, width = estimate_neighbour_correlation(log, correlation)
-    return _TestResults(
-        log=log,
-        run_counts=run_counts,
-        correlation=correlation,
-        lag_one=(p_values, float(z / spread)),
-        neighbour=_Estimate(neighbour, width / 1.96),
-        beyond=_Estimate(effect, float(error * spread)),
-        dispersion=_Ratio(*correlation.window_dispersion(window)),
-        slow_dispersion=_Ratio(*correlation.window_dispersion(longest)),
-        windows=(window, longest),
-        period=period,
-        drift=detect_drift(log, cycle, run_counts.autocorrelation_time),
-    )
-
-
-def _is_periodic(period: PeriodCandidate) -> bool:
-    return period.p_value < _PERIOD_LEVEL and period.strength > 0.005 and period.persistence > 0.5
-
-
-def _choose_family(results: _TestResults) -> tuple[Family, str]:
+def _choose_family(results: TestResults) -> tuple[Family, str]:
     """Return the family and, if it is undecided, the reason."""
-    dispersion, beyond = results.dispersion, results.beyond
+    beyond = results.beyond
     if results.drifts:
         return "drifting", ""
     if results.repeats:
         return "cyclic", ""
-    if dispersion.value < 0.7 and _p_below_one(dispersion) < _LEVEL:
+    if results.is_regular:
         return "regularized", ""
-    further = abs(beyond.z) > 4 and abs(beyond.value) > 0.05
     if results.depends:
-        if further:
+        if results.depends_further:
             return "undecided", (
                 f"rounds are dependent: {_say_neighbour(results)}, and beyond the previous round "
                 f"by {beyond.value:+.3f} ({_say_interval(beyond)}), so no known pattern fits"
             )
-        if beyond.lies_within(-MARGIN, MARGIN):
+        if results.ends_with_previous:
             return "markov", ""
         return "undecided", (
             f"rounds are dependent: {_say_neighbour(results)}; the log cannot tell whether "
             f"memory ends with the previous round (beyond it {_say_interval(beyond)})"
         )
-    if _excludes_dependence(results):
+    if results.is_independent:
         return "independent", ""
     return "undecided", _say_what_is_open(results)
 
 
-def _excludes_dependence(results: _TestResults) -> bool:
-    """Return whether all intervals for dependence between rounds lie inside their margins."""
-    p = results.drift.p_value
-    return (
-        results.neighbour.lies_within(-MARGIN, MARGIN)
-        and results.beyond.lies_within(-MARGIN, MARGIN)
-        and results.slow_dispersion.lies_within(1 / VARIANCE_MARGIN, VARIANCE_MARGIN)
-        and (p is None or p >= _DRIFT_LEVEL)
-    )
-
-
-def _say_what_is_open(results: _TestResults) -> str:
+def _say_what_is_open(results: TestResults) -> str:
     """Return what a log without significant dependence on the previous round leaves open."""
-    open_questions = [f"{_say_neighbour(results)}"]
-    if not results.beyond.lies_within(-MARGIN, MARGIN):
+    open_questions = [_say_neighbour(results)]
+    if not results.ends_with_previous:
         open_questions.append(
             f"correlation beyond the previous round {results.beyond.value:+.3f} "
             f"({_say_interval(results.beyond)})"
         )
     slow = results.slow_dispersion
-    if not slow.lies_within(1 / VARIANCE_MARGIN, VARIANCE_MARGIN):
+    if not results.is_even:
         open_questions.append(
             f"variance of counts in {results.windows[1]} rounds {slow.value:.2f} times that of "
             f"independent rounds (95%: {slow.interval[0]:.2f} to {slow.interval[1]:.2f})"
         )
-    p = results.drift.p_value
-    if p is not None and p < _DRIFT_LEVEL:
+    if results.shows_drift:
         open_questions.append(_describe_drift(results.drift).result)
     return f"neither dependence nor independence is excluded: {', '.join(open_questions)}"
 
 
-def _say_neighbour(results: _TestResults) -> str:
+def _say_neighbour(results: TestResults) -> str:
     neighbour = results.neighbour
     return (
         f"correlation between neighbouring rounds {neighbour.value:+.3f} "
@@ -410,27 +269,27 @@ def _say_neighbour(results: _TestResults) -> str:
     )
 
 
-def _say_interval(estimate: _Estimate) -> str:
+def _say_interval(estimate: Estimate) -> str:
     if estimate.finite_interval is None:
         return "error unknown"
     low, high = estimate.interval
     return f"95%: {low:+.3f} to {high:+.3f}"
 
 
-def _collect_evidence(results: _TestResults) -> list[Evidence]:
+def _collect_evidence(results: TestResults) -> list[Evidence]:
     neighbour, beyond = results.neighbour, results.beyond
     evidence = [
         Evidence(
             NEIGHBOURS,
             _say_neighbour(results),
-            _two_sided(results.lag_one[1]),
+            normal_two_sided(results.lag_one),
             neighbour.value,
             neighbour.finite_interval,
         ),
         Evidence(
             BEYOND,
             f"correlation beyond the previous round {beyond.value:+.3f} ({_say_interval(beyond)})",
-            _two_sided(beyond.z),
+            normal_two_sided(beyond.z),
             beyond.value,
             beyond.finite_interval,
         ),
@@ -448,7 +307,7 @@ def _collect_evidence(results: _TestResults) -> list[Evidence]:
                 name,
                 f"variance of counts in windows of {window} rounds {ratio.value:.2f} times that "
                 f"of independent rounds (95%: {low:.2f} to {high:.2f})",
-                min(1.0, _two_sided((ratio.value - 1) / ratio.error)),
+                normal_two_sided(ratio.z),
                 ratio.value,
                 ratio.finite_interval,
             )
@@ -479,7 +338,7 @@ def _describe_drift(drift: Drift) -> Evidence:
 
 
 def _estimate_parameters(
-    family: Family, results: _TestResults, profile: CycleProfile | None
+    family: Family, results: TestResults, profile: CycleProfile | None
 ) -> dict[str, Any]:
     seen = results.log.counts > 0
     rate = float(results.log.counts[seen].mean() / results.log.length)
@@ -506,48 +365,3 @@ def _mixing_time(family: Family, correlation: Autocorrelation) -> float | None:
     if family in ("cyclic", "drifting"):
         return None
     return max(1.0, (correlation.integrated_time + 1) / 2)
-
-
-def _classify_clients(
-    family: Family, results: _TestResults, profile: CycleProfile | None
-) -> NDArray[np.str_]:
-    """Return the family of each client by its own tests, with Holm's procedure over all clients.
-
-    A client without an effect of its own is "independent" only if the family is, or if its own
-    correlation between neighbouring rounds is within the margin (95%).
-    """
-    counts, length = results.log.counts, results.log.length
-    families = np.full(len(counts), "undecided", dtype="<U12")
-    enough = (counts >= 5) & (length - counts >= 5)
-    within = np.abs(results.run_counts.correlation) + 1.96 / np.sqrt(length) < MARGIN
-    families[enough & (within | (family == "independent"))] = "independent"
-    if family == "regularized":
-        families[enough] = "regularized"
-    families[enough & _reject_by_holm(results.lag_one[0], enough)] = (
-        family if family in ("regularized", "undecided") else "markov"
-    )
-    if profile is not None:
-        families[enough & profile.repeats] = "cyclic"
-    families[enough & _reject_by_holm(results.drift.client_p_values, enough)] = "drifting"
-    families[counts == length] = "always" if _smallest_rate(length) >= _ALWAYS else "undecided"
-    families[counts == 0] = "never"
-    return families
-
-
-def _reject_by_holm(p_values: Floats, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which hypotheses are rejected at the family-wise level of clients (Holm 1979)."""
-    indices = np.flatnonzero(among)
-    order = indices[np.argsort(p_values[indices])]
-    adjusted = p_values[order] * np.arange(len(order), 0, -1)
-    rejected = np.zeros(len(p_values), dtype=bool)
-    rejected[order[np.maximum.accumulate(adjusted) < _CLIENTS_LEVEL]] = True
-    return rejected
-
-
-def _two_sided(z: float) -> float:
-    return float(2 * normal_sf(abs(z)))
-
-
-def _p_below_one(ratio: _Ratio) -> float:
-    """Return the one-sided p-value of a ratio below 1."""
-    return float(normal_sf((1 - ratio.value) / ratio.error))

@@ -27,16 +27,14 @@ class PeriodCandidate:
     Args:
         rounds: c.
         strength: the mean of R over the multiples of c: 1 for a strict cycle.
-        rise: the excess of R at these lags over the lags half-way between them.
         persistence: C(c), relative to the highest R after R has first been negative: 1 for a cycle,
             less if similar times between returns make the phase fade.
-        p_value: the largest of those of the two, for all candidates together (Bonferroni), and that
-            of the test that the cycle keeps its phase.
+        p_value: the largest of those of the strength and of the excess of R over the lags half-way
+            between, for all candidates together (Bonferroni), and of the test of the phase.
     """
 
     rounds: int
     strength: float
-    rise: float
     persistence: float
     p_value: float
 
@@ -107,9 +105,7 @@ def find_period(correlation: Autocorrelation) -> PeriodCandidate | None:
     if p < 0.01:
         p = max(p, _test_phase(correlation.values, int(candidates[best])))
     persistence = float(strength[best]) / _highest_return(correlation)
-    return PeriodCandidate(
-        int(candidates[best]), float(strength[best]), float(rise[best]), persistence, p
-    )
+    return PeriodCandidate(int(candidates[best]), float(strength[best]), persistence, p)
 
 
 def fold_over_period(log: ParticipationLog, period: int) -> CycleProfile:
@@ -117,12 +113,11 @@ def fold_over_period(log: ParticipationLog, period: int) -> CycleProfile:
     parts = []
     chunk = max(1, _MAX_CELLS // period)
     visits = np.bincount(np.arange(log.length) % period, minlength=period).astype(np.float64)
-    for low in range(0, log.size, chunk):
-        high = min(low + chunk, log.size)
-        begin, end = int(log.client_starts[low]), int(log.client_starts[high])
-        owner = np.repeat(np.arange(high - low), log.counts[low:high])
-        cell = owner * period + log.rounds[begin:end] % period
-        counts = np.bincount(cell, minlength=(high - low) * period).reshape(-1, period)
+    for _, entries, starts in log.iter_client_chunks(chunk):
+        clients = len(starts) - 1
+        owner = np.repeat(np.arange(clients), np.diff(starts))
+        cell = owner * period + log.rounds[entries] % period
+        counts = np.bincount(cell, minlength=clients * period).reshape(-1, period)
         parts.append(_profile(counts.astype(np.float64), visits))
     explained, p_value, on, phase, rate = map(np.concatenate, zip(*parts, strict=True))
     return CycleProfile(period, explained, p_value < 0.001, on, phase, rate, log.length / period)

@@ -61,16 +61,15 @@ class RateEstimates:
 
 
 def wilson_interval(
-    share: ArrayLike, draws: ArrayLike, level: float = 0.95, freedom: ArrayLike = np.inf
+    share: ArrayLike, draws: ArrayLike, freedom: ArrayLike = np.inf
 ) -> tuple[Floats, Floats]:
-    """Return Wilson's confidence interval of a proportion.
+    """Return Wilson's 95% interval of a proportion.
 
         (p̂ + z² / 2n ± z √( p̂ (1 − p̂) / n + z² / 4n² )) / (1 + z² / n)
 
     Args:
         share: p̂.
         draws: n independent draws, any positive number.
-        level: of confidence.
         freedom: z is the quantile of Student's t with these degrees of freedom.
 
     >>> low, high = wilson_interval(0.5, 100)
@@ -78,7 +77,7 @@ def wilson_interval(
     (0.404, 0.596)
     """
     p, n = np.asarray(share, dtype=np.float64), np.asarray(draws, dtype=np.float64)
-    z2 = student_t_isf((1 - level) / 2, np.maximum(freedom, 1.0)) ** 2
+    z2 = student_t_isf(0.025, np.maximum(freedom, 1.0)) ** 2
     middle = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = np.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n**2))) / (1 + z2 / n)
     return np.clip(middle - half, 0, p), np.clip(middle + half, p, 1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.log.participation_log import Floats, ParticipationLog, find_gaps
 from fedtide.auditing.statistics.distributions import runs_moments, runs_p_value
 
 
@@ -61,13 +61,12 @@ def count_runs(log: ParticipationLog) -> RunCounts:
     """Return the pattern counts of every client, in one pass."""
     counts = np.zeros((3, log.size))
     for clients, entries, starts in log.iter_client_chunks():
-        gaps = np.diff(log.rounds[entries])
-        gaps[starts[1:-1][(starts[1:-1] > 0) & (starts[1:-1] <= len(gaps))] - 1] = 0
+        gaps = find_gaps(log.rounds[entries], starts)
         adjacent = gaps == 1
         twice = np.zeros_like(adjacent)
         twice[1:] = adjacent[1:] & adjacent[:-1]
         for row, marked in enumerate((adjacent, twice, gaps == 2)):
-            counts[row, clients] = _count_per_client(marked, starts)
+            counts[row, clients] = np.diff(np.concatenate([[0], np.cumsum(marked)])[starts])
     ones, (pairs, triples, returns) = log.counts.astype(np.float64), counts
     first, last = _presence(log, 0), _presence(log, log.length - 1)
     return RunCounts(log.length, ones, first, last, pairs, triples, returns)
@@ -146,14 +145,6 @@ def _count_single_rounds(rounds: Floats, runs: Floats, among: Floats) -> tuple[F
 def _remaining_variance(rounds: Floats, changes: Floats) -> Floats:
     """Return k q (1 − q) of a state in which clients spend k rounds and change q k times."""
     return changes * (1 - changes / np.maximum(rounds, 1))
-
-
-def _count_per_client(marked: np.ndarray, starts: Ints) -> Floats:
-    """Return each client's number of marked gaps; gap i lies before entry i + 1."""
-    totals = np.concatenate([[0], np.cumsum(marked)])
-    low = np.minimum(starts[:-1], len(marked))
-    high = np.maximum(low, np.minimum(starts[1:] - 1, len(marked)))
-    return np.asarray(totals[high] - totals[low], dtype=np.float64)
 
 
 def _presence(log: ParticipationLog, t: int) -> Floats:

@@ -148,6 +148,7 @@ def measure_selection(log: ParticipationLog, wanted: Floats, seed: int = 0) -> S
     unused = log.counts == 0
     unselected = unused if selected is None else selected.counts == 0
     unreported = unused if reported is None else reported.counts == 0
+    was_available = np.zeros_like(unused) if available is None else available.counts > 0
     samples = find_samples_in_force(log)
     alternatives = {}
     if available is not None:
@@ -156,9 +157,9 @@ def measure_selection(log: ParticipationLog, wanted: Floats, seed: int = 0) -> S
         objective=None if selected is None else _find_objective(selected, wanted, samples)[0],
         selecting=None if available is None else measure_shift(available, chosen),
         dropping=None if selected is None else measure_shift(selected, log),
-        left_out=_indices(unselected & (available.counts > 0)) if available else _indices([]),
-        lost=_indices(~unselected & unreported),
-        refused=_indices(~unreported & unused),
+        left_out=np.flatnonzero(unselected & was_available),
+        lost=np.flatnonzero(~unselected & unreported),
+        refused=np.flatnonzero(~unreported & unused),
         reports=None if reported is None else reported.counts,
         alternatives=alternatives,
         weighted=samples is not None,
@@ -350,7 +351,3 @@ def _sum_over_rounds(log: ParticipationLog, values: Floats) -> Floats:
         totals = np.concatenate([[0.0], np.cumsum(values[log.rounds[entries]])])
         sums[clients] = np.diff(totals[starts])
     return sums
-
-
-def _indices(mask: object) -> Ints:
-    return np.flatnonzero(np.asarray(mask, dtype=bool))

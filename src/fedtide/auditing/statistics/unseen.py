@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtide.auditing.log.participation_log import Ints, ParticipationLog
+from fedtide.auditing.log.participation_log import Ints, ParticipationLog, find_first_entries
 from fedtide.auditing.statistics.distributions import normal_isf
 
 _MIN_GAPS = 50
@@ -112,7 +112,7 @@ def _count_visits(log: ParticipationLog, link: int) -> tuple[Ints, float]:
             continue
         apart = np.diff(rounds, prepend=-1)
         first = np.zeros(len(rounds), dtype=bool)
-        first[starts[:-1][starts[1:] > starts[:-1]]] = True
+        first[find_first_entries(starts)] = True
         begins = np.flatnonzero(first | (apart > link))
         lengths = rounds[np.append(begins[1:], len(rounds)) - 1] - rounds[begins]
         numbers = np.zeros(len(rounds), dtype=np.int64)

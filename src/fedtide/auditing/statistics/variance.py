@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
-from fedtide.auditing.statistics.long_run_variance import Parts, sum_by_round
 from fedtide.auditing.statistics.pattern import Pattern
+from fedtide.auditing.statistics.periodogram import Parts, sum_by_round
 from fedtide.auditing.statistics.rate_estimates import RateEstimates
 from fedtide.auditing.statistics.runs_test import count_runs
 
@@ -22,7 +22,7 @@ class EarlierRounds:
 
     Args:
         variances: of means over these rounds.
-        parts: of each participant in a round, (T,), or of each entry, (E,).
+        parts: of the participants in these rounds.
         weights: the means of the clients' parts, (N,).
         dispersion: of the parts.
         lasting: the clients that count, a mask, (N,): who left or joined has changed its rate,
@@ -40,7 +40,7 @@ class EarlierRounds:
         weights = np.where(self.lasting, self.weights, 0.0)
         mean = float((slopes * weights).sum()) / max(float(weights.sum()), 1e-300)
         centred = np.where(self.lasting, slopes - mean, 0.0)
-        known = self.variances.count_rounds(self.parts)
+        known = self.parts.count_rounds()
         return self.variances.variance(centred, self.parts, self.dispersion) * known / rounds
 
 
@@ -98,16 +98,14 @@ class VarianceModel:
         """Return the dispersion of the clients' parts of the rounds.
 
         Args:
-            parts: of each participant in a round, (T,), or of each entry, (E,); a part is relative
-                to the sum of the parts in its round.
-            weights: the mean w_n of a client's parts over the rounds of nonzero parts, (N,).
+            parts: relative to the sum of the parts in their round.
+            weights: the mean w_n of a client's parts over the rounds that are not left out, (N,).
             scale: c_n = E[part²] / E[part], (N,); a part has the variance w_n (c_n − w_n).
         """
-        stretch = self.log.length / self.count_rounds(parts)
+        stretch = self.log.length / parts.count_rounds()
         spread = np.maximum(weights * (scale - weights), 0) * stretch
-        found = estimate_dispersion(
-            self.log, parts * stretch, weights, spread, self._runs, self._period
-        )
+        parts = replace(parts, rounds=parts.rounds * stretch)
+        found = estimate_dispersion(self.log, parts, weights, spread, self._runs, self._period)
         shift = found.means - weights if self._period else np.zeros(len(weights))
         variance = np.maximum(spread / self.log.length, 1e-300)
         found = found.with_shift(np.where(spread > 1e-15, shift**2 / variance, 0.0))
@@ -120,17 +118,9 @@ class VarianceModel:
 
         Args:
             slopes: ψ, shape (N,).
-            parts: c; rounds of parts 0 are left out, also of T.
+            parts: c; rounds that are left out do not count in T.
             dispersion: of these parts.
         """
-        of_rounds = len(parts) == self.log.length
-        sums = sum_by_round(self.log, slopes, None if of_rounds else parts)
-        series = sums * parts if of_rounds else sums
-        rounds = self.count_rounds(parts)
+        series, rounds = sum_by_round(self.log, slopes, parts), parts.count_rounds()
         own = dispersion.variance_of_mean(series * (self.log.length / rounds), slopes)
         return own if self._earlier is None else max(own, self._earlier.variance(slopes, rounds))
-
-    def count_rounds(self, parts: Parts) -> int:
-        """Return T, the number of rounds of nonzero parts."""
-        of_rounds = len(parts) == self.log.length
-        return int(np.count_nonzero(parts)) if of_rounds else self.log.length

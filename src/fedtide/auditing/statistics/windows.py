@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
-from fedtide.auditing.statistics.influence import list_parts, recorded_weights
+from fedtide.auditing.statistics.influence import recorded_weights
 
 _MAX_ENTRIES = 4_000_000
 """Above this number of entries, a subset of the clients is used."""
@@ -97,12 +97,12 @@ class _Windows:
         self._new = np.ones(len(self._owner), dtype=bool)
         self._new[1:] = self._owner[1:] != self._owner[:-1]
         self._busy = np.flatnonzero(log.cohorts)
-        if recorded_weights(log) is None:
+        recorded = recorded_weights(log)
+        if recorded is None:
             self._share = log.cohort_weights[self.rounds]
         else:
-            by_client = list_parts(log)[2][np.argsort(log.clients, kind="stable")]
-            self._share = log.of_clients(by_client, chosen)
-            self._share = self._share * (len(self._busy) / log.length)
+            self._share = log.of_clients(log.sort_by_client(recorded), chosen)
+            self._share *= len(self._busy) / float(recorded.sum())
         terms = weights**2 - 2 * weights * wanted
         self.floor = float(log.size * ((weights - wanted) ** 2).sum())
         # Control variate: correct the subset's sum with its known error over the whole log.

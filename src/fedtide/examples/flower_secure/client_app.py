@@ -17,7 +17,7 @@ from fedtide.flower.clients.store import encode_update
 
 SIZE, STEPS, LR = 10, 5, 0.05
 CLIP = 64.0
-"""The largest ω·|Δ| of a coordinate that can be masked."""
+"""The largest ω·|Δ| of a coordinate that can be masked, beside noise."""
 MIN_SITES = 3
 """In a sum of two updates, each site could compute the other's."""
 NORM = 1.0
@@ -47,12 +47,20 @@ def train(x: Tensor, site: int) -> Update:
 def noise_share(size: int, noise_multiplier: float, cutoff: int) -> Tensor:
     """Return a site's share of the noise on a sum: that of HONEST_SITES has what one needs alone.
 
-    They need the deviation z K C, as one site changes the sum by up to K C. More than HONEST_SITES
-    make it larger; sites that are lost do not make it smaller than that, as smaller sums than of
-    MIN_SITES are never unmasked.
+    More than HONEST_SITES make it larger; sites that are lost do not make it smaller than that, as
+    smaller sums than of MIN_SITES are never unmasked.
     """
-    deviation = noise_multiplier * cutoff * NORM / HONEST_SITES**0.5
-    return deviation * standard_normals(size, 0, seed=None)
+    return noise_deviation(noise_multiplier, cutoff) * standard_normals(size, 0, seed=None)
+
+
+def noise_deviation(noise_multiplier: float, cutoff: int) -> float:
+    """Return the deviation of a share: that of the sum is z K C, as one site changes it by K C."""
+    return noise_multiplier * cutoff * NORM / HONEST_SITES**0.5
+
+
+def largest_masked(noise_multiplier: float, cutoff: int) -> float:
+    """Return the largest number that can be masked; noise exceeds its part once in 10^15 draws."""
+    return CLIP + 8 * noise_deviation(noise_multiplier, cutoff)
 
 
 def clip_update(update: Update) -> Update:
@@ -82,10 +90,10 @@ class Site(NumPyClient):
         if self._noise_multiplier:
             update = clip_update(update)
         weighted = encode_update(update, request, self._memory).update["x"]
+        cutoff = int(request.form.removeprefix("fedau-"))
         if self._noise_multiplier:
-            cutoff = int(request.form.removeprefix("fedau-"))
             weighted = weighted + noise_share(len(weighted), self._noise_multiplier, cutoff)
-        if float(weighted.abs().max()) > CLIP:
+        if float(weighted.abs().max()) > largest_masked(self._noise_multiplier, cutoff):
             raise ValueError("the update would be clipped; raise CLIP")
         return [weighted.numpy()], 1, {}
 

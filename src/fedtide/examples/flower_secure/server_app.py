@@ -1,7 +1,7 @@
 """The server: FedAU over sums of masked updates, with Flower's legacy SecAgg+ workflow."""
 
 import numpy as np
-from client_app import CLIP, MIN_SITES, SIZE, secret
+from client_app import MIN_SITES, SIZE, largest_masked, secret
 from flwr.app import Context
 from flwr.common import FitIns, GetPropertiesIns, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import LegacyContext, ServerConfig
@@ -83,7 +83,9 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the SecAgg+ workflow."""
     config = context.run_config
-    strategy = SecureFedAU(int(config["num-clients"]), int(config["cutoff"]))
+    cutoff = int(config["cutoff"])
+    strategy = SecureFedAU(int(config["num-clients"]), cutoff)
     rounds = ServerConfig(num_rounds=int(config["num-server-rounds"]))
-    masked = EnoughContributions(1.0, 0.6, max_weight=1.0, clipping_range=CLIP)
+    largest = largest_masked(float(config.get("noise-multiplier", 0.0)), cutoff)
+    masked = EnoughContributions(1.0, 0.6, max_weight=1.0, clipping_range=largest)
     DefaultWorkflow(fit_workflow=masked)(grid, LegacyContext(context, rounds, strategy))

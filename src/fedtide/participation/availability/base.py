@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +71,21 @@ class AvailabilityStream(ABC):
     @abstractmethod
     def round(self, t: int) -> AvailableClients:
         """Return the clients available in round t (0-based, larger than any asked for before)."""
+
+
+class IndependentStream(AvailabilityStream):
+    """A stream whose rounds may be asked for in any order.
+
+    Args:
+        draw: returns the clients available in round t.
+        length: as in `AvailabilityStream`.
+    """
+
+    def __init__(self, draw: Callable[[int], AvailableClients], length: int | None = None) -> None:
+        self._draw, self.length = draw, length
+
+    def round(self, t: int) -> AvailableClients:
+        return self._draw(t)
 
 
 class Availability(ABC):

@@ -10,6 +10,7 @@ from fedtide.participation.availability.base import (
     Availability,
     AvailabilityStream,
     AvailableClients,
+    IndependentStream,
 )
 from fedtide.population import Population
 
@@ -23,16 +24,9 @@ class Full(Availability):
     """
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        return _FullStream(population.clients)
+        everyone = AvailableClients(np.arange(population.clients, dtype=np.int64))
+        return IndependentStream(lambda t: everyone)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return p_n = 1."""
         return np.ones(population.clients)
-
-
-class _FullStream(AvailabilityStream):
-    def __init__(self, clients: int) -> None:
-        self._available = AvailableClients(np.arange(clients, dtype=np.int64))
-
-    def round(self, t: int) -> AvailableClients:
-        return self._available

@@ -16,6 +16,7 @@ from fedtide.participation.availability.base import (
     AvailabilityStream,
     AvailableClients,
     Ids,
+    IndependentStream,
 )
 from fedtide.participation.log.client_ids import normalise_clients, number_clients
 from fedtide.population import Population
@@ -27,7 +28,7 @@ from fedtide.validation import require_probabilities
 class SubsetLaw(Availability):
     """Independent rounds in which the set A is available with probability q(A).
 
-    Source: Agnostic FedAvg 2025.
+    Source: Rahimi & Kalogerias 2025 (agnostic FedAvg).
 
     Args:
         subsets: the sets A, each a list of client ids, or of names if the data name the clients,
@@ -61,8 +62,15 @@ class SubsetLaw(Availability):
             _check_subset(number, subset)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        sets = self._sorted_sets(population)
-        return _SubsetLawStream(sets, np.asarray(self.probabilities), seed)
+        sets = [AvailableClients(clients) for clients in self._sorted_sets(population)]
+        total = np.cumsum(self.probabilities)
+        cumulative = total / total[-1]
+
+        def draw(t: int) -> AvailableClients:
+            u = uniforms(seed, "subset-law", t)
+            return sets[int(np.searchsorted(cumulative, u, side="right"))]
+
+        return IndependentStream(draw)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return P(n ∈ A) = Σ_A q(A) 1[n ∈ A]."""
@@ -91,18 +99,6 @@ class SubsetLaw(Availability):
             np.sort(number_clients(f"subsets[{number}]", column, population))
             for number, column in enumerate(columns)
         ]
-
-
-class _SubsetLawStream(AvailabilityStream):
-    def __init__(self, sets: list[Ids], q: NDArray[np.float64], seed: int) -> None:
-        self._sets = [AvailableClients(clients) for clients in sets]
-        total = np.cumsum(q)
-        self._cumulative = total / total[-1]
-        self._seed = seed
-
-    def round(self, t: int) -> AvailableClients:
-        u = uniforms(self._seed, "subset-law", t)
-        return self._sets[int(np.searchsorted(self._cumulative, u, side="right"))]
 
 
 def _to_column(subset: Sequence[int | str]) -> pl.Series:

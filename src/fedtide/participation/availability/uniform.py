@@ -10,6 +10,7 @@ from fedtide.participation.availability.base import (
     Availability,
     AvailabilityStream,
     AvailableClients,
+    IndependentStream,
 )
 from fedtide.population import Population
 from fedtide.randomness import generator
@@ -37,22 +38,18 @@ class Uniform(Availability):
         require_whole_number("size", self.size)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        require_cohort_size(self.size, population.clients)
-        return _UniformStream(population.clients, self.size, seed)
+        clients = population.clients
+        require_cohort_size(self.size, clients)
+
+        def draw(t: int) -> AvailableClients:
+            random = generator(seed, "uniform", t)
+            return AvailableClients(
+                np.sort(random.choice(clients, self.size, replace=False, shuffle=False))
+            )
+
+        return IndependentStream(draw)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return p_n = S/N."""
         require_cohort_size(self.size, population.clients)
         return np.full(population.clients, self.size / population.clients)
-
-
-class _UniformStream(AvailabilityStream):
-    def __init__(self, clients: int, size: int, seed: int) -> None:
-        self._clients = clients
-        self._size = size
-        self._seed = seed
-
-    def round(self, t: int) -> AvailableClients:
-        random = generator(self._seed, "uniform", t)
-        clients = random.choice(self._clients, self._size, replace=False, shuffle=False)
-        return AvailableClients(np.sort(clients))

@@ -34,8 +34,8 @@ _MAX_EXACT_WORK = 1_000_000
 class Weighted(Availability):
     """In every round, S clients drawn one by one, ∝ weight among those not yet drawn.
 
-    Successive sampling without replacement, rounds independent (Agnostic FedAvg 2025 uses
-    N = 100, S = 10, w_i = exp(−i/10); its program calls NumPy's `choice`).
+    Successive sampling without replacement, rounds independent (Rahimi & Kalogerias 2025 use
+    N = 100, S = 10, w_i = exp(−i/10); their program calls NumPy's `choice`).
 
     A round costs O(S log N) unless the S largest weights make up nearly all of the sum; then O(N).
 

@@ -148,7 +148,11 @@ def plan_pruning(url: str, keep: int) -> Pruning:
     Raises:
         InvalidInputError: fewer than LEAST_KEPT rounds to keep, or as in `read_ledger`.
     """
-    _require_kept(keep)
+    if keep < LEAST_KEPT:
+        raise InvalidInputError(
+            f"keep: {keep} rounds; keep at least {LEAST_KEPT}: an audit needs them, and so may a "
+            "resumed training"
+        )
     with open_ledger(url) as (connection, _, federation):
         federation = find_federation(connection, federation)
         own = ROUNDS.c.federation == federation
@@ -156,11 +160,10 @@ def plan_pruning(url: str, keep: int) -> Pruning:
         rounds = connection.scalars(query).all()
         if not rounds:
             raise InvalidInputError("ledger: it has no rounds; nothing can be removed")
-        first_kept = rounds[-keep:][0]
-        old = (PARTICIPATION.c.federation == federation) & (PARTICIPATION.c.round < first_kept)
+        kept = rounds[-keep:]
+        old = (PARTICIPATION.c.federation == federation) & (PARTICIPATION.c.round < kept[0])
         rows = connection.scalar(sql.select(sql.func.count()).where(old)) or 0
-    kept = len(rounds[-keep:])
-    return Pruning(federation, len(rounds) - kept, rows, kept, first_kept, rounds[-1])
+    return Pruning(federation, len(rounds) - len(kept), rows, len(kept), kept[0], kept[-1])
 
 
 def prune_ledger(url: str, pruning: Pruning) -> Iterator[int]:
@@ -316,22 +319,26 @@ def _find_unknown_words(connection: sql.Connection, version: int, name: str) -> 
 
 def _find_repeated_clients(connection: sql.Connection, name: str) -> Iterator[str]:
     columns = PARTICIPATION.c
-    query = sql.select(columns.round, columns.client).where(columns.federation == name)
-    query = query.group_by(columns.round, columns.client).having(sql.func.count() > 1)
-    found = connection.execute(query.order_by(columns.round, columns.client)).all()
-    if found:
-        texts = [f"{row.client!r} in round {row.round}" for row in found]
-        yield f"clients stand more than once in a round: {_list(texts)}"
+    query = _select_clients(name).group_by(columns.round, columns.client)
+    if found := _name_clients(connection, query.having(sql.func.count() > 1)):
+        yield f"clients stand more than once in a round: {_list(found)}"
 
 
 def _find_impossible_requests(connection: sql.Connection, name: str) -> Iterator[str]:
     columns = PARTICIPATION.c
+    impossible = (columns.asked >= columns.round) | (columns.asked < 0)
+    if found := _name_clients(connection, _select_clients(name).where(impossible)):
+        yield f"replies answer a request (`asked`) that is not of an earlier round: {_list(found)}"
+
+
+def _select_clients(name: str) -> sql.Select[tuple[int, str]]:
+    columns = PARTICIPATION.c
     query = sql.select(columns.round, columns.client).where(columns.federation == name)
-    query = query.where((columns.asked >= columns.round) | (columns.asked < 0))
-    found = connection.execute(query.order_by(columns.round, columns.client)).all()
-    if found:
-        texts = [f"{row.client!r} in round {row.round}" for row in found]
-        yield f"replies answer a request (`asked`) that is not of an earlier round: {_list(texts)}"
+    return query.order_by(columns.round, columns.client)
+
+
+def _name_clients(connection: sql.Connection, query: sql.Select[tuple[int, str]]) -> list[str]:
+    return [f"{row.client!r} in round {row.round}" for row in connection.execute(query)]
 
 
 def _reject_damage(connection: sql.Connection) -> None:
@@ -358,14 +365,6 @@ def _split(engine: sql.Engine, pruning: Pruning) -> list[tuple[int, int, int]]:
             ranges.append((low, t, count))
             low, rows, count = t + 1, 0, 0
     return ranges
-
-
-def _require_kept(keep: int) -> None:
-    if keep < LEAST_KEPT:
-        raise InvalidInputError(
-            f"keep: {keep} rounds; keep at least {LEAST_KEPT}: an audit needs them, and so may a "
-            "resumed training"
-        )
 
 
 def _rounds_are(count: int) -> str:

@@ -18,8 +18,8 @@ class LeastFrequent(Selection):
 
         r_n ← (1 - β) r_n + β 1{n selected}        in every round, r_n = 0 at first
 
-    The paper selects the clients whose r_n lowers the variance Σ (1/N)² / r_n of the step most, for
-    clients of equal weight those with the smallest r_n. `F3AST` is the method that weights their
+    F3AST selects the clients that lower the variance Σ (1/N)² / r_n of the step most; with clients
+    of equal weight these are the ones with the smallest r_n. The method `F3AST` weights their
     updates by 1 / r_n. Ties go to the lower id. All take part if fewer than S are available. Stores
     12 bytes per client.
 

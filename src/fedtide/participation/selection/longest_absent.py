@@ -13,7 +13,7 @@ from fedtide.validation import require_cohort_size, require_whole_number
 
 @configurable
 class LongestAbsent(Selection):
-    """The S available clients whose last selection was longest ago (Yan et al., FedLaAvg).
+    """The S available clients whose last selection was longest ago (Yan et al. 2020, FedLaAvg).
 
     Clients that were never selected come first; ties go to the lower id. All take part if fewer
     than S are available. Stores 4 bytes per client.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.problems.datasets.hub import undecoded
 from fedtide.problems.datasets.parquet import Rows, read_folder, read_table
 from fedtide.validation import expand_home
 
@@ -100,17 +101,6 @@ class Dataset:
     mean: Sequence[float] | NDArray[np.float64] = (0.5,)
     std: Sequence[float] | NDArray[np.float64] = (0.5,)
 
-    def standardisation(self, device: torch.device, dtype: torch.dtype) -> PixelStandardisation:
-        """Return the standardisation of pixels, on the device."""
-        return standardisation(self.mean, self.std, device, dtype)
-
-    def features(self, rows: Rows, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return the standardised pixels, or the unchanged numbers, on the device."""
-        features = torch.from_numpy(rows.features).to(device)
-        if rows.features.dtype != np.uint8:
-            return features.to(dtype)
-        return self.standardisation(device, dtype).apply(features)
-
 
 def standardisation(
     mean: Sequence[float] | NDArray[np.float64],
@@ -133,6 +123,14 @@ def standardisation(
 
 Normalise = Sequence[float] | Literal["pixels"]
 """A mean and a standard deviation for pixels / 255, or each pixel's own over the training set."""
+
+
+def check_constants(normalise: Sequence[float] | None) -> None:
+    """Check a mean and a standard deviation of pixels; raise InvalidInputError unless they fit."""
+    if normalise is not None and (len(normalise) != 2 or normalise[1] <= 0):
+        raise InvalidInputError(
+            f"normalise: {normalise}; give a mean and a positive standard deviation"
+        )
 
 
 def load(
@@ -259,7 +257,7 @@ def _load_digits() -> Dataset:
 @lru_cache(maxsize=2)
 def _load_from_hub(name: str) -> tuple[Rows, Rows]:
     """Return the training and test rows of a data set on the hub, or of its cached copy."""
-    from datasets import Image, load_dataset
+    from datasets import load_dataset
 
     try:
         splits = load_dataset(*KNOWN[name].hub)
@@ -269,11 +267,8 @@ def _load_from_hub(name: str) -> tuple[Rows, Rows]:
             f"({type(error).__name__}); go online, or put {name}/train.parquet and "
             f"{name}/test.parquet into the folder FEDTIDE_DATA"
         ) from error
-    rows = []
-    for split in ("train", "test"):
-        data = splits[split]
-        for column, feature in data.features.items():
-            if isinstance(feature, Image):
-                data = data.cast_column(column, Image(decode=False))
-        rows.append(read_table(data.with_format("arrow")[:], f"{name}, split {split}"))
-    return rows[0], rows[1]
+    train, test = (
+        read_table(undecoded(splits[split]).with_format("arrow")[:], f"{name}, split {split}")
+        for split in ("train", "test")
+    )
+    return train, test

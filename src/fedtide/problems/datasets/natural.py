@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.datasets.hub import load_from_hub
-from fedtide.problems.datasets.sources import from_arrow
+from fedtide.problems.datasets.table_columns import from_arrow
 
 Columns = Mapping[str, Any]
 """The columns x, y and client."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -11,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fedtide.content_hash import fingerprint
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.datasets.image_decoding import Pixels, decode_cached, decode_images
+from fedtide.problems.datasets.table_columns import from_arrow
 
 _IMAGE = ("image", "img")
 _LABEL = ("label", "fine_label")  # of CIFAR-100 on the hub
@@ -124,34 +125,18 @@ def _read_features(
         column = column.field("bytes")
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
         return cache(lambda: decode_images(column.to_pylist()))
-    return _read_numbers(column)
-
-
-def _read_numbers(column: pa.Array) -> NDArray[np.float32]:
-    """Return lists of numbers as one array, shape (n, …)."""
-    shape, values = [len(column)], column
-    while _is_list(values.type) and not values.null_count and len(values):
-        lengths = pc.list_value_length(values)
-        shape.append(pc.min(lengths).as_py())
-        if pc.max(lengths).as_py() != shape[-1]:
-            break
-        values = values.flatten()
-    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
-    if values.null_count or not any(is_kind(values.type) for is_kind in kinds):
+    numbers: object = None
+    with suppress(InvalidInputError):
+        numbers = from_arrow(column)
+    if not isinstance(numbers, np.ndarray) or numbers.dtype == object:
         raise InvalidInputError(
             f"image: {column.type} is neither an encoded image nor a list of numbers of one shape; "
             f"write PNG or JPEG bytes"
         )
-    features: NDArray[np.float32] = values.to_numpy(zero_copy_only=False).astype(np.float32)
-    features = features.reshape(shape)
+    features = numbers.astype(np.float32)
     wrong = np.flatnonzero(~np.isfinite(features.reshape(len(features), -1)).all(axis=1))
     if len(wrong):
         raise InvalidInputError(
             f"image: sample {wrong[0]} holds NaN or infinity; give finite numbers"
         )
     return features
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,17 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 import torch
-from numpy.typing import NDArray
 
 from fedtide.content_hash import once
 from fedtide.errors import InvalidInputError, did_you_mean, first_line
 from fedtide.import_paths import import_object, is_import_path
 from fedtide.problems.datasets.hub import load_from_hub, undecoded
-from fedtide.problems.datasets.image_decoding import decode_cached, decode_images
+from fedtide.problems.datasets.image_decoding import decode_cached
+from fedtide.problems.datasets.natural import NATURAL, load_natural
+from fedtide.problems.datasets.table_columns import Column, from_arrow, is_pandas, to_column
 from fedtide.text_files import DAMAGE, has_rows, read_header, split_suffix, unreadable
 from fedtide.validation import expand_home
 
-Ints = NDArray[np.int64]
-
-_IMAGE_BYTES = "bytes"  # of the struct in which Hugging Face stores an image
 _SUFFIXES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _MISSING = pa.array(pyarrow.csv.ConvertOptions().null_values)  # such as "" and "NA"
 _KINDS = (
@@ -36,44 +33,6 @@ _KINDS = (
     "the path of a Parquet, CSV or TSV file, the import path of a function that returns one of "
     "these, hub:OWNER/NAME, or femnist, shakespeare or stackoverflow"
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Ragged:
-    """Sequences of different lengths: row n is `values[offsets[n]:offsets[n + 1]]`.
-
-    Args:
-        values: the elements of all sequences, one after another, shape (m, ...).
-        offsets: the boundaries between sequences, shape (n + 1,).
-
-    >>> padded, mask = Ragged(np.array([5, 6, 7]), np.array([0, 1, 3])).pad()
-    >>> padded.tolist(), mask.tolist()
-    ([[5, 0], [6, 7]], [[True, False], [True, True]])
-    """
-
-    values: NDArray[Any]
-    offsets: Ints
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def pad(self, length: int | None = None) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Return the sequences filled with zeros to one length, (n, L, ...), and their mask.
-
-        Args:
-            length: L; None: that of the longest.
-        """
-        sizes = np.diff(self.offsets)
-        longest = int(sizes.max()) if length is None else length
-        mask = np.arange(longest) < sizes[:, None]
-        padded = np.zeros((*mask.shape, *self.values.shape[1:]), self.values.dtype)
-        padded[mask] = self.values
-        return padded, mask
-
-
-Column = NDArray[Any] | Ragged
-"""One value per row, (n, ...): numbers, truth values, text (dtype object), uint8 images
-(n, C, H, W), or sequences of different lengths."""
 
 
 class Table:
@@ -124,8 +83,8 @@ class Table:
                 ) from None
         return self._columns[name]
 
-    def require_rows(self, columns: Mapping[str, Iterable[str]]) -> int:
-        """Return the number of rows.
+    def require_rows(self, columns: Mapping[str, Iterable[str]]) -> None:
+        """Check that columns exist and have the same number of rows, at least one.
 
         Args:
             columns: the names of the columns that are used, by the field that names them.
@@ -145,7 +104,6 @@ class Table:
             )
         if not any(sizes.values()):
             raise InvalidInputError(f"{self._source}: it has no rows; give at least one")
-        return next(iter(sizes.values()))
 
 
 def read_source(field: str, source: Any, order: Sequence[str], names: str | None = None) -> Table:
@@ -154,8 +112,8 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
     Args:
         field: the field that an error names.
         source: a mapping of arrays or tensors, a structured array of NumPy, a Polars, pandas or
-            PyArrow table, a Hugging Face `Dataset`, a map-style PyTorch `Dataset`, or text, see
-            `_read_named`.
+            PyArrow table, a Hugging Face `Dataset`, a map-style PyTorch `Dataset`, a path, or text,
+            see `_load_named`.
         order: the names of the elements where rows are tuples, as those of a PyTorch data set.
         names: the column that names clients, if there is one: in tuples it comes last and may be
             missing, and in text files it is read as it is written ("007" is not 7).
@@ -164,16 +122,19 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
         InvalidInputError: something else, a file that cannot be read, or two columns of one name.
 
     >>> table = read_source("train", {"x": [[1.0], [2.0]], "y": ["a", "b"]}, order=())
-    >>> table.column("inputs", "x").shape, table.require_rows({"inputs": ["x"], "target": ["y"]})
-    ((2, 1), 2)
+    >>> table.column("inputs", "x").shape
+    (2, 1)
     """
     if isinstance(source, str):
-        return _read_named(field, source, order, names)
+        return read_source(field, _load_named(field, source), order, names)
     if isinstance(source, Path):
         return _read_file(field, source, names)
     if isinstance(source, Mapping):
         _refuse_several(field, source, [*order, *([] if names is None else [names])])
         return _table(source.items(), field)
+    library = type(source).__module__.partition(".")[0]
+    if library == "datasets" and hasattr(source, "features") and hasattr(source, "__len__"):
+        source = undecoded(source).with_format("arrow")[:]
     if isinstance(source, pl.LazyFrame):
         source = source.collect()
     if isinstance(source, pl.DataFrame):
@@ -182,13 +143,9 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
         return _table(zip(source.column_names, source.columns, strict=True), field)
     if isinstance(source, np.ndarray) and source.dtype.names is not None:
         return _table(((name, source[name]) for name in source.dtype.names), field)
-    if _is_pandas(source):
+    if is_pandas(source):
         index = [str(level) for level in source.index.names if level is not None]
         return _table(source.items(), field, index)
-    library = type(source).__module__.partition(".")[0]
-    if library == "datasets" and hasattr(source, "features") and hasattr(source, "__len__"):
-        arrow = undecoded(source).with_format("arrow")[:]
-        return _table(zip(arrow.column_names, arrow.columns, strict=True), field)
     if library != "pandas" and hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         columns = [*order, *([] if names is None else [names])]
         return _table(_collect_rows(field, source, columns, len(order)).items(), field)
@@ -208,7 +165,7 @@ def _instead_of(source: Any) -> str:
     return _KINDS
 
 
-def split_files(field: str, folder: Path) -> list[Path]:
+def split_files(folder: Path) -> list[Path]:
     """Return the files of a folder that hold training and, if there are any, test samples.
 
     Raises:
@@ -220,13 +177,13 @@ def split_files(field: str, folder: Path) -> list[Path]:
     ]
     if found[0] is None:
         raise InvalidInputError(
-            f"{field}: the folder {str(folder)!r} has no train.parquet or train.csv; write one"
+            f"train: the folder {str(folder)!r} has no train.parquet or train.csv; write one"
         )
     return [file for file in found if file is not None]
 
 
-def _read_named(field: str, name: str, order: Sequence[str], names: str | None) -> Table:
-    """Return the table that a text names.
+def _load_named(field: str, name: str) -> Any:
+    """Return the source that a text names.
 
     Args:
         field: the field that an error names.
@@ -234,23 +191,17 @@ def _read_named(field: str, name: str, order: Sequence[str], names: str | None) 
             hub:OWNER/NAME:SPLIT on the Hugging Face hub; the path of a .parquet, .csv or .tsv file,
             the latter two also with .gz; or, if there is no such file, the import path of a
             function without arguments that returns any source. The split is "train" by default.
-        order, names: see `read_source`.
 
     Raises:
-        InvalidInputError: a file that cannot be read, a function that fails, or no connection.
+        InvalidInputError: a function that fails, or no connection.
     """
-    from fedtide.problems.datasets.natural import NATURAL, load_natural
-
     head, _, split = name.partition(":")
     if head in NATURAL:
-        return _table(load_natural(field, head, split or "train").items(), field)
+        return load_natural(field, head, split or "train")
     if head == "hub":
         data, _, split = split.partition(":")
-        arrow = load_from_hub(field, data, split or "train", "give a file")
-        return _table(zip(arrow.column_names, arrow.columns, strict=True), field)
-    if is_import_path(name) and not Path(name).exists():
-        return read_source(field, _call(field, name), order, names)
-    return _read_file(field, Path(name), names)
+        return load_from_hub(field, data, split or "train", "give a file")
+    return _call(field, name) if is_import_path(name) and not Path(name).exists() else Path(name)
 
 
 def _call(field: str, path: str) -> Any:
@@ -282,16 +233,10 @@ def _require_distinct(field: str, what: str, names: Sequence[str]) -> None:
         )
 
 
-def _is_pandas(value: Any) -> bool:
-    """Return whether a value is a DataFrame of pandas, or of a library that extends it."""
-    classes = ((cls.__module__.partition(".")[0], cls.__name__) for cls in type(value).__mro__)
-    return ("pandas", "DataFrame") in classes
-
-
 def _is_table(value: Any) -> bool:
     """Return whether a value is a data set by itself, and no column of one."""
     kinds = (pl.DataFrame, pl.LazyFrame, pa.Table, torch.utils.data.Dataset)
-    return isinstance(value, kinds) or hasattr(value, "column_names") or _is_pandas(value)
+    return isinstance(value, kinds) or hasattr(value, "column_names") or is_pandas(value)
 
 
 def _refuse_several(field: str, source: Mapping[Any, Any], names: Sequence[str]) -> None:
@@ -325,12 +270,11 @@ def _read_file(field: str, path: Path, names: str | None) -> Table:
         )
     status = path.stat()
     table = _read_arrow(field, path, names, status.st_size, status.st_mtime_ns)
-
-    def reader(name: str, column: pa.ChunkedArray) -> Callable[[], Column]:
-        return lambda: from_arrow(column, partial(decode_cached, path, name))
-
-    columns = zip(table.column_names, table.columns, strict=True)
-    return Table({name: reader(name, column) for name, column in columns}, str(path))
+    columns = {
+        name: partial(from_arrow, column, partial(decode_cached, path, name))
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
+    return Table(columns, str(path))
 
 
 @lru_cache(maxsize=8)
@@ -454,195 +398,3 @@ def _refuse_parts(field: str, data: Any, order: Sequence[str]) -> None:
             f"{field}: it is a {type(data).__name__} of {len(data)} arrays, which would be "
             f"{len(data)} samples; if they are columns, name them: {{{named}}}"
         )
-
-
-def _join_columns(columns: Iterable[tuple[Any, Any]]) -> NDArray[Any]:
-    """Return columns of numbers, one per row each, side by side, (n, columns)."""
-    parts = []
-    for name, values in columns:
-        try:
-            part = to_column(values)
-        except InvalidInputError as error:
-            raise InvalidInputError(f"its column {name!r}: {error}") from None
-        if isinstance(part, Ragged) or part.ndim > 1 or part.dtype == object:
-            raise InvalidInputError(
-                f"its column {name!r} does not hold one number per row; leave that out"
-            )
-        parts.append(part)
-    if not parts:
-        raise InvalidInputError("it is a table without columns")
-    return np.stack(parts, axis=1)
-
-
-def to_column(value: Any) -> Column:
-    """Return a column from an array, a tensor, a list, a column or a table of numbers.
-
-    Raises:
-        InvalidInputError: missing values, or values of a type that no network can use.
-    """
-    if hasattr(value, "toarray") or getattr(value, "layout", torch.strided) is not torch.strided:
-        dense = "to_dense" if isinstance(value, torch.Tensor) else "toarray"
-        raise InvalidInputError(f"it is sparse; give a dense array, such as its .{dense}()")
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        value = value.float() if value.dtype == torch.bfloat16 else value
-        value = value.resolve_conj().resolve_neg().numpy()
-    if isinstance(value, np.ma.MaskedArray):
-        mask = np.ma.getmaskarray(value)
-        if mask.ndim and mask.any():
-            missing = mask.reshape(len(mask), -1).any(1)
-            raise _missing(int(missing.sum()), len(mask), int(missing.argmax()))
-        value = value.data
-    if _is_pandas(value):
-        return _join_columns(value.items())
-    if isinstance(value, pl.DataFrame):
-        return _join_columns(zip(value.columns, value.iter_columns(), strict=True))
-    if isinstance(value, pl.Series):
-        try:
-            value = value.to_arrow()
-        except (pa.ArrowException, pl.exceptions.PolarsError):  # 128 bits, or Python objects
-            raise _no_numbers(value.dtype) from None
-    if isinstance(value, pa.Array | pa.ChunkedArray):
-        return from_arrow(value)
-    if type(value).__module__.partition(".")[0] == "pandas":
-        return _from_objects(value, from_pandas=True)
-    if not isinstance(value, np.ndarray):
-        value = _stack(value)
-    if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biuf":
-        return value
-    return _from_objects(value)
-
-
-def _stack(value: Any) -> Any:
-    """Return a list as an array if its elements have one shape."""
-    try:
-        stacked = np.asarray(value)
-    except ValueError:  # of different lengths
-        return value
-    return value if stacked.dtype.kind in "OSU" else stacked
-
-
-def _from_objects(values: Any, from_pandas: bool = False) -> Column:
-    """Return a column from text, or from lists or arrays in the cells of a table."""
-    try:
-        return from_arrow(pa.array(values, from_pandas=from_pandas))
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, InvalidInputError):
-            raise
-        if isinstance(error, OverflowError):
-            raise InvalidInputError(
-                "its whole numbers need more than 64 bits; give text, or floating-point numbers"
-            ) from None
-        kinds: set[str] = set()
-        try:  # PyArrow does not take arrays of several dimensions in cells
-            kinds = {type(cell).__name__ for cell in values}
-            arrays = [np.asarray(cell) for cell in values]
-        except (TypeError, ValueError):
-            arrays = []
-        if (joined := _join_arrays(arrays)) is not None:
-            return joined
-        if len(kinds) > 1:
-            raise InvalidInputError(
-                f"its values are of different types ({', '.join(sorted(kinds))}); convert them to "
-                "numbers or to text"
-            ) from None
-        raise InvalidInputError(
-            f"it is not an array ({first_line(error, 100)}); give numbers, text, images, or "
-            "lists of numbers"
-        ) from None
-
-
-def _join_arrays(arrays: Sequence[NDArray[Any]]) -> Column | None:
-    """Return arrays of numbers, one a row, as a column; None: they hold or are something else.
-
-    Arrays of up to two dimensions that differ in length are sequences.
-    """
-    if not arrays or any(array.dtype.kind not in "biuf" for array in arrays):
-        return None
-    if len({array.shape for array in arrays}) == 1:
-        return np.stack(arrays)
-    if len({array.shape[1:] for array in arrays}) > 1 or not 1 <= arrays[0].ndim <= 2:
-        return None
-    sizes = [len(array) for array in arrays]
-    if not min(sizes):
-        raise _empty_list(sizes.index(0))
-    return Ragged(np.concatenate(arrays), np.concatenate([[0], np.cumsum(sizes)]))
-
-
-def _empty_list(row: int) -> InvalidInputError:
-    """Return the error about a row whose sequence has no elements."""
-    return InvalidInputError(f"the list in row {row} is empty; remove the row")
-
-
-def from_arrow(
-    values: pa.Array | pa.ChunkedArray, cache: Callable[[Any], Any] = lambda decode: decode()
-) -> Column:
-    """Return an Arrow column.
-
-    Args:
-        values: numbers, text, encoded images (bytes, or a struct with `bytes`), or (nested) lists.
-        cache: wraps the decoding of images, which is slow.
-
-    Raises:
-        InvalidInputError: missing values, or another type.
-    """
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    if isinstance(values, pa.ExtensionArray):
-        values = values.storage
-    kind = values.type
-    if values.null_count:
-        raise _missing(values.null_count, len(values), values.is_null().index(True).as_py())
-    if pa.types.is_dictionary(kind):
-        return from_arrow(values.dictionary_decode(), cache)
-    if pa.types.is_struct(kind) and kind.get_field_index(_IMAGE_BYTES) >= 0:
-        return from_arrow(values.field(_IMAGE_BYTES), cache)
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return np.asarray(cache(lambda: decode_images(values.to_pylist())))
-    if pa.types.is_decimal(kind):
-        values, kind = values.cast(pa.float64()), pa.float64()
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return np.array(values.to_numpy(zero_copy_only=False))
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
-        return np.array(values.to_pylist(), dtype=object)
-    if pa.types.is_fixed_size_list(kind):
-        return _reshape(values.flatten(), len(values), kind.list_size)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _from_lists(values)
-    raise _no_numbers(kind)
-
-
-def _missing(count: int, rows: int, first: int) -> InvalidInputError:
-    """Return the error about a column that lacks values."""
-    return InvalidInputError(
-        f"{count} of {rows} values are missing (the first in row {first}); fill them in or remove "
-        "the rows"
-    )
-
-
-def _no_numbers(kind: object) -> InvalidInputError:
-    """Return the error about a column of this type."""
-    return InvalidInputError(
-        f"its type {kind} is not numeric; give numbers, text, images, or lists of numbers"
-    )
-
-
-def _reshape(values: pa.Array, rows: int, length: int) -> NDArray[Any]:
-    """Return flattened lists of one length as an array (n, L, ...)."""
-    inner = from_arrow(values)
-    if isinstance(inner, Ragged):
-        raise InvalidInputError("its lists are of different lengths on two levels; pad the inner")
-    return inner.reshape(rows, length, *inner.shape[1:])
-
-
-def _from_lists(values: pa.Array) -> Column:
-    """Return lists as an array if they are of one length, and as sequences otherwise."""
-    sizes = pc.list_value_length(values).to_numpy().astype(np.int64)
-    if len(sizes) and not sizes.min():
-        raise _empty_list(int(sizes.argmin()))
-    if len(sizes) == 0 or sizes.min() == sizes.max():
-        return _reshape(values.flatten(), len(values), int(sizes.max(initial=0)))
-    inner = from_arrow(values.flatten())
-    if isinstance(inner, Ragged):
-        raise InvalidInputError("its lists are of different lengths on two levels; pad the inner")
-    return Ragged(inner, np.concatenate([[0], np.cumsum(sizes)]))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -18,20 +16,24 @@ from torch.utils._pytree import tree_map
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.layout import Params
 from fedtide.problems.models.batch_norm import RunningStatistics, replace_batch_norm
-from fedtide.problems.models.keyed_dropout import DropoutMasks, replace_dropout
+from fedtide.problems.models.dropout_masks import DropoutMasks
+from fedtide.problems.models.keyed_dropout import replace_dropout
 from fedtide.problems.models.keyed_functions import KeyedFunctions
 from fedtide.problems.models.network_checks import (
+    Inputs,
     agree,
     are_close,
     check_network,
+    count_changes,
     read_attributes,
+    refuse_changed_buffers,
     refuse_changes,
     refuse_hidden_parameters,
+    refuse_impure,
+    shape_errors,
     shift,
+    sum_frozen,
 )
-
-Inputs = tuple[Tensor, ...]
-"""The arguments of a network's `forward` for a minibatch; the first dimension is the sample."""
 
 
 @dataclass(frozen=True)
@@ -256,9 +258,9 @@ class FunctionalModel:
         evaluating = _copy_sharing(self._evaluating)
         modules = {"training": training.module, "evaluation": evaluating}
         buffers = {mode: _clone(tried.named_buffers()) for mode, tried in modules.items()}
-        frozen = _sum_frozen(modules.values())
+        frozen = sum_frozen(modules.values())
         params = _clone(self.params.items())
-        with refuse_impure("model", example, "input"), _shape_errors(example, self._names):
+        with refuse_impure("model", example, "input"), shape_errors(example, self._names):
             self._evaluate(evaluating, params, example)
             outputs = self._run(training, params, example, key)
             attributes = read_attributes(training.module)
@@ -267,7 +269,7 @@ class FunctionalModel:
             not (value.is_meta or torch.equal(params[name], value))
             for name, value in self.params.items()
         )
-        if written or any(_versions(params.values())) or _sum_frozen(modules.values()) != frozen:
+        if written or any(count_changes(params.values())) or sum_frozen(modules.values()) != frozen:
             raise InvalidInputError(
                 "model: it changes its parameters while it computes outputs (as "
                 "nn.Embedding(max_norm=...) does), so that evaluating would change the model, too; "
@@ -281,7 +283,7 @@ class FunctionalModel:
                 "not reproducible; use nn.Dropout for what is random, and keep no counts"
             )
         for mode, tried in modules.items():
-            _refuse_changed_buffers(tried, buffers[mode], mode)
+            refuse_changed_buffers(tried, buffers[mode], mode)
         self._try_other_parameters(training, evaluating, module, example, key)
         leaves = {name: p.detach().requires_grad_() for name, p in self.params.items()}
         refuse_hidden_parameters(lambda: self._run(training, leaves, example, key), leaves.values())
@@ -377,45 +379,6 @@ def _clone(tensors: Iterable[tuple[str, Tensor]]) -> Params:
     return {name: tensor.clone() for name, tensor in tensors}
 
 
-def _sum_frozen(modules: Iterable[nn.Module]) -> list[str]:
-    """Return a sum of each frozen parameter, as text, so that NaN equals itself."""
-    frozen = [p for module in modules for p in module.parameters() if not p.requires_grad]
-    return [] if any(p.is_meta for p in frozen) else [str(p.sum().item()) for p in frozen]
-
-
-def _refuse_changed_buffers(module: nn.Module, before: Params, mode: str) -> None:
-    """Raise InvalidInputError if the network has changed its buffers in this mode."""
-    for name, buffer in module.named_buffers():
-        if name in before and not _is_equal(buffer, before[name]):
-            layer = name.rpartition(".")[0] or type(module).__name__
-            hint = (
-                "use BatchNorm or GroupNorm, or track_running_stats=False, or put the layer in "
-                "evaluation mode (layer.eval()) if it keeps its buffers there"
-            )
-            if mode == "evaluation":
-                hint = "use plain attributes, as self.last = x.mean(), for what forward only notes"
-            raise InvalidInputError(
-                f"model: layer {layer!r} changes its buffer {name!r} in {mode}; {hint}"
-            )
-
-
-def _is_equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether two buffers hold the same values; the matrix of a graph may be sparse."""
-    if one.is_meta:  # it has no values
-        return True
-    if one.layout is torch.strided:
-        known = one == one  # NaN, as of what is not yet known, equals itself
-        return torch.equal(known, other == other) and torch.equal(one[known], other[known])
-    one, other = (_to_coordinates(tensor) for tensor in (one, other))
-    return torch.equal(one.indices(), other.indices()) and torch.equal(one.values(), other.values())
-
-
-def _to_coordinates(tensor: Any) -> Tensor:
-    """Return a sparse tensor of any layout in the coordinate format."""
-    coordinates: Tensor = tensor.to_sparse_coo()
-    return coordinates.coalesce()
-
-
 def copy_network(module: nn.Module) -> nn.Module:
     """Return a copy of a network.
 
@@ -431,57 +394,8 @@ def copy_network(module: nn.Module) -> nn.Module:
         ) from error
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _cast(params: Params, dtype: torch.dtype) -> Params:
     return {name: tensor.to(dtype) for name, tensor in params.items()}
-
-
-@contextmanager
-def refuse_impure(field: str, given: Inputs, what: str) -> Iterator[None]:
-    """Refuse code that changes its arguments, or draws from a global random generator.
-
-    The generators of torch, NumPy and Python keep their states.
-
-    Args:
-        field: whose code runs in this context; the message begins with it.
-        given: what it may not change.
-        what: what the message calls that.
-
-    Raises:
-        InvalidInputError: it was changed, or random numbers were drawn.
-
-    >>> with refuse_impure("loss", (), "target"):
-    ...     mask = torch.rand(3)
-    Traceback (most recent call last):
-    fedtide.errors.InvalidInputError: loss: it draws from a global random generator (as torch.rand,
-    torch.dropout, nn.RReLU and DropPath do), so a step is not reproducible; use nn.Dropout, or
-    functional.dropout with training=self.training, in the model, or no random numbers
-    """
-    versions = _versions(given)
-    plain, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=[]):
-        state = torch.get_rng_state()
-        try:
-            yield
-            drawn = not torch.equal(state, torch.get_rng_state()) or random.getstate() != plain
-            drawn |= not all(map(np.array_equal, np.random.get_state(), numpy))  # noqa: NPY002
-        finally:
-            random.setstate(plain)
-            np.random.set_state(numpy)  # noqa: NPY002
-    if drawn:
-        raise InvalidInputError(
-            f"{field}: it draws from a global random generator (as torch.rand, torch.dropout, "
-            "nn.RReLU and DropPath do), so a step is not reproducible; use nn.Dropout, or "
-            "functional.dropout with training=self.training, in the model, or no random numbers"
-        )
-    if _versions(given) != versions:
-        raise InvalidInputError(
-            f"{field}: it changes its {what} in place (as x -= 1 and ReLU(inplace=True) do), which "
-            "would change the data; compute new tensors, as x = x - 1 does"
-        )
 
 
 def mixes_samples(loss: Callable[[Params, Tensor], Tensor], params: Params, count: int) -> bool:
@@ -503,50 +417,3 @@ def mixes_samples(loss: Callable[[Params, Tensor], Tensor], params: Params, coun
         if not are_close(first, second, rtol=1e-6):  # rows are computed alike
             return True
     return False
-
-
-def _versions(tensors: Iterable[Tensor]) -> list[int]:
-    """Return how often each tensor was changed in place; inference tensors do not count it."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-
-
-@contextmanager
-def _shape_errors(example: Inputs, names: tuple[str | None, ...]) -> Iterator[None]:
-    """Turn any error of a network's trial run into one that says what it was given."""
-    try:
-        yield
-    except InvalidInputError:
-        raise
-    except Exception as error:
-        reason = first_line(error)
-        given = [
-            f"{name or ''} {tuple(x.shape[1:])} and dtype {_name(x.dtype)}".strip()
-            for name, x in zip(names, example, strict=True)
-        ]
-        raise InvalidInputError(
-            f"model: it cannot process features of shape {', '.join(given)} ({reason}); "
-            f"{_shape_hint(reason, example, names)}"
-        ) from error
-
-
-def _shape_hint(reason: str, example: Inputs, names: tuple[str | None, ...]) -> str:
-    """Return what may help against the error of a network that was given these inputs."""
-    if "attention_mask" in names and "mask" in reason:
-        return (
-            "its argument attention_mask got 1 where a sequence is not padded and 0 where it is; "
-            "if it means something else, give it another name"
-        )
-    if "positional argument" in reason or "keyword argument" in reason:
-        return (
-            "give each argument of forward a column by name, as in inputs: {user: user_id, item: "
-            "item_id}; columns of one number that are listed together form one vector"
-        )
-    if any(x.dim() == 1 for x in example):
-        return "write a column of single numbers in a list, as in inputs: [age]"
-    if "dtype" in reason and not all(x.is_floating_point() for x in example):
-        return "convert the column to floats, or name it in a list"
-    if "indices" in reason and any(x.is_floating_point() for x in example):
-        return "give ids as whole numbers in a column of their own, as in inputs: {user: user_id}"
-    if "channels" in reason and any(x.dim() == 4 and x.shape[-1] in (1, 3, 4) for x in example):
-        return "images have their channels first, as array.transpose(0, 3, 1, 2) gives them"
-    return "choose a network that fits the inputs, or change the inputs"

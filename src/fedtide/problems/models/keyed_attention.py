@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-if TYPE_CHECKING:
-    from fedtide.problems.models.keyed_dropout import DropoutMasks
+from fedtide.problems.models.dropout_masks import DropoutMasks
 
 
 class KeyedAttention(nn.MultiheadAttention):

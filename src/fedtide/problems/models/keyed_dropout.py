@@ -1,14 +1,12 @@
-"""Dropout whose masks are pure functions of a key, for stacked and reproducible steps."""
+"""Layers with dropout, replaced by ones whose masks are pure functions of a key."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from fedtide.problems.device_random import WORDS, words
+from fedtide.problems.models.dropout_masks import DropoutMasks
 from fedtide.problems.models.keyed_attention import KeyedAttention
 from fedtide.problems.models.keyed_recurrent import KEYED_RECURRENT
 from fedtide.problems.models.layer_replacement import replace_layers
@@ -17,48 +15,6 @@ _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 _FORWARDS = {kind.forward for kind in (nn.Dropout, *_CHANNELS)}
 """What these layers compute; a subclass may compute something else."""
-
-
-class DropoutMasks:
-    """The dropout masks of one forward pass, one for each call of a dropout layer.
-
-    Element e of call c is kept if the word of (key, c, e) is below (1 − p)·2³².
-
-    >>> masks = DropoutMasks()
-    >>> masks.start_pass(torch.tensor(7))
-    >>> masks.draw((6,), 0.5).tolist()
-    [False, True, False, False, False, True]
-    """
-
-    def __init__(self) -> None:
-        self._key: Tensor | None = None
-        self._calls = 0
-
-    def start_pass(self, key: Tensor | None) -> None:
-        """Start a forward pass with masks drawn from `key`, an int64 scalar."""
-        self._key, self._calls = key, 0
-
-    def draw(self, shape: tuple[int, ...], p: float) -> Tensor:
-        """Return the next mask: True with probability 1 − p."""
-        assert self._key is not None
-        elements = torch.arange(math.prod(shape), device=self._key.device)
-        draws = words(self._key, self._calls, elements)
-        self._calls += 1
-        return (draws < round((1 - p) * WORDS)).reshape(shape)
-
-    def drop(self, x: Tensor, p: float, dims: int | None = None) -> Tensor:
-        """Return x with elements zeroed with probability p, and the others divided by 1 − p.
-
-        Args:
-            x: of any shape.
-            p: the probability.
-            dims: for how many of its first dimensions there is one draw each, such as 2 for
-                channels, x[b, c]; None: for all.
-        """
-        if p == 1:
-            return x * 0
-        shape = tuple(x.shape) if dims is None else (*x.shape[:dims], *[1] * (x.dim() - dims))
-        return x * self.draw(shape, p) / (1 - p)
 
 
 class KeyedDropout(nn.Module):
@@ -108,10 +64,5 @@ def replace_dropout(module: nn.Module) -> tuple[nn.Module, DropoutMasks | None]:
         return None
 
     replaced = replace_layers(module, keyed)
-    keyed_layers: tuple[type[nn.Module], ...] = (
-        KeyedDropout,
-        KeyedAttention,
-        *KEYED_RECURRENT.values(),
-    )
-    is_active = any(isinstance(m, keyed_layers) for m in replaced.modules())
+    is_active = any(getattr(layer, "masks", None) is masks for layer in replaced.modules())
     return replaced, masks if is_active else None

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from fedtide.problems.models.dropout_masks import DropoutMasks
 from fedtide.problems.models.keyed_attention import attention_weights
-
-if TYPE_CHECKING:
-    from fedtide.problems.models.keyed_dropout import DropoutMasks
 
 
 class KeyedFunctions(TorchFunctionMode):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.layout import Params
 
 _RECOMPUTES = "saved tensors are replaced"
+
+Inputs = tuple[Tensor, ...]
+"""The arguments of a network's `forward` for a minibatch; the first dimension is the sample."""
 
 Attributes = dict[str, int | float | Tensor]
 """Numbers, tensors and lengths of lists that layers keep besides parameters and buffers."""
@@ -233,3 +239,134 @@ def shift(params: Params) -> Params:
         name: 1.01 * p + 0.01 * torch.arange(p.numel(), device=p.device).cos().view(p.shape).to(p)
         for name, p in params.items()
     }
+
+
+def sum_frozen(modules: Iterable[nn.Module]) -> list[str]:
+    """Return a sum of each frozen parameter, as text, so that NaN equals itself."""
+    frozen = [p for module in modules for p in module.parameters() if not p.requires_grad]
+    return [] if any(p.is_meta for p in frozen) else [str(p.sum().item()) for p in frozen]
+
+
+def refuse_changed_buffers(module: nn.Module, before: Params, mode: str) -> None:
+    """Raise InvalidInputError if the network has changed its buffers in this mode."""
+    for name, buffer in module.named_buffers():
+        if name in before and not _is_equal(buffer, before[name]):
+            layer = name.rpartition(".")[0] or type(module).__name__
+            hint = (
+                "use BatchNorm or GroupNorm, or track_running_stats=False, or put the layer in "
+                "evaluation mode (layer.eval()) if it keeps its buffers there"
+            )
+            if mode == "evaluation":
+                hint = "use plain attributes, as self.last = x.mean(), for what forward only notes"
+            raise InvalidInputError(
+                f"model: layer {layer!r} changes its buffer {name!r} in {mode}; {hint}"
+            )
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two buffers hold the same values; the matrix of a graph may be sparse."""
+    if one.is_meta:  # it has no values
+        return True
+    if one.layout is torch.strided:
+        known = one == one  # NaN, as of what is not yet known, equals itself
+        return torch.equal(known, other == other) and torch.equal(one[known], other[known])
+    one, other = (_to_coordinates(tensor) for tensor in (one, other))
+    return torch.equal(one.indices(), other.indices()) and torch.equal(one.values(), other.values())
+
+
+def _to_coordinates(tensor: Any) -> Tensor:
+    """Return a sparse tensor of any layout in the coordinate format."""
+    coordinates: Tensor = tensor.to_sparse_coo()
+    return coordinates.coalesce()
+
+
+@contextmanager
+def refuse_impure(field: str, given: Inputs, what: str) -> Iterator[None]:
+    """Refuse code that changes its arguments, or draws from a global random generator.
+
+    The generators of torch, NumPy and Python keep their states.
+
+    Args:
+        field: whose code runs in this context; the message begins with it.
+        given: what it may not change.
+        what: what the message calls that.
+
+    Raises:
+        InvalidInputError: it was changed, or random numbers were drawn.
+
+    >>> with refuse_impure("loss", (), "target"):
+    ...     mask = torch.rand(3)
+    Traceback (most recent call last):
+    fedtide.errors.InvalidInputError: loss: it draws from a global random generator (as torch.rand,
+    torch.dropout, nn.RReLU and DropPath do), so a step is not reproducible; use nn.Dropout, or
+    functional.dropout with training=self.training, in the model, or no random numbers
+    """
+    versions = count_changes(given)
+    plain, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        state = torch.get_rng_state()
+        try:
+            yield
+            drawn = not torch.equal(state, torch.get_rng_state()) or random.getstate() != plain
+            drawn |= not all(map(np.array_equal, np.random.get_state(), numpy))  # noqa: NPY002
+        finally:
+            random.setstate(plain)
+            np.random.set_state(numpy)  # noqa: NPY002
+    if drawn:
+        raise InvalidInputError(
+            f"{field}: it draws from a global random generator (as torch.rand, torch.dropout, "
+            "nn.RReLU and DropPath do), so a step is not reproducible; use nn.Dropout, or "
+            "functional.dropout with training=self.training, in the model, or no random numbers"
+        )
+    if count_changes(given) != versions:
+        raise InvalidInputError(
+            f"{field}: it changes its {what} in place (as x -= 1 and ReLU(inplace=True) do), which "
+            "would change the data; compute new tensors, as x = x - 1 does"
+        )
+
+
+def count_changes(tensors: Iterable[Tensor]) -> list[int]:
+    """Return how often each tensor was changed in place; inference tensors do not count it."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+@contextmanager
+def shape_errors(example: Inputs, names: tuple[str | None, ...]) -> Iterator[None]:
+    """Turn any error of a network's trial run into one that says what it was given."""
+    try:
+        yield
+    except InvalidInputError:
+        raise
+    except Exception as error:
+        reason = first_line(error)
+        given = [
+            f"{name or ''} {tuple(x.shape[1:])} and dtype {x.dtype}".replace("torch.", "").strip()
+            for name, x in zip(names, example, strict=True)
+        ]
+        raise InvalidInputError(
+            f"model: it cannot process features of shape {', '.join(given)} ({reason}); "
+            f"{_shape_hint(reason, example, names)}"
+        ) from error
+
+
+def _shape_hint(reason: str, example: Inputs, names: tuple[str | None, ...]) -> str:
+    """Return what may help against the error of a network that was given these inputs."""
+    if "attention_mask" in names and "mask" in reason:
+        return (
+            "its argument attention_mask got 1 where a sequence is not padded and 0 where it is; "
+            "if it means something else, give it another name"
+        )
+    if "positional argument" in reason or "keyword argument" in reason:
+        return (
+            "give each argument of forward a column by name, as in inputs: {user: user_id, item: "
+            "item_id}; columns of one number that are listed together form one vector"
+        )
+    if any(x.dim() == 1 for x in example):
+        return "write a column of single numbers in a list, as in inputs: [age]"
+    if "dtype" in reason and not all(x.is_floating_point() for x in example):
+        return "convert the column to floats, or name it in a list"
+    if "indices" in reason and any(x.is_floating_point() for x in example):
+        return "give ids as whole numbers in a column of their own, as in inputs: {user: user_id}"
+    if "channels" in reason and any(x.dim() == 4 and x.shape[-1] in (1, 3, 4) for x in example):
+        return "images have their channels first, as array.transpose(0, 3, 1, 2) gives them"
+    return "choose a network that fits the inputs, or change the inputs"

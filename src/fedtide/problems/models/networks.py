@@ -11,7 +11,6 @@ from torch import nn
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.problems.models.base import Model, Shape
-from fedtide.problems.models.initialisation import initialise_kaiming
 from fedtide.validation import require_whole_number
 
 Initialisation = Literal["default", "kaiming"]
@@ -145,6 +144,19 @@ class CNN(Model):
                 f"of them, or less pooling"
             )
         return sides[0], sides[1]
+
+
+def initialise_kaiming(module: nn.Module) -> None:
+    """Initialise a network as the programs of Wang & Ji (2022, 2024) do.
+
+    Weights ~ N(0, 2 / fan_in) and zero biases for convolutions and hidden linear layers; the last
+    layer keeps PyTorch's U(±1/√fan_in) for weights and biases.
+    """
+    layers = [m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    for layer in layers[:-1]:
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
 
 
 def _linear(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -194,15 +194,10 @@ def to_names(field: str, column: str, values: NDArray[Any] | Sequence[Any]) -> N
 class Partition(ABC):
     """A rule that divides the training samples among clients (a frozen dataclass)."""
 
-    @property
-    def shares_samples(self) -> bool:
-        """Whether clients may hold the same samples; then N may exceed the number of samples."""
-        return False
-
-    @property
-    def needs_labels(self) -> bool:
-        """Whether it divides samples by their class, so that every sample must have one."""
-        return False
+    shares_samples: ClassVar[bool] = False
+    """Whether clients may hold the same samples; then N may exceed the number of samples."""
+    needs_labels: ClassVar[bool] = False
+    """Whether it divides samples by their class, so that every sample must have one."""
 
     @abstractmethod
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:

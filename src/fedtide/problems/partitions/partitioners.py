@@ -55,15 +55,12 @@ class Dirichlet(Partition):
     array([...])
     """
 
+    needs_labels = True
+
     alpha: float
 
     def __post_init__(self) -> None:
         require_positive("alpha", self.alpha)
-
-    @property
-    def needs_labels(self) -> bool:
-        """True: samples are divided by class."""
-        return True
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
         classes = _count_classes(labels)
@@ -95,6 +92,8 @@ class MajorityClass(Partition):
     array([[1., 0.], [1., 0.], [0., 1.], [0., 1.]])
     """
 
+    needs_labels = True
+
     similarity: float
 
     def __post_init__(self) -> None:
@@ -102,11 +101,6 @@ class MajorityClass(Partition):
             raise InvalidInputError(
                 f"similarity: {self.similarity} is not within [0, 1]; give a probability"
             )
-
-    @property
-    def needs_labels(self) -> bool:
-        """True: samples are divided by class."""
-        return True
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
         bounds = _class_bounds(labels, clients)
@@ -138,6 +132,8 @@ class SingleClass(Partition):
     array([25, 25, 25, 25])
     """
 
+    needs_labels = True
+
     mean: float = 5.0
     spread: float = 1.0
 
@@ -148,11 +144,6 @@ class SingleClass(Partition):
                 f"spread: with {self.spread} the least size, mean - 2 spread, is "
                 f"{self.mean - 2 * self.spread}; give at least 0 and less than mean / 2"
             )
-
-    @property
-    def needs_labels(self) -> bool:
-        """True: samples are divided by class."""
-        return True
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
         bounds = _class_bounds(labels, clients)

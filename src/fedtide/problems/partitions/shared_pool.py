@@ -36,6 +36,8 @@ class SharedPool(Partition):
     (1, 3)
     """
 
+    shares_samples = True
+
     samples: int
     classes: int | None = None
 
@@ -43,11 +45,6 @@ class SharedPool(Partition):
         require_at_least("samples", self.samples, 1)
         if self.classes is not None:
             require_at_least("classes", self.classes, 1)
-
-    @property
-    def shares_samples(self) -> bool:
-        """True: clients may hold the same samples."""
-        return True
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
         present = np.unique(labels)

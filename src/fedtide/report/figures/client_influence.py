@@ -82,8 +82,12 @@ def influence_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
 
 
 def _keep_telling(groups: Groups) -> Groups:
-    """Return the methods whose weights tell how much each client counts."""
-    return {method: g for method, g in groups.items() if g[0].weights_tell_influence}
+    """Return the methods whose weights tell how much each client counts, for updates used."""
+    return {
+        method: group
+        for method, group in groups.items()
+        if any(client_influence(run) is not None for run in group)
+    }
 
 
 def _draw_influence(groups: Groups, styles: Styles) -> Figure:
@@ -93,8 +97,9 @@ def _draw_influence(groups: Groups, styles: Styles) -> Figure:
         if found:
             times = np.mean([np.sort(len(shares) * shares) for shares in found], axis=0)
             marker = "o" if len(times) == 1 else ""  # a single point has no line
+            places, shown = thin_out(times)
             panel.plot(
-                *thin_out(times), label=method, lw=1.6, marker=marker, ms=4, **styles[method]
+                places + 1, shown, label=method, lw=1.6, marker=marker, ms=4, **styles[method]
             )
     panel.axhline(1, **_REFERENCE)
     panel.set_xlabel("clients, by influence")
@@ -148,7 +153,8 @@ def draw_weights(panel: Axes, groups: Groups, styles: Styles) -> None:
 
 
 def _draw_weights_over_time(groups: Groups, styles: Styles) -> Figure | None:
-    first = next(iter(groups.values()))[0]
+    firsts = [group[0] for group in groups.values()]
+    first = max(firsts, key=lambda run: run.clients["participation"].sum())  # others drop updates
     clients = _typical_clients(first)
     histories = {
         method: found

@@ -36,6 +36,8 @@ from fedtide.report.summary import (
 _NAMES = {"test_accuracy": "test accuracy", "loss": "training loss, mean over clients"}
 _BINS = 10
 """The most groups of clients of similar participation rate."""
+_CUT = " The axis leaves out the low values of the first rounds."
+_NEVER = " Clients that never took part count as half a participation, as 0 has no place here."
 _FITTED = (
     " The clients have no test samples of their own: both are measured on the samples used for "
     "fine-tuning, so the gain includes fitting."
@@ -66,8 +68,15 @@ def learning_figures(groups: Groups, styles: Styles, share: float) -> list[Repor
         draw_curves(panel, groups, metric, styles, share)
         place_legend(panel)
         title = _name(metric).capitalize()
-        found.append(ReportFigure(f"curves-{metric}", title, caption, figure))
+        cut = _CUT if _leaves_out_low_values(panel) else ""
+        found.append(ReportFigure(f"curves-{metric}", title, caption + cut, figure))
     return found
+
+
+def _leaves_out_low_values(panel: Axes) -> bool:
+    """Return whether a curve goes on below the axis."""
+    values = np.concatenate([np.asarray(line.get_ydata()) for line in panel.get_lines()])
+    return bool((values[np.isfinite(values)] < panel.get_ylim()[0]).any())
 
 
 def _name(metric: str) -> str:
@@ -166,7 +175,7 @@ def client_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
             f"{name.capitalize()} by participation rate",
             f"Clients in at most {_BINS} groups of similar participation rate: the mean of each "
             f"group, averaged over the seeds. Rare clients do worse where the curve {slope} to the "
-            "left.",
+            f"left.{_NEVER if _has_absent_clients(groups) else ''}",
             _draw(groups, styles, column, _curve_by_rate, "participation rate", name),
         ),
         ReportFigure(
@@ -180,6 +189,11 @@ def client_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
     if all(f"personalised_{column}" in run.clients.columns for run in runs):
         figures.append(_personalised_figure(groups, styles, column, name))
     return figures
+
+
+def _has_absent_clients(groups: Groups) -> bool:
+    runs = [run for group in groups.values() for run in group]
+    return any((run.clients["participation"] == 0).any() for run in runs)
 
 
 def _personalised_figure(groups: Groups, styles: Styles, column: str, name: str) -> ReportFigure:

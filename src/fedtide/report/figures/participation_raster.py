@@ -47,8 +47,12 @@ def draw_participation(panel: Axes, run: LoadedRun) -> None:
 
 def _describe(sizes: NDArray[np.int64]) -> str:
     empty = int((sizes == 0).sum())
-    text = f"Between {sizes.min():,} and {sizes.max():,} clients, {sizes.mean():,.1f} on average"
-    return f"{text}; {empty:,} of {len(sizes):,} rounds were empty." if empty else f"{text}."
+    least, most = int(sizes.min()), int(sizes.max())
+    if least == most:
+        return f"{most:,} client{'' if most == 1 else 's'} in every round."
+    text = f"Between {least:,} and {most:,} clients, {sizes.mean():,.1f} on average"
+    verb = "was" if empty == 1 else "were"
+    return f"{text}; {empty:,} of {len(sizes):,} rounds {verb} empty." if empty else f"{text}."
 
 
 def _draw_sizes(sizes: NDArray[np.int64]) -> Figure:

@@ -33,6 +33,7 @@ from fedtide.simulation.fingerprints import (
     list_changes,
 )
 from fedtide.simulation.local_round import LocalRound
+from fedtide.simulation.process_settings import ProcessSettings
 from fedtide.simulation.task_cache import content_key, prepare_task
 from fedtide.training.trainers.select import TrainerName
 
@@ -47,6 +48,7 @@ class WorkerSetup:
         experiment: of the run, as `training_part` returns it.
         trainer: the trainer's name; never "auto", since all workers must compute alike.
         threads: of PyTorch, as in the process of the run.
+        process: its other settings.
         versions: of Python and the libraries there.
         fingerprints: of the data and the code there.
     """
@@ -54,20 +56,22 @@ class WorkerSetup:
     experiment: Experiment
     trainer: TrainerName
     threads: int
+    process: ProcessSettings
     versions: Mapping[str, str]
     fingerprints: Fingerprints
 
     @property
     def key(self) -> Any:
         """What is equal for runs whose chunks the same workers can train."""
-        return content_key(self.experiment), self.trainer, self.threads
+        return content_key(self.experiment), self.trainer, self.threads, self.process
 
     @classmethod
     def of_run(cls, experiment: Experiment, trainer: TrainerName) -> WorkerSetup:
         """Return the setup with which a worker computes what this process would."""
         part = training_part(experiment)
         threads, prints = torch.get_num_threads(), fingerprint_experiment(part)
-        return cls(part, trainer, threads, installed_versions(), prints)
+        process = ProcessSettings.current()
+        return cls(part, trainer, threads, process, installed_versions(), prints)
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,7 @@ class ChunkWorker:
 
     def __init__(self, setup: WorkerSetup) -> None:
         torch.set_num_threads(setup.threads)
+        setup.process.apply()
         experiment = setup.experiment
         with _named_node(), hash_once():
             _check_versions(setup.versions)

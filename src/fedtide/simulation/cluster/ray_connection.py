@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,7 +47,10 @@ def connect_ray(address: str, field: str = "ray") -> Iterator[Any]:
     _check_address(address, field)
     _check_cluster(address, field)
     try:
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        if on_sigterm is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own aborts the process
         yield ray
     finally:
         ray.shutdown()

@@ -206,6 +206,12 @@ class WorkerPool:
                 raise InvalidInputError(
                     "cluster: a node has no fedtide; install it on all nodes"
                 ) from None
+            if "error raised in its creation task" in str(error):
+                raised = str(error).rstrip().rpartition("\n")[2]
+                raise InvalidInputError(
+                    f"cluster: a node cannot load fedtide ({raised:.150}); install the same on all "
+                    "nodes"
+                ) from None
             self._failed_starts += 1
             if self._failed_starts >= MAX_ATTEMPTS:
                 raise InvalidInputError(

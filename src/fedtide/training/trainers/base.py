@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.algorithms.base import Instructions
@@ -31,10 +33,17 @@ class Trained:
     deltas: Tensor
     buffers: Tensor | None = None
 
-    def select(self, clients: slice) -> Trained:
+    def select(self, clients: slice | NDArray[np.int64]) -> Trained:
         """Return what these clients have."""
         buffers = None if self.buffers is None else self.buffers[clients]
         return Trained(self.deltas[clients], buffers)
+
+    @classmethod
+    def join(cls, parts: Sequence[Trained]) -> Trained:
+        """Return what the clients of several parts have, in their order."""
+        buffers = [part.buffers for part in parts if part.buffers is not None]
+        deltas = torch.cat([part.deltas for part in parts])
+        return cls(deltas, torch.cat(buffers) if buffers else None)
 
 
 class UnsuitableTrainerError(InvalidInputError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -87,6 +88,8 @@ class BlockRunner:
         stacked: whether models and batches have a leading dimension over clients.
         compiled: whether to compile (needs a C++ compiler on CPU).
         block_steps: how many steps a block has at most.
+        sizes: to how many clients a stacked chunk may shrink when the others, which come last, have
+            ended their steps.
     """
 
     def __init__(
@@ -96,9 +99,11 @@ class BlockRunner:
         stacked: bool,
         compiled: bool,
         block_steps: int,
+        sizes: Sequence[int] = (),
     ) -> None:
         self._task, self._local = task, local
         self._stacked, self._compiled, self._block_steps = stacked, compiled, block_steps
+        self._sizes = sizes
         self._projection = _Hashable.of(local.projection)
         self._uncaptured: _Blocks = {}
         self._own = _CAPTURED.setdefault(task, {})
@@ -163,11 +168,29 @@ class BlockRunner:
             y = tuple(tensor.contiguous() for tensor in y)
         moments = tuple(map(torch.zeros_like, y * count_moments(self._local)))
         state = (*y, *moments, *inputs.buffers)
-        inputs = inputs._replace(y=y, moments=moments)
+        inputs = inputs._replace(y=y, moments=moments).with_state(state)
+        ended: list[Trained] = []
         for part in parts:
-            state = self._prepare_block(start, plan, part, inputs.with_state(state))()
-        inputs = inputs.with_state(state)
-        return Trained(block.flat(inputs.y) - x, *inputs.buffers)
+            size = self._size_needed(plan, part)
+            if size == 0:
+                break
+            if size < len(plan.clients):
+                rest = inputs.select(slice(size, None))
+                ended.append(Trained(block.flat(rest.y) - x, *rest.buffers))
+                inputs, plan = inputs.select(slice(size)), plan.select(np.arange(size))
+            inputs = inputs.with_state(self._prepare_block(start, plan, part, inputs)())
+        ended.append(Trained(block.flat(inputs.y) - x, *inputs.buffers))
+        return ended[0] if len(ended) == 1 else Trained.join(ended[::-1])
+
+    def _size_needed(self, plan: BatchPlan, part: slice) -> int:
+        """Return to how many clients a chunk may shrink before these steps; 0: all have ended."""
+        size = len(plan.clients)
+        if plan.active is None or not self._sizes:
+            return size
+        active = np.flatnonzero(plan.active[part.start])
+        if len(active) == 0:
+            return 0
+        return min((fit for fit in self._sizes if fit > active[-1]), default=size)
 
     def _prepare_block(
         self, start: CohortStart, plan: BatchPlan, part: slice, inputs: BlockInputs

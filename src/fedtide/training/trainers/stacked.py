@@ -115,13 +115,6 @@ class StackedTrainer(Trainer):
         self._task = task
         model = task.layout.size * task.start.element_size()
         parallel = compiled and devices.is_cpu(task.start) and model <= _CACHE_BYTES
-        self._runner = BlockRunner(
-            task,
-            local,
-            stacked=True,
-            compiled=compiled,
-            block_steps=1 if task.is_recurrent else _BLOCK_STEPS,
-        )
         self._threads = CoreThreads(torch.get_num_threads()) if parallel else None
         self.own_threads = parallel
         chunks = _SMALL if model <= _SMALL_BYTES and not compiled else _USUAL
@@ -131,6 +124,15 @@ class StackedTrainer(Trainer):
         few = parallel and _FEWEST * model <= _CACHE_BYTES
         fit = max(_FEWEST if few else 1, memory // model)
         self._cut = replace(chunks, sizes=tuple(size for size in chunks.sizes if size <= fit))
+        sizes = self._cut.sizes if devices.is_cpu(task.start) else ()
+        self._runner = BlockRunner(
+            task,
+            local,
+            stacked=True,
+            compiled=compiled,
+            block_steps=1 if task.is_recurrent else _BLOCK_STEPS,
+            sizes=sizes,
+        )
         largest = self._cut.sizes[-1]
         self.chunk = max(1, _CHUNK_BYTES // model // largest) * largest if parallel else largest
 
@@ -143,6 +145,29 @@ class StackedTrainer(Trainer):
         buffers: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Trained:
+        if plan.active is None or not devices.is_cpu(instructions.model):
+            return self._train(instructions, plan, lr, buffers, weights)
+        # clients with the most steps first, so that the others of a chunk end before them
+        order = np.argsort(-plan.steps, kind="stable")
+        own = None if buffers is None else buffers[order]
+        trained = self._train(instructions.select(order), plan.select(order), lr, own)
+        trained = trained.select(np.argsort(order))
+        if weights is None:
+            return trained
+        found = CohortResult(instructions.model, buffers, len(order), weights, self.chunk)
+        for rows, _ in self._chunks(len(order), _wake(plan, len(instructions.model))):
+            found.put(rows.start, trained.select(rows))
+        return found.trained
+
+    def _train(
+        self,
+        instructions: Instructions,
+        plan: BatchPlan,
+        lr: float,
+        buffers: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Trained:
+        """Train clients in their order, chunk by chunk."""
         size, model = len(plan.clients), instructions.model
         if size == 0:
             return CohortResult(model, buffers, size, weights).trained

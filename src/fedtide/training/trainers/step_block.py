@@ -83,6 +83,15 @@ class BlockInputs(NamedTuple):
         first, last = len(self.y), len(tensors) - len(self.buffers)
         return self._replace(y=tensors[:first], moments=tensors[first:last], buffers=tensors[last:])
 
+    def select(self, clients: slice) -> BlockInputs:
+        """Return the inputs of these clients of a stacked chunk; `idle` must be empty."""
+        groups = {
+            name: tuple(tensor[clients] for tensor in getattr(self, name))
+            for name in ("y", "moments", "correction", "buffers")
+        }
+        parts = tuple(part[:, clients].contiguous() for part in self.batch_inputs)
+        return self._replace(**groups, batch_inputs=parts)
+
 
 @dataclass(frozen=True)
 class StepBlock:

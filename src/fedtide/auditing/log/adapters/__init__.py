@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-from fedtide.auditing.log.adapters.flower_log import reject_flower_log
 from fedtide.auditing.log.adapters.nvflare import is_job_statistics, read_job_statistics
 from fedtide.errors import InvalidInputError
+from fedtide.text_files import open_text
 
 TEXT_LOGS = (".log", ".txt", ".log.gz", ".txt.gz")
 """Files of text that a program prints for people."""
+_FLOWER_COUNTS = re.compile(r"received \d+ results and \d+ failures", re.IGNORECASE)
+"""What a Flower server prints of a round: numbers, from which no one can tell who took part."""
 
 
 def is_document(value: object) -> bool:
@@ -45,7 +48,13 @@ def read_document(document: dict[str, Any]) -> tuple[list[dict[str, Any]], list[
 
 def reject_text_log(path: Path) -> None:
     """Raise InvalidInputError: text that a program prints for people has no list of clients."""
-    reject_flower_log(path)
+    with open_text(path) as file:
+        if any(_FLOWER_COUNTS.search(line) for line in file):
+            raise InvalidInputError(
+                f"log: {str(path)!r} is the log of a Flower server, which says how many clients "
+                "took part, not which, so it cannot be audited; record the clients with "
+                "fedtide.flower.ParticipationObserver"
+            )
     raise InvalidInputError(
         f"log: {str(path)!r} is text without columns; give a table of rounds and clients "
         "(if it is one, rename it to .csv)"

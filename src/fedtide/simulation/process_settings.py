@@ -1,0 +1,63 @@
+"""What a worker process takes over from the process of the run."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+
+
+@dataclass(frozen=True)
+class ProcessSettings:
+    """The settings of a process on which the results of a run depend.
+
+    Those of precision are None if the script has set them by `torch.backends.*.fp32_precision`:
+    PyTorch then refuses to tell the others, and these stay as they are in the worker.
+
+    Args:
+        folder: the working directory, which relative paths of data and own modules start from.
+        dtype: PyTorch's default.
+        matmul_precision: of `torch.set_float32_matmul_precision`.
+        tf32_convolutions: whether convolutions may use TF32.
+        deterministic: whether PyTorch must use deterministic algorithms.
+        warns_only: whether it only warns where there is none.
+    """
+
+    folder: str
+    dtype: torch.dtype
+    matmul_precision: str | None
+    tf32_convolutions: bool | None
+    deterministic: bool
+    warns_only: bool
+
+    @classmethod
+    def current(cls) -> Self:
+        """Return the settings of this process."""
+        matmul_precision = tf32_convolutions = None
+        with suppress(RuntimeError):
+            matmul_precision = torch.get_float32_matmul_precision()
+        with suppress(RuntimeError):
+            tf32_convolutions = torch.backends.cudnn.allow_tf32
+        return cls(
+            str(Path.cwd()),
+            torch.get_default_dtype(),
+            matmul_precision,
+            tf32_convolutions,
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+
+    def apply(self) -> None:
+        """Give this process the settings; it stays in its folder if it does not see the other."""
+        with suppress(OSError):
+            os.chdir(self.folder)
+        torch.set_default_dtype(self.dtype)
+        if self.matmul_precision is not None:
+            torch.set_float32_matmul_precision(self.matmul_precision)
+        if self.tf32_convolutions is not None:
+            torch.backends.cudnn.allow_tf32 = self.tf32_convolutions
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
