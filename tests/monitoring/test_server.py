@@ -50,7 +50,7 @@ class Page(HTMLParser):
         self._open.append(tag)
         if tag == "tr":
             self.cells.append([])
-        if tag == "td":
+        if tag == "td" or ("scope", "row") in attrs:
             self.cells[-1].append("")
 
     def handle_endtag(self, tag):
@@ -59,7 +59,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         self.text.append(data)
-        if "td" in self._open:
+        if self.cells and self.cells[-1] and {"td", "th"} & set(self._open):
             self.cells[-1][-1] += data
 
 

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 import fedtide as ft
-from fedtide.simulation.cluster import chunk_worker, worker_pool
+from fedtide.simulation.cluster import chunk_worker, ray_connection, worker_pool
 from fedtide.simulation.cluster.chunk_worker import installed_versions
 from fedtide.simulation.cluster.ray_cluster import open_cluster
 from fedtide.simulation.experiment import Experiment
@@ -61,6 +61,28 @@ def connected(cluster):
     ray.init(address=cluster, log_to_driver=False, logging_level="ERROR")
     yield ray
     ray.shutdown()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_connection_leaves_the_handler_of_sigterm(monkeypatch, fails):
+    """Ray's own aborts the process, and the runs under way would not be saved."""
+    import ray
+
+    def init(**_):
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        if fails:
+            raise ConnectionError
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_connection, "_check_cluster", lambda *_: None)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with contextlib.suppress(ConnectionError), ray_connection.connect_ray("auto"):
+            assert signal.getsignal(signal.SIGTERM) is before
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def fields(**changes):

@@ -103,7 +103,7 @@ class Auto(WeightedSum[AutoState]):
     of the iterates x_1, x_2, ... after all rounds, also those without updates, with the weights
     1·2, 2·3, 3·4, ... (Shamir and Zhang, 2013).
 
-    S is the cohort. The account c_n is the sum of the weights that client n has had; a client that
+    S is the cohort. The account c_n is the sum of the weights that client n has had, less what it was forgiven; a client that
     was away has a debt, which its next updates pay off. So the method need not know or estimate how
     often clients take part: over any stretch of rounds every client moves the model as much as
     every other one, up to the change of its debt, for any pattern of participation. The last term

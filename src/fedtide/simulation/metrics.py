@@ -46,7 +46,7 @@ class ParticipationTally:
             self.cohorts += 1
 
     def participation_weights(self) -> Floats | None:
-        """Return p_n, shape (N,), summing to 1; None before any client was used."""
+        """Return w_n, shape (N,), summing to 1; None before any client was used."""
         return self.share / self.cohorts if self.cohorts else None
 
 
@@ -58,10 +58,10 @@ def metrics_row(
 ) -> dict[str, Any]:
     """Return one row of metrics: those of the problem, and the spread of each client metric.
 
-    `participation_loss` is Σ p_n F_n(x) with the participation weights so far (paper 004, equation
+    `participation_loss` is Σ w_n F_n(x) with the participation weights so far (paper 004, equation
     3), in contrast to `loss`, the mean over clients. If it is far lower, the model favours the
     clients that take part most. With weights a_n of the objective, `loss` is Σ a_n F_n(x), and
-    `participation_loss` Σ p_n a_n F_n(x) / Σ p_n a_n: clients minimise N a_n F_n. So the two are
+    `participation_loss` Σ w_n a_n F_n(x) / Σ w_n a_n: clients minimise N a_n F_n. So the two are
     equal wherever all take part equally.
     """
     row: dict[str, Any] = {"round": ended, **evaluation.metrics}

@@ -158,10 +158,14 @@ def _run_on_node(job: Job, marker: Path, settings: ProcessSettings) -> Outcome |
             "choose a folder that all nodes share"
         )
     torch.set_num_threads(1)
+    own = ProcessSettings.current()
     settings.apply()
-    with suppress(KeyboardInterrupt):
-        return run_job(job, lambda status: None)
-    return INTERRUPTED
+    try:
+        with suppress(KeyboardInterrupt):
+            return run_job(job, lambda status: None)
+        return INTERRUPTED
+    finally:  # the process may run other tasks of the user's program next
+        own.apply()
 
 
 def _needs_gpu(job: Job) -> bool:

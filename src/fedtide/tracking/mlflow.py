@@ -20,7 +20,7 @@ _FOLDER_TAG = "fedtide.folder"
 _MAX_PARAM_LENGTH = 500  # characters; the artifact experiment.yaml holds the full value
 _MAX_KEY_LENGTH = 50  # characters of a part of a parameter's name
 _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
-_NOT_IN_PATTERNS = re.compile(r"['\"\\%]")  # MLflow's filters have no escapes for quotes
+_NOT_IN_PATTERNS = re.compile(r"['\"\\%\[\]]")  # MLflow's filters have no escapes for quotes
 _KEY = re.compile(rf"[\w\-. :]{{1,{_MAX_KEY_LENGTH}}}")
 
 

@@ -47,13 +47,22 @@ def connect_ray(address: str, field: str = "ray") -> Iterator[Any]:
     _check_address(address, field)
     _check_cluster(address, field)
     try:
-        on_sigterm = signal.getsignal(signal.SIGTERM)
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        if on_sigterm is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own aborts the process
+        with _sigterm_kept():
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Put the handler of SIGTERM back, also after an error: Ray's own aborts the process."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _check_address(address: str, field: str) -> None:
