@@ -23,7 +23,7 @@ from fedtide.training.devices import can_compile
 from fedtide.training.minibatches import MinibatchPlanner
 from fedtide.training.trainers.block_runner import BlockRunner
 from fedtide.training.trainers.reference import ReferenceTrainer
-from fedtide.training.trainers.select import choose_trainer
+from fedtide.training.trainers.select import _typical_clients, choose_trainer
 from fedtide.training.trainers.stacked import StackedTrainer
 from fedtide.training.trainers.threaded import ThreadedTrainer
 
@@ -447,3 +447,17 @@ def test_a_client_with_many_samples_does_not_keep_its_chunk_busy(monkeypatch):
     monkeypatch.setattr(BlockRunner, "_prepare_block", count)
     trained(StackedTrainer(task, local), task, local, np.arange(len(UNEVEN)), rounds=1)
     assert sum(UNEVEN) <= sum(taken) < 2 * sum(UNEVEN) < len(UNEVEN) * max(UNEVEN) / 3
+
+
+def test_trainers_are_measured_with_clients_of_all_sizes():
+    """With epochs their time is that of their samples; the first eight may hold hardly any."""
+    few, many = np.ones(100, dtype=int), np.full(100, 99)
+    owners = np.repeat(np.arange(200), np.concatenate([few, many]))
+    table = {"x": np.ones((len(owners), 1)), "y": owners % 2, "who": owners}
+    problem = Supervised(table, inputs="x", target="y", clients="who", model="logistic")
+    task = problem.prepare(0, CPU, torch.float64)
+    samples = task.population.samples
+    chosen = _typical_clients(task, LocalTraining(epochs=1, lr=0.1, batch_size=5))
+    assert len(chosen) == 8
+    assert samples[chosen].mean() == samples.mean()
+    assert list(_typical_clients(task, LocalTraining(steps=1, lr=0.1))) == [*range(8)]

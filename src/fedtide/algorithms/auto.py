@@ -103,13 +103,14 @@ class Auto(WeightedSum[AutoState]):
     of the iterates x_1, x_2, ... after all rounds, also those without updates, with the weights
     1·2, 2·3, 3·4, ... (Shamir and Zhang, 2013).
 
-    S is the cohort. The account c_n is the sum of the weights that client n has had, less what it was forgiven; a client that
-    was away has a debt, which its next updates pay off. So the method need not know or estimate how
-    often clients take part: over any stretch of rounds every client moves the model as much as
-    every other one, up to the change of its debt, for any pattern of participation. The last term
-    of `owed` is a credit of 1/ρ mean intervals between a client's rounds, so that the first rounds
-    have full steps. It is a guess at first, so a client that has had more than it is owed is
-    forgiven the rest. The 1.1 bounds a step by 1.1 mean updates; what it cuts off remains a debt.
+    S is the cohort. The account c_n is the sum of the weights that client n has had, less what it
+    was forgiven; a client that was away has a debt, which its next updates pay off. So the method
+    need not know or estimate how often clients take part: over any stretch of rounds every client
+    moves the model as much as every other one, up to the change of its debt, for any pattern of
+    participation. The last term of `owed` is a credit of 1/ρ mean intervals between a client's
+    rounds, so that the first rounds have full steps. It is a guess at first, so a client that has
+    had more than it is owed is forgiven the rest. The 1.1 bounds a step by 1.1 mean updates; what
+    it cuts off remains a debt.
 
     P lets all coordinates move about equally far, as in AdaGrad (Duchi et al., 2011), and together
     as far as without it, unless few have moved much farther than all others. It changes slowly, so

@@ -6,6 +6,7 @@ import time
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtide.activity import MEASURING, activity
 from fedtide.algorithms.base import Instructions
@@ -150,7 +151,7 @@ def _has_convolutions(task: Task) -> bool:
 
 def _seconds_per_client(trainer: Trainer, task: Task, local: LocalTraining) -> float:
     """Return how long a client's second round takes; the first one captures the steps."""
-    clients = np.arange(min(_PROBE, task.population.clients))
+    clients = _typical_clients(task, local)
     planner = MinibatchPlanner(task.population, local, seed=0)
     instructions, start_buffers = Instructions(task.start), task.start_buffers
     buffers = None if start_buffers is None else start_buffers.expand(len(clients), -1)
@@ -161,3 +162,13 @@ def _seconds_per_client(trainer: Trainer, task: Task, local: LocalTraining) -> f
     trainer.train(instructions, plan, local.lr, buffers)
     devices.wait_for(task.start)
     return (time.perf_counter() - start) / len(clients)
+
+
+def _typical_clients(task: Task, local: LocalTraining) -> NDArray[np.int64]:
+    """Return a few clients that together take as long as others; of all sizes with epochs."""
+    clients, samples = task.population.clients, task.population.samples
+    count = min(_PROBE, clients)
+    if local.epochs is None or samples is None:
+        return np.arange(count)
+    middles = (2 * np.arange(count) + 1) * clients // (2 * count)
+    return np.sort(np.argsort(samples, kind="stable")[middles])
