@@ -78,7 +78,7 @@ def test_command_writes_what_it_advises(tmp_path: Path) -> None:
         ("round,client\n", [], "log", "no rows"),
         ("iteration,client\n0,1\n", [], "log", "--columns round=iteration"),
         ("round,client\n0,1\n0,1\n", [], "client", "round 0"),
-        ("round,client\n0,5\n", ["--clients", "3"], "client", "3 clients"),
+        ("round,client\n0,5\n", ["--clients", "3"], "client", "clients 0 to 2"),
         ("round,client\n0.5,1\n", [], "round", "0.5"),
         ("round,client\n0,\n", [], "client", "row"),
         ("round,client\n0,1\n", ["--roster", "no.csv"], "roster", "no.csv"),

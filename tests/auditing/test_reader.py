@@ -51,7 +51,7 @@ def test_client_twice_in_a_round_is_refused(tmp_path: Path) -> None:
 
 
 def test_client_outside_the_federation_is_refused() -> None:
-    check_error(error_of(GOOD, clients=2), "client", "2 clients", "roster= or --roster")
+    check_error(error_of(GOOD, clients=2), "client", "clients 0 to 1", "roster= or --roster")
     names = GOOD.with_columns(pl.col("client").cast(pl.String))
     check_error(error_of(names, clients=2), "clients", "3")
     check_error(error_of(GOOD, roster=ROSTER.head(2)), "client", "of the roster")

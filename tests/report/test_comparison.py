@@ -12,7 +12,13 @@ import fedtide as ft
 from fedtide.cli.main import app
 from fedtide.plotting.saving import save_figure
 from fedtide.plotting.style import method_styles
-from fedtide.report.comparison import compare_runs, comparison_table, format_mean
+from fedtide.report.comparison import (
+    Column,
+    compare_runs,
+    comparison_table,
+    format_cell,
+    format_mean,
+)
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import load_runs
 from fedtide.report.page import make_sections
@@ -230,3 +236,11 @@ def test_a_mean_is_shown_with_two_significant_digits_at_least(exponent, digits):
 def test_exact_zeros_and_small_means_of_large_spread_keep_their_decimals():
     assert format_mean(0.0, 0.0, 3) == "0.000 ± 0.000"
     assert format_mean(1e-9, 0.3, 3) == "0.000 ± 0.300"
+
+
+@pytest.mark.parametrize(("loss", "text"), [(0.5, "not finite"), (np.nan, "diverged")])
+def test_a_metric_may_be_infinite_in_runs_that_converge(loss, text):
+    """As a relative error is where a target is 0."""
+    column = Column("relative", "relative error")
+    row = {"loss": loss, "relative": np.inf, "relative_std": np.nan, "seeds": 2}
+    assert format_cell(row, column) == text

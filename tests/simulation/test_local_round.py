@@ -54,10 +54,13 @@ def test_plans_padded_to_the_largest_client_bound_a_chunk():
     problem = Supervised(table, inputs="x", target="y", clients="who", model="logistic")
     task = problem.prepare(0, torch.device("cpu"), torch.float64)
 
-    def chunk_size(trainer, **local):
+    def plan_size(trainer, clients, max_bytes=32_000 * 50, **local):
         local = LocalTraining(batch_size=10, lr=0.1, **local)
-        return LocalRound(task, local, 0, trainer, 1).chunk_size(32_000 * 50, None)
+        cohort = Cohort.uniform(torch.as_tensor(clients))
+        return LocalRound(task, local, 0, trainer, 1).plan_size(cohort, max_bytes, 1000)
 
-    assert chunk_size("reference", epochs=4) == 50
-    assert chunk_size("stacked", epochs=4) == 100  # as many as it trains at once
-    assert chunk_size("reference", steps=4) == 32_000 * 50 // (8 * task.layout.size)
+    assert plan_size("reference", range(300), epochs=4) == 50
+    assert plan_size("stacked", range(300), epochs=4) == 100  # as many as it trains at once
+    assert plan_size("reference", range(1, 300), epochs=4) == 1000  # without the largest
+    assert plan_size("reference", range(300), steps=4) == 1000
+    assert plan_size("threaded", range(300), max_bytes=1, epochs=4) == 2 * torch.get_num_threads()

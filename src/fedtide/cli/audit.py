@@ -73,7 +73,7 @@ def audit_command(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all results to this file (.json).")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write all results as an HTML page.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with figures.")] = None,
     experiment: Annotated[
         Path | None,
         typer.Option(help="Write the best-ranked method as lines of an experiment file (.yaml)."),

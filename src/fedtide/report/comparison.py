@@ -160,7 +160,7 @@ def format_cell(row: dict[str, Any], column: Column) -> str:
     if mean is None:
         return ""
     if not np.isfinite(mean):
-        return "diverged"
+        return "diverged" if not np.isfinite(row.get("loss", np.nan)) else "not finite"
     scale = 100 if column.percent else 1
     has_spread = column.std and row["seeds"] > 1
     return format_mean(mean * scale, std * scale if has_spread else None, column.digits)

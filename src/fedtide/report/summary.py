@@ -243,7 +243,6 @@ def unique_participation(groups: Groups) -> list[tuple[str, LoadedRun]]:
     """
     found: dict[str, tuple[list[str], LoadedRun]] = {}
     for method, group in groups.items():
-        used = group[0].clients["participation"].sum()
-        key = f"{participation_key(group[0])} {used:.9g}"
+        key = f"{participation_key(group[0])} {len(group[0].used_rows())}"
         found.setdefault(key, ([], group[0]))[0].append(method)
     return [(", ".join(methods), run) for methods, run in found.values()]

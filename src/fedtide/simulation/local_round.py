@@ -123,9 +123,6 @@ class LocalRound:
     def chunk_size(self, max_bytes: int, most: int | None) -> int:
         """Return how many clients train together if their updates may take `max_bytes`.
 
-        Nor may their plan take more, in which every client has as many steps as the largest one; a
-        trainer gets at least as many as it trains at once.
-
         Args:
             max_bytes: the memory of their updates.
             most: the largest number; None: no other limit.
@@ -134,12 +131,27 @@ class LocalRound:
         model_bytes = len(start) * start.element_size()
         max_bytes = devices.stack_bytes(start, max_bytes)
         size, together = max(1, max_bytes // model_bytes), self.trainer.chunk
-        if self.planner.padded_bytes:
-            size = min(size, max(1, together or 1, max_bytes // self.planner.padded_bytes))
         if together is not None and size > together:
             is_large = together * model_bytes > _COPIED
             size = together if is_large else size - size % together
         return size if most is None else min(size, most)
+
+    def plan_size(self, cohort: Cohort, max_bytes: int, most: int) -> int:
+        """Return how many clients of a cohort train together if their plan may take `max_bytes`.
+
+        With epochs, every client of a plan has as many steps as the largest one. A trainer gets at
+        least as many clients as it trains at once.
+
+        Args:
+            cohort: of the round.
+            max_bytes: the memory of their plan.
+            most: how many train together at most.
+        """
+        padded = self.planner.padded_bytes(cohort.clients.numpy())
+        if padded == 0:
+            return most
+        at_once = self.trainer.chunk or 2 * torch.get_num_threads()
+        return min(most, max(at_once, max_bytes // padded))
 
     def sum_size(self, cohort: Cohort, lr: float, weigh: Weigh | None, size: int) -> int:
         """Return how many clients of a cohort train together: all if their updates are added up.

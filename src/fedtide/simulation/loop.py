@@ -338,9 +338,11 @@ class Run:
         """Return how many clients of a cohort train together; None: all."""
         if self.experiment.algorithm.centralised:
             return None
+        max_bytes = self.experiment.max_stack_bytes
+        size = self._local.plan_size(cohort, max_bytes, self._largest_chunk)
         if self.experiment.chunk is not None:  # the most that may train together
-            return self._largest_chunk
-        return self._local.sum_size(cohort, lr, self._weigh, self._largest_chunk)
+            return size
+        return self._local.sum_size(cohort, lr, self._weigh, size)
 
     def _chunk_training(self, cluster: RayCluster | None) -> TrainRoundChunks:
         """Return what trains the chunks of a round: this process, or a cluster.

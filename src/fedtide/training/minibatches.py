@@ -86,16 +86,14 @@ class MinibatchPlanner:
         """Whether all clients take the same number of steps in a round."""
         return self._epochs is None
 
-    @property
-    def padded_bytes(self) -> int:
-        """What a client takes in a plan whose steps are padded to those of the largest one.
+    def padded_bytes(self, clients: Ints) -> int:
+        """Return what each of these clients takes in a plan, padded to the steps of the largest.
 
         0 if all clients take the same number.
         """
-        if self._sizes is None or self._epochs is None or self._full:
+        if self._sizes is None or self._epochs is None or self._full or len(clients) == 0:
             return 0
-        steps = self._epochs * -(-self._largest // self._batch)
-        return 8 * steps * self._batch
+        return 8 * self._batch * int(self.steps_of(clients).max())
 
     def plan(self, clients: Ints, full_batch: bool = False) -> BatchPlan:
         """Return the next local steps of these clients, shape (S,), and count them as taken.

@@ -126,12 +126,11 @@ def find_positions(
     positions = {str(name): i for i, name in enumerate(names.to_list())}
     unknown = [name for name in seen if str(name) not in positions]
     if unknown:
-        count = f"{len(names)} client{'' if len(names) == 1 else 's'}"
-        where = f"{count} of the roster; complete it"
+        where = f"{len(names)} client{'' if len(names) == 1 else 's'} of the roster; complete it"
         if not of_roster:
             where = (
-                f"{count} from 0 on; give more with clients= or --clients, or their names with "
-                "roster= or --roster"
+                f"clients 0 to {len(names) - 1}; give more with clients= or --clients, or their "
+                "names with roster= or --roster"
             )
         raise InvalidInputError(f"client: {list_names(unknown)} not among the {where}")
     return np.array([positions[str(name)] for name in seen], dtype=np.int32)

@@ -85,7 +85,7 @@ def check_length(length: int, entries: int) -> None:
     if length > MAX_ROUNDS or (length > _FEW_ROUNDS and length > 1000 * entries):
         raise InvalidInputError(
             f"round: {entries:,} rows span {length:,} rounds, so they look like timestamps; "
-            f"{_COLUMN_HINT}"
+            f"{_TIME_HINT}"
         )
 
 

@@ -153,14 +153,14 @@ def draw_weights(panel: Axes, groups: Groups, styles: Styles) -> None:
 
 
 def _draw_weights_over_time(groups: Groups, styles: Styles) -> Figure | None:
-    firsts = [group[0] for group in groups.values()]
-    first = max(firsts, key=lambda run: run.clients["participation"].sum())  # others drop updates
+    key = participation_key(next(iter(groups.values()))[0])
+    alike = [group[0] for group in groups.values() if participation_key(group[0]) == key]
+    first = max(alike, key=lambda run: run.clients["participation"].sum())  # others drop updates
     clients = _typical_clients(first)
     histories = {
         method: found
         for method, group in groups.items()
-        if participation_key(group[0]) == participation_key(first)
-        and (found := history(group[0])) is not None
+        if participation_key(group[0]) == key and (found := history(group[0])) is not None
     }
     if not clients or not histories:
         return None

@@ -36,8 +36,11 @@ from fedtide.report.summary import (
 _NAMES = {"test_accuracy": "test accuracy", "loss": "training loss, mean over clients"}
 _BINS = 10
 """The most groups of clients of similar participation rate."""
-_CUT = " The axis leaves out the low values of the first rounds."
-_NEVER = " Clients that never took part count as half a participation, as 0 has no place here."
+_CUT = " The axis leaves out the lowest values."
+_RARELY = (
+    " A group of clients with less than half a participation on average is drawn there, as 0 has "
+    "no place here."
+)
 _FITTED = (
     " The clients have no test samples of their own: both are measured on the samples used for "
     "fine-tuning, so the gain includes fitting."
@@ -175,7 +178,7 @@ def client_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
             f"{name.capitalize()} by participation rate",
             f"Clients in at most {_BINS} groups of similar participation rate: the mean of each "
             f"group, averaged over the seeds. Rare clients do worse where the curve {slope} to the "
-            f"left.{_NEVER if _has_absent_clients(groups) else ''}",
+            f"left.{_RARELY if _has_absent_clients(groups) else ''}",
             _draw(groups, styles, column, _curve_by_rate, "participation rate", name),
         ),
         ReportFigure(

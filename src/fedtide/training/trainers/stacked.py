@@ -145,7 +145,8 @@ class StackedTrainer(Trainer):
         buffers: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Trained:
-        if plan.active is None or not devices.is_cpu(instructions.model):
+        is_sorted = plan.active is None or not (np.diff(plan.steps) > 0).any()
+        if is_sorted or not devices.is_cpu(instructions.model):
             return self._train(instructions, plan, lr, buffers, weights)
         # clients with the most steps first, so that the others of a chunk end before them
         order = np.argsort(-plan.steps, kind="stable")
