@@ -126,8 +126,8 @@ def about() -> str:
         f"{sentence()} The limit of a round follows from these rates: the time of its matrix "
         "products and convolutions, or that of reading the samples of its minibatches, writing "
         "each update and reading it again, whichever is longer (in brackets). What else a round "
-        "moves could stay in caches; so a limit is what no program can beat, not what one could "
-        "reach."
+        "moves could stay in caches. So no program can be faster than the limit; whether one could "
+        "reach it is open."
     )
 
 

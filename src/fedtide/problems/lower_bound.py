@@ -1,4 +1,4 @@
-"""The two-client lower-bound problem that paper 002 compares its algorithms on."""
+"""The two-client lower-bound problem on which Crawshaw & Liu (2024) compare algorithms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ B = np.sqrt(MU) * C / np.sqrt(H)
 
 @configurable
 class LowerBound4D(Problem):
-    """Two clients in four dimensions that disagree on the fourth coordinate (paper 002, synthetic).
+    """Two clients in four dimensions that disagree on the fourth coordinate.
+
+    From Crawshaw & Liu 2024, section 5.1.
 
     With μ = 1, H = 16, L = 2, λ = 1, c = 1, ζ = 16 and b = √μ c / √H = 0.25,
 

@@ -67,7 +67,7 @@ class Quadratic(Problem):
 
     @classmethod
     def two_clients(cls, first: float = 0.0, second: float = 1.0, start: float = 0.0) -> Quadratic:
-        """Return F_n(x) = (x - e_n)² with e = (first, second) and x_0 = start (paper 003)."""
+        """Return F_n(x) = (x - e_n)² with e = (first, second) and x_0 = start (Yan et al. 2020)."""
         return cls(matrices=[[[2.0]], [[2.0]]], centers=[[first], [second]], start=[start])
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> QuadraticTask:

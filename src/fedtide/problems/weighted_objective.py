@@ -26,7 +26,7 @@ class WeightedTask(Task):
     """A task in which client n minimises N a_n F_n, so that the mean over clients is Σ a_n F_n.
 
     An algorithm that minimises the mean therefore minimises Σ a_n F_n without further changes
-    (paper 001, appendix A.1; paper 003 scales its losses by N m_n / Σ m likewise).
+    (Wang & Ji 2024, appendix A.1; Yan et al. 2020 scale losses by N m_n / Σ m likewise).
 
     Args:
         task: the task with the original F_n.

@@ -62,11 +62,11 @@ COLUMNS = (
 
 Worst tenth: the mean test accuracy of the tenth of the clients with the lowest; spread: its
 standard deviation over the clients. Clients without test samples of their own have class-weighted
-test accuracies: those of the classes on the common test set, weighted by the client's shares of
-the classes. The problem's own test metrics or, without any test metric, the test loss come before
-these columns. The training loss is given twice: the mean over clients, or the objective of the
-experiment, which is the goal, and weighted by how often each client took part (paper 004, equation
-3), which is what plain averaging minimises.
+test accuracies: those of the classes on the common test set, weighted by the client's shares of the
+classes. The problem's own test metrics or, without any test metric, the test loss come before these
+columns. The training loss is given twice: the mean over clients, or the objective of the
+experiment, which is the goal, and weighted by how often each client took part (Rahimi & Kalogerias
+2025, equation 3), which is what plain averaging minimises.
 """
 
 

@@ -23,7 +23,8 @@ class ParticipationTally:
     Attributes:
         used: in how many rounds each client's update was used, shape (N,).
         share: Σ_t 1[n in S_t] / |S_t|, shape (N,): divided by `cohorts`, the weights of the
-            objective that averaging over the participating minimises (paper 004, equation 3).
+            objective that averaging over the participating minimises (Rahimi & Kalogerias 2025,
+            equation 3).
         effective: Σ_t N a_t^n, where a_t^n is the factor with which the update of client n entered
             the step of round t, shape (N,).
         cohorts: the number of rounds with at least one used update.
@@ -58,11 +59,11 @@ def metrics_row(
 ) -> dict[str, Any]:
     """Return one row of metrics: those of the problem, and the spread of each client metric.
 
-    `participation_loss` is Σ w_n F_n(x) with the participation weights so far (paper 004, equation
-    3), in contrast to `loss`, the mean over clients. If it is far lower, the model favours the
-    clients that take part most. With weights a_n of the objective, `loss` is Σ a_n F_n(x), and
-    `participation_loss` Σ w_n a_n F_n(x) / Σ w_n a_n: clients minimise N a_n F_n. So the two are
-    equal wherever all take part equally.
+    `participation_loss` is Σ w_n F_n(x) with the participation weights so far (Rahimi & Kalogerias
+    2025, equation 3), in contrast to `loss`, the mean over clients. If it is far lower, the model
+    favours the clients that take part most. With weights a_n of the objective, `loss` is Σ a_n
+    F_n(x), and `participation_loss` Σ w_n a_n F_n(x) / Σ w_n a_n: clients minimise N a_n F_n. So
+    the two are equal wherever all take part equally.
     """
     row: dict[str, Any] = {"round": ended, **evaluation.metrics}
     weights, losses = tally.participation_weights(), evaluation.clients.get("loss")

@@ -32,8 +32,8 @@ class TwoStage:
     """The papers' search for learning rates: first γ with η = 1, then η with the best γ.
 
     The score is the training loss after the last round, averaged over the seeds; a failed run
-    counts as infinite. A method without a server learning rate skips the second stage. (Paper 001,
-    appendix D: the training loss after 500 rounds.)
+    counts as infinite. A method without a server learning rate skips the second stage. (Wang & Ji
+    2024, appendix D: the training loss after 500 rounds.)
 
     Args:
         lr: candidates for γ; by default the paper's: 10^-2, 10^-1.75, ..., 10^-0.5 to four digits.

@@ -1,4 +1,4 @@
-"""Paper 004 (agnostic FedAvg): its learning rate and its bound."""
+"""Rahimi & Kalogerias 2025 (agnostic FedAvg): its learning rate and its bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paper 002 (Amplified SCAFFOLD): numbers of rounds and local steps, and a learning-rate limit."""
+"""Crawshaw & Liu 2024 (Amplified SCAFFOLD): rounds, local steps and a learning-rate limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paper 001 (FedAU): moments of its weights, its cutoff and its learning rates."""
+"""Wang & Ji 2024 (FedAU): moments of its weights, its cutoff and its learning rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paper 003 (FedLaAvg): absence, learning rate, convergence rate, and Example 1."""
+"""Yan et al. 2020 (FedLaAvg): absence, learning rate, convergence rate, and Example 1."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def fedavg_two_clients(
 ) -> tuple[float, float]:
     """Return the limits of FedAvg on f_i(x) = (x − e_i)² after whole periods and after first turns.
 
-    Paper 003's Example 1: client 1 is available for t_1 rounds, then client 2 for t_2. With
+    Example 1 of Yan et al. 2020: client 1 is available for t_1 rounds, then client 2 for t_2. With
     r = 1 − 2γ, the model at the ends of periods converges at the rate r^{I (t_1 + t_2)} to
 
         X = ( r^{I t_2} (e_1 − e_2) + e_2 − e_1 r^{I (t_1 + t_2)} ) / (1 − r^{I (t_1 + t_2)})

@@ -1,4 +1,4 @@
-"""Paper 000 (amplified FedAvg): learning rates and the irregularity of windows."""
+"""Wang & Ji 2022 (amplified FedAvg): learning rates and the irregularity of windows."""
 
 from __future__ import annotations
 

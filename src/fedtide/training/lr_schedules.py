@@ -22,8 +22,9 @@ class LearningRateSchedule(ABC):
 class StepDecay(LearningRateSchedule):
     """γ shrinks by `decay` in round `start` and then every `every` rounds, at most `times` times.
 
-    Paper 001 on CIFAR-100: StepDecay(decay=0.5, start=10_001, every=1000, times=10), with its
-    second step at 11,000 in the authors' program; paper 003: StepDecay(decay=0.9999, start=1).
+    Wang & Ji 2024 on CIFAR-100: StepDecay(decay=0.5, start=10_001, every=1000, times=10), with its
+    second step at 11,000 in the authors' program; Yan et al. 2020: StepDecay(decay=0.9999,
+    start=1).
 
     Args:
         decay: in (0, 1].
@@ -86,7 +87,7 @@ class InverseDecay(LearningRateSchedule):
 class Piecewise(LearningRateSchedule):
     """γ is multiplied by factors[i] from round starts[i] on, and by 1 before starts[0].
 
-    Paper 000 trains 2000 rounds with γ = 0.1, then with 1e-5: starts=[2000], factors=[1e-4].
+    Wang & Ji (2022) train 2000 rounds with γ = 0.1, then with 1e-5: starts=[2000], factors=[1e-4].
 
     Args:
         starts: rounds, increasing.

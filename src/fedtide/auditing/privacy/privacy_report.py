@@ -98,13 +98,13 @@ def report_lines(found: Spent) -> Iterator[str]:
     yield f"method: {found.algorithm}; rounds {log.first_round} to {last}"
     apart = int(found.separations[worst])
     yield (
-        f"ε = {found.epsilon:.4g} at δ = {mechanism.delta:g} for the client that lost most: "
+        f"ε = {found.epsilon:.4g} at δ = {mechanism.delta:g} for the client with the largest ε: "
         f"{log.show_name(worst)}, with {_count(int(log.counts[worst]), 'participation')}"
         + (f", the closest {_count(apart, 'round')} apart" if apart else "")
     )
     yield from _caveats(found)
     top = found.clients.sort("epsilon", descending=True).head(_SHOWN)
-    which = "all clients" if len(top) == log.size else f"the {len(top)} clients that lost most"
+    which = "all clients" if len(top) == log.size else f"the {len(top)} clients with the largest ε"
     yield f"{which} (client, participations, closest, ε, ε after one more):"
     for name, k, gap, epsilon, upcoming in top.iter_rows():
         yield f"  {name!s:.40}, {k:,}, {'-' if gap is None else gap}, {epsilon:.4g}, {upcoming:.4g}"

@@ -81,7 +81,7 @@ class Spent:
 
     @cached_property
     def worst(self) -> int:
-        """The position of the client that lost most."""
+        """The position of the client with the largest ε."""
         return int(self.losses.argmax())
 
     @cached_property

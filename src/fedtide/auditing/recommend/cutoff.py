@@ -35,7 +35,7 @@ def choose_cutoff(log: ParticipationLog, independent: bool) -> Cutoffs:
 
     The weight ω is a mean of m = T / E closed intervals. With E and V the mean and variance of an
     interval cut off at K,  bias = p E − 1  and  variance = p² V / m. For independent rounds E and V
-    are the exact moments of the truncated geometric distribution (paper 001, B.6;
+    are the exact moments of the truncated geometric distribution (Wang & Ji 2024, B.6;
     `theory.cutoff_moments`), otherwise those of the client's own intervals.
 
     Args:

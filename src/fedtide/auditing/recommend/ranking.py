@@ -33,18 +33,18 @@ def rank_methods(
 ) -> list[Advice]:
     """Return the methods, best first, by the loss with which they end in the replay.
 
-    Of a method with several settings the first is taken, unless another ends clearly lower.
-    Losses are equivalent if they differ by less than a tenth, or by less than a hundredth of the
-    loss at the start. Averaging over the cohort comes first if nothing speaks against it and it is
+    Of a method with several settings the first is taken, unless another ends clearly lower. Losses
+    are equivalent if they differ by less than a tenth, or by less than a hundredth of the loss at
+    the start. Averaging over the cohort comes first if nothing speaks against it and it is
     equivalent to the best. Methods that are tied with the best (`_is_tied`) follow in the order of
     `list_variants`, the simplest first, with two exceptions: averaging is the last of them if
     something speaks against it; and where the objective in force swings, the windows of Amplified
     SCAFFOLD come before SCAFFOLD, whose control variates are those of the end of a client's turn
-    (paper 002). What the replay cannot know is the price of memory: methods that store more than
-    10¹⁰ numbers follow all others. Of the light methods that are not tied with the best, Auto is
-    the first, after averaging where nothing speaks against that, and after those whose loss is far
-    lower: the replay leaves out that it scales the coordinates and that its output is a mean, and
-    in training it is nearly always the best of them (docs/audit.md).
+    (Crawshaw & Liu 2024). What the replay cannot know is the price of memory: methods that store
+    more than 10¹⁰ numbers follow all others. Of the light methods that are not tied with the best,
+    Auto is the first, after averaging where nothing speaks against that, and after those whose loss
+    is far lower: the replay leaves out that it scales the coordinates and that its output is a
+    mean, and in training it is nearly always the best of them (docs/audit.md).
 
     Args:
         variants: the methods in the order of `list_variants`, each with its possible settings.

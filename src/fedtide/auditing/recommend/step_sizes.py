@@ -46,8 +46,8 @@ def recommend_learning_rates(
 ) -> dict[str, dict[str, float]]:
     """Return the local and server learning rate of each method, from `fedtide.theory`.
 
-    FedAU: Corollary 4 of paper 001 with ω_n = 1 / p_n. Amplified, where the window curve gives a
-    period: Corollary 3.2 of paper 000 with ρ² the largest Σ (q_t^n)² = 1 / |S_t| of the log.
+    FedAU: Corollary 4 of Wang & Ji 2024 with ω_n = 1 / p_n. Amplified, where the window curve gives
+    a period: Corollary 3.2 of Wang & Ji 2022 with ρ² the largest Σ (q_t^n)² = 1 / |S_t| of the log.
     """
     seen = rates.estimate > 0
     p = rates.estimate[seen]

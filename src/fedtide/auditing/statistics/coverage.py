@@ -18,7 +18,7 @@ class Coverage:
         absences: the longest absence of each client in rounds, shape (N,), including the rounds
             before its first and after its last participation; T for clients that never took part.
         longest_absence: the longest among clients that took part; plus 1, it is E of FedLaAvg
-            (paper 003): every client took part at least once in any E consecutive rounds.
+            (Yan et al. 2020): every client took part at least once in any E consecutive rounds.
         typical_absence: the median length of the gaps between two participations.
         empty_rounds: the number of rounds without participants.
         cohort: the smallest, median, mean and largest cohort size, empty rounds included.

@@ -236,7 +236,7 @@ def share_samples(log: ParticipationLog, samples: Floats) -> Floats:
 def average_over_cohorts(log: ParticipationLog) -> tuple[Floats, Floats]:
     """Return the weights of averaging over the cohort, and their scale, each of shape (N,).
 
-        w_n = mean over nonempty rounds of 1[n in S_t] / |S_t|    (paper 004, eq. 3)
+        w_n = mean over nonempty rounds of 1[n in S_t] / |S_t|    (Rahimi & Kalogerias 2025, eq. 3)
 
     The scale is c_n = E[y²] / E[y] for y = 1[n in S_t] / |S_t|, so that y has the variance
     w_n (c_n − w_n).
@@ -265,8 +265,8 @@ def average_fedau_weights(log: ParticipationLog, cutoff: int | None) -> Floats:
     """Return the mean over all rounds of ω_t^n 1[n in S_t] under FedAU, shape (N,); ideally 1.
 
     ω_t^n is the mean of the client's intervals closed before round t, each by a participation or
-    after K rounds (paper 001, Algorithm 2). With s the round of its previous participation (−1:
-    none) and c = ⌊(t − 1 − s) / K⌋ intervals cut off since, it is (s + 1 + c K) / (intervals
+    after K rounds (Wang & Ji 2024, Algorithm 2). With s the round of its previous participation
+    (−1: none) and c = ⌊(t − 1 − s) / K⌋ intervals cut off since, it is (s + 1 + c K) / (intervals
     closed), and 1 if none is closed.
 
     Args:

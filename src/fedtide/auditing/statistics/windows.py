@@ -19,7 +19,7 @@ _WORK = 12_000_000
 
 @dataclass(frozen=True, eq=False)
 class Regularity:
-    """N Σ_n (q̄_n − a_n)² for windows of P rounds (paper 000, equation 15).
+    """N Σ_n (q̄_n − a_n)² for windows of P rounds (Wang & Ji 2022, equation 15).
 
     q̄_n is the mean over the nonempty rounds of the window, as no other moves a model, of the
     recorded weights q_t^n, without these of 1[n in S_t] / |S_t|, and a_n the wanted weight (1 / N).
