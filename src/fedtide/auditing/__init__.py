@@ -2,14 +2,15 @@
 
 The path of a row from the log to a sentence of advice, which `api.audit` goes step by step:
 
-    log/reader             opens the log (`table_source`) and finds its columns
-    log/log_builder        reads the rows batch by batch (`cohort_lists`, `values`, `times`)
-    log/participation_log  holds who took part in which round, with weights: what all else is about
-    statistics/pattern, rate_estimates, variance     how clients come and go, and what is chance
-    statistics/influence, recent_influence, stages   whose objective it is, now and from where
-    recommend/findings, candidates                   what speaks against averaging, and the methods
-    recommend/replay_problem, log_replay, ranking    their losses along the log, and their order
-    output/text, terminal, html_page, json_document  all of it in words, figures and numbers
+- `log/reader` opens the log (`table_source`) and finds its columns.
+- `log/log_builder` reads the rows batch by batch (`cohort_lists`, `values`, `times`).
+- `log/participation_log` holds who took part in which round, with which weight.
+- `statistics/pattern`, `rate_estimates` and `variance` say how clients come and go, and what is
+  chance.
+- `statistics/influence`, `recent_influence` and `stages` say whose objective it is, now and why.
+- `recommend/findings` and `candidates` say what speaks against averaging, and list the methods.
+- `recommend/replay_problem`, `log_replay` and `ranking` train them along the log and order them.
+- `output/text`, `terminal`, `html_page` and `json_document` write all of it down.
 """
 
 from fedtide.auditing.api import Audit, audit
