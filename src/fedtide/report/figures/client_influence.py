@@ -154,13 +154,13 @@ def draw_weights(panel: Axes, groups: Groups, styles: Styles) -> None:
 
 def _draw_weights_over_time(groups: Groups, styles: Styles) -> Figure | None:
     key = participation_key(next(iter(groups.values()))[0])
-    alike = [group[0] for group in groups.values() if participation_key(group[0]) == key]
-    first = max(alike, key=lambda run: run.clients["participation"].sum())  # others drop updates
+    alike = {m: group[0] for m, group in groups.items() if participation_key(group[0]) == key}
+    first = max(  # others drop updates
+        alike.values(), key=lambda run: run.clients["participation"].sum()
+    )
     clients = _typical_clients(first)
     histories = {
-        method: found
-        for method, group in groups.items()
-        if participation_key(group[0]) == key and (found := history(group[0])) is not None
+        method: found for method, run in alike.items() if (found := history(run)) is not None
     }
     if not clients or not histories:
         return None

@@ -38,8 +38,8 @@ _BINS = 10
 """The most groups of clients of similar participation rate."""
 _CUT = " The axis leaves out the lowest values."
 _RARELY = (
-    " A group of clients with less than half a participation on average is drawn there, as 0 has "
-    "no place here."
+    " Groups with less than half a participation per client are drawn at half a participation, as "
+    "the axis has no 0."
 )
 _FITTED = (
     " The clients have no test samples of their own: both are measured on the samples used for "

@@ -165,7 +165,7 @@ def _seconds_per_client(trainer: Trainer, task: Task, local: LocalTraining) -> f
 
 
 def _typical_clients(task: Task, local: LocalTraining) -> NDArray[np.int64]:
-    """Return a few clients that together take as long as others; of all sizes with epochs."""
+    """Return the few clients to measure with: some of every size where steps depend on it."""
     clients, samples = task.population.clients, task.population.samples
     count = min(_PROBE, clients)
     if local.epochs is None or samples is None:
