@@ -231,6 +231,31 @@ def test_a_plan_of_some_of_its_clients():
 
 @settings(max_examples=60)
 @given(
+    sizes=st.lists(st.integers(1, 300), min_size=1, max_size=6),
+    batch=st.none() | st.integers(1, 200),
+    counted=st.sampled_from(["steps", "epochs"]),
+    data=st.data(),
+)
+def test_minibatches_are_as_wide_as_the_largest_of_the_chosen_clients(sizes, batch, counted, data):
+    local = LocalTraining(**{counted: 2}, batch_size=batch)
+    planner = MinibatchPlanner(population(sizes), local, seed=0)
+    plan = planner.plan(np.arange(len(sizes)))
+    which = data.draw(st.lists(st.sampled_from(range(len(sizes))), min_size=1))
+    some = plan.select(np.array(which))
+    width = some.positions.shape[2]
+    largest = min(max(sizes[n] for n in which), batch or max(sizes))
+    assert largest <= width <= min(max(32, 2 * largest), batch or max(sizes))
+    for place, client in enumerate(which):
+        for before, after in [(plan.positions, some.positions), (plan.mask, some.mask)]:
+            if before is not None:
+                assert np.array_equal(before[:, client, :width], after[:, place])
+        assert plan.mask is None or not plan.mask[:, client, width:].any()
+    alone = planner.widths[planner.widths >= min(sizes[which[0]], width)].min()
+    assert plan.single_client(which[0]).positions.shape[2] == alone
+
+
+@settings(max_examples=60)
+@given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
     batch=st.none() | st.integers(1, 6),
     counted=st.sampled_from(["steps", "epochs"]),

@@ -414,8 +414,8 @@ UNEVEN = [150, 1, 2, 1, 9, 40, 3, 1, 70, 5, 2, 4, 1, 30, 6]
 """Samples of clients, most of which have few, as in data of real users."""
 
 
-def uneven_task():
-    draw, owners = np.random.default_rng(0), np.repeat(np.arange(len(UNEVEN)), UNEVEN)
+def uneven_task(sizes=UNEVEN):
+    draw, owners = np.random.default_rng(0), np.repeat(np.arange(len(sizes)), sizes)
     inputs, target = draw.normal(size=(len(owners), 3)), draw.integers(0, 4, len(owners))
     problem = Supervised(
         {"x": inputs, "y": target, "who": owners},
@@ -449,6 +449,40 @@ def test_a_client_with_many_samples_does_not_keep_its_chunk_busy(monkeypatch):
     assert sum(UNEVEN) <= sum(taken) < 2 * sum(UNEVEN) < len(UNEVEN) * max(UNEVEN) / 3
 
 
+@pytest.mark.parametrize("steps", [{"steps": 3}, {"epochs": 2}], ids=str)
+@pytest.mark.parametrize("name", CAPTURED)
+def test_full_batches_of_very_different_sizes(name, steps):
+    task = uneven_task([1, 3, 40, 70, 150, 700])
+    clients = [5, 0, 2, 3, 1, 4]
+    assert_equal_updates(name, task, LocalTraining(**steps, lr=0.05), clients, correction=True)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 40], ids=str)
+def test_a_client_with_many_samples_does_not_pad_the_full_batches_of_others(monkeypatch, clients):
+    """And no block is captured twice for one shape, whatever the strides of a single row."""
+    sizes = [700] + [3] * 20 + [40] * 19
+    task, local = uneven_task(sizes), LocalTraining(steps=3, lr=0.05)
+    used, captured = [], []
+    prepare, capture = BlockRunner._prepare_block, BlockRunner._capture
+
+    def count(runner, start, plan, part, inputs):
+        used.append(plan.positions[0].size)
+        return prepare(runner, start, plan, part, inputs)
+
+    def record(runner, block, inputs):
+        captured.append((block.steps, *(tensor.shape for tensor in inputs.flat)))
+        return capture(runner, block, inputs)
+
+    monkeypatch.setattr(BlockRunner, "_prepare_block", count)
+    monkeypatch.setattr(BlockRunner, "_capture", record)
+    trainer = StackedTrainer(task, local)
+    trained(trainer, task, local, np.arange(clients), rounds=1)
+    needed = sum(max(size, 32) for size in sizes[:clients])
+    assert needed <= sum(used) < 2 * needed
+    trained(trainer, task, local, np.arange(clients)[::-1], rounds=2)
+    assert len(captured) == len(set(captured))
+
+
 def test_trainers_are_measured_with_clients_of_all_sizes():
     """With epochs their time is that of their samples; the first eight may hold hardly any."""
     few, many = np.ones(100, dtype=int), np.full(100, 99)
@@ -457,7 +491,9 @@ def test_trainers_are_measured_with_clients_of_all_sizes():
     problem = Supervised(table, inputs="x", target="y", clients="who", model="logistic")
     task = problem.prepare(0, CPU, torch.float64)
     samples = task.population.samples
-    chosen = _typical_clients(task, LocalTraining(epochs=1, lr=0.1, batch_size=5))
-    assert len(chosen) == 8
-    assert samples[chosen].mean() == samples.mean()
-    assert list(_typical_clients(task, LocalTraining(steps=1, lr=0.1))) == [*range(8)]
+    for local in LocalTraining(epochs=1, batch_size=5), LocalTraining(steps=1):
+        chosen = _typical_clients(task, MinibatchPlanner(task.population, local, seed=0))
+        assert len(chosen) == 8
+        assert samples[chosen].mean() == samples.mean()
+    alike = MinibatchPlanner(task.population, LocalTraining(steps=1, batch_size=5), seed=0)
+    assert list(_typical_clients(task, alike)) == [*range(8)]

@@ -25,6 +25,19 @@ BufferMode = Literal["average", "local"]
 """Whether buffers are averaged over the clients after each round, or every client keeps its own."""
 
 
+_NARROWEST = 32  # samples; a step with fewer takes about as long
+
+
+def batch_widths(samples: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Return how wide minibatches of so many samples are, if none has more than `most`.
+
+    >>> batch_widths(np.array([3, 40, 64, 65]), most=100)
+    array([ 32,  64,  64, 100])
+    """
+    powers = 2 ** np.ceil(np.log2(np.maximum(samples, _NARROWEST))).astype(np.int64)
+    return np.minimum(powers, most)
+
+
 @dataclass(frozen=True)
 class BatchPlan:
     """The minibatches of the local steps of S clients; the first dimension is the step.
@@ -64,9 +77,29 @@ class BatchPlan:
         steps: NDArray[np.int64] = self.active.sum(axis=0, dtype=np.int64)
         return steps
 
+    @property
+    def widths(self) -> NDArray[np.int64] | None:
+        """How wide the minibatches of each client are, shape (S,); None if all are as wide as B.
+
+        That is the number of samples of its largest one, rounded up to a power of two of at least
+        `_NARROWEST`, because trainers capture the steps once for every width; at most B.
+        """
+        if self.mask is None or self.mask.shape[2] <= _NARROWEST:
+            return None
+        most = self.mask.sum(axis=2).max(axis=0, initial=1)
+        return batch_widths(most, self.mask.shape[2])
+
     def select(self, which: NDArray[np.int64]) -> BatchPlan:
-        """Return the plan of the clients at these positions of the cohort, shape (R,)."""
-        return replace(self, clients=self.clients[which], **self._map(lambda part: part[:, which]))
+        """Return the plan of the clients at these positions of the cohort, shape (R,).
+
+        Its minibatches are as wide as the largest of these clients needs.
+        """
+        own = replace(self, clients=self.clients[which], **self._map(lambda part: part[:, which]))
+        widths = own.widths
+        if widths is None or own.positions is None or own.mask is None:
+            return own
+        used = slice(int(widths.max(initial=1)))
+        return replace(own, positions=own.positions[..., used], mask=own.mask[..., used])
 
     def single_client(self, position: int) -> BatchPlan:
         """Return the plan of the client at this position of the cohort, with its own steps."""
@@ -207,11 +240,10 @@ class Task(ABC):
             plan: its first step says which samples are used, such as all of a client's.
         """
         params, gradient = self.layout.unflatten(x), loss_gradient(self.loss)
-        batch = next(self.batches(plan))
-        rows = [
-            self.layout.flatten(gradient(params, *(part[s] for part in batch)))
-            for s in range(len(plan.clients))
-        ]
+        rows = []
+        for s in range(len(plan.clients)):
+            batch = next(self.batches(plan.single_client(s)))
+            rows.append(self.layout.flatten(gradient(params, *(part[0] for part in batch))))
         return torch.stack(rows)
 
     @abstractmethod

@@ -139,8 +139,8 @@ class LocalRound:
     def plan_size(self, cohort: Cohort, max_bytes: int, most: int) -> int:
         """Return how many clients of a cohort train together if their plan may take `max_bytes`.
 
-        With epochs, every client of a plan has as many steps as the largest one. A trainer gets at
-        least as many clients as it trains at once.
+        Every client of a plan has as many steps as the one with the most, and minibatches as wide
+        as the widest. A trainer gets at least as many clients as it trains at once.
 
         Args:
             cohort: of the round.
@@ -158,8 +158,8 @@ class LocalRound:
 
         Few of these are in memory at a time, and threads need not wait for one another at the end
         of every chunk. The trainer adds them in the groups that the chunks would be, so the sum has
-        the same bits. Clients whose numbers of steps differ are better kept apart, since all of a
-        chunk take as many steps as the one with the most.
+        the same bits. Clients whose steps differ in number or width are better kept apart, since
+        the plan of all is as large as that of the largest.
 
         Args:
             cohort: of the round.
@@ -167,7 +167,7 @@ class LocalRound:
             weigh: says whether updates may be sums; None: they may not.
             size: how many train together if all updates are kept.
         """
-        alike = self.planner.has_equal_steps and self._task.buffer_layout is None
+        alike = self.planner.has_equal_plans and self._task.buffer_layout is None
         if weigh is None or len(cohort) <= size or self.trainer.chunk != size or not alike:
             return size
         steps = self.planner.steps_of(cohort.clients.numpy())

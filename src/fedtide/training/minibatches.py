@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.problems.base import BatchPlan, Task
+from fedtide.problems.base import BatchPlan, Task, batch_widths
 from fedtide.training.epoch_order import EpochOrders
 from fedtide.training.local_training import LocalTraining
 
@@ -81,19 +82,28 @@ class MinibatchPlanner:
         used = self._sizes if self._full else np.minimum(self._sizes, self._batch)
         return self._steps * float(used.mean())
 
+    @cached_property
+    def widths(self) -> Ints:
+        """How wide the minibatches of the run are, see `BatchPlan.widths`; empty: no samples."""
+        if self._sizes is None:
+            return np.empty(0, dtype=np.int64)
+        return np.unique(batch_widths(np.minimum(self._sizes, self._batch), self._batch))
+
     @property
-    def has_equal_steps(self) -> bool:
-        """Whether all clients take the same number of steps in a round."""
-        return self._epochs is None
+    def has_equal_plans(self) -> bool:
+        """Whether all clients take as many steps in a round, with minibatches as wide."""
+        return self._epochs is None and len(self.widths) <= 1
 
     def padded_bytes(self, clients: Ints) -> int:
-        """Return what each of these clients takes in a plan, padded to the steps of the largest.
+        """Return what each of these clients takes in a plan, padded to the largest of them.
 
-        0 if all clients take the same number.
+        0 if all clients take the same.
         """
-        if self._sizes is None or self._epochs is None or self._full or len(clients) == 0:
+        if self._sizes is None or self.has_equal_plans or len(clients) == 0:
             return 0
-        return 8 * self._batch * int(self.steps_of(clients).max())
+        steps = 1 if self._full else int(self.steps_of(clients).max())
+        widest = np.minimum(self._sizes[clients], self._batch).max()
+        return 8 * steps * int(batch_widths(widest, self._batch))
 
     def plan(self, clients: Ints, full_batch: bool = False) -> BatchPlan:
         """Return the next local steps of these clients, shape (S,), and count them as taken.
@@ -163,7 +173,8 @@ class MinibatchPlanner:
         """Return the positions (1, S, B) of all samples, and the mask."""
         assert self._sizes is not None
         sizes = self._sizes[clients][:, None]
-        place = np.broadcast_to(np.arange(self._largest), (1, len(clients), self._largest))
+        width = int(batch_widths(sizes, self._largest).max(initial=1))
+        place = np.broadcast_to(np.arange(width), (1, len(clients), width))
         mask = None if self._smallest == self._largest else place < sizes
         return np.minimum(place, sizes - 1), mask
 

@@ -178,7 +178,9 @@ def compile_graph(graph: TensorFunction, examples: list[Tensor]) -> TensorFuncti
     }
     try:
         inductor: Any = torch._inductor
-        with _compiling(graph, examples), _unaliased_pointers():
+        # PyTorch's own warnings would end it where warnings are errors
+        ignored = warnings.catch_warnings(action="ignore")
+        with ignored, _compiling(graph, examples), _unaliased_pointers():
             compiled: TensorFunction = inductor.compile(graph, [*examples], options)
     except Exception as error:
         _warn(f"local steps are not compiled: {first_line(error)}")

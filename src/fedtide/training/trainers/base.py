@@ -41,6 +41,8 @@ class Trained:
     @classmethod
     def join(cls, parts: Sequence[Trained]) -> Trained:
         """Return what the clients of several parts have, in their order."""
+        if len(parts) == 1:
+            return parts[0]
         buffers = [part.buffers for part in parts if part.buffers is not None]
         deltas = torch.cat([part.deltas for part in parts])
         return cls(deltas, torch.cat(buffers) if buffers else None)

@@ -180,7 +180,7 @@ class BlockRunner:
                 inputs, plan = inputs.select(slice(size)), plan.select(np.arange(size))
             inputs = inputs.with_state(self._prepare_block(start, plan, part, inputs)())
         ended.append(Trained(block.flat(inputs.y) - x, *inputs.buffers))
-        return ended[0] if len(ended) == 1 else Trained.join(ended[::-1])
+        return Trained.join(ended[::-1])
 
     def _size_needed(self, plan: BatchPlan, part: slice) -> int:
         """Return to how many clients a chunk may shrink before these steps; 0: all have ended."""
@@ -209,7 +209,7 @@ class BlockRunner:
             inputs = inputs._replace(idle=(idle,))
         # Chunks of the same size take tensors of the same shapes; the first of a round's blocks has
         # models with other strides than the others.
-        key = (len(plan.clients), steps, tuple(tensor.stride() for tensor in inputs.y))
+        key = (len(plan.clients), steps, tuple(map(_strides, inputs.y)))
         function = start.functions.get(key)
         if function is None:
             function = start.functions[key] = self._function(self._block(start, steps), inputs)
@@ -234,7 +234,7 @@ class BlockRunner:
             (local.momentum, local.weight_decay, self._projection),
             (local.optimizer, local.betas, local.eps),
             tuple(
-                tuple((t.shape, t.stride(), t.dtype) for t in group)
+                tuple((t.shape, _strides(t), t.dtype) for t in group)
                 for group in (*inputs, self._task.batch_data)
             ),
         )
@@ -276,6 +276,12 @@ class BlockRunner:
         if block.stacked and devices.can_replay(examples[0]):  # one chunk at a time
             graph = devices.RecordedFunction(graph, fixed=len(task.batch_data))
         return graph, blocks
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides, 0 where a dimension has one element and any stride would do."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return tuple(stride if size > 1 else 0 for size, stride in sizes)
 
 
 def _shared_blocks(family: object) -> _Blocks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedtide.algorithms.base import Instructions
-from fedtide.problems.base import Batch, BatchPlan, Task, loss_gradient
+from fedtide.problems.base import BatchPlan, Task, loss_gradient
 from fedtide.training.local_optimizers import Moments, adam_scales, step_direction
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.trainers.base import CohortResult, Trained, Trainer, local_gradient
@@ -33,23 +33,22 @@ class ReferenceTrainer(Trainer):
         weights: Tensor | None = None,
     ) -> Trained:
         found = CohortResult(instructions.model, buffers, len(plan.clients), weights)
-        batches = list(self._task.batches(plan))
-        for s, steps in enumerate(plan.steps.tolist()):
-            own = [tuple(tensor[s] for tensor in batch) for batch in batches[:steps]]
+        for s in range(len(plan.clients)):
             before = None if buffers is None else buffers[s]
+            own = plan.single_client(s)
             found.put(s, self.train_client(instructions.select(s), own, lr, before))
         return found.trained
 
     def train_client(
-        self, instructions: Instructions, batches: list[Batch], lr: float, buffers: Tensor | None
+        self, instructions: Instructions, plan: BatchPlan, lr: float, buffers: Tensor | None
     ) -> Trained:
-        """Return Δ_n, shape (d,), and the buffers, (d_b,), after a step on each batch.
+        """Return Δ_n, shape (d,), and the buffers, (d_b,), after the steps of a single client.
 
         Any thread may call it.
 
         Args:
             instructions: of this client; the correction has shape (d,).
-            batches: the arguments of the task's loss.
+            plan: its minibatches.
             lr: γ.
             buffers: where they start, shape (d_b,); None where there are none.
         """
@@ -62,8 +61,10 @@ class ReferenceTrainer(Trainer):
         x = y = layout.unflatten(start)
         named = task.unflatten_buffers(buffers)
         moments: Moments = ()
-        for batch, scales in zip(batches, adam_scales(local, len(batches)), strict=True):
-            g, named = gradient(y, x, correction, mu, named, *batch)
+        all_scales = adam_scales(local, len(plan.step_index))
+        for batch, scales in zip(task.batches(plan), all_scales, strict=True):
+            own = (part[0] for part in batch)
+            g, named = gradient(y, x, correction, mu, named, *own)
             direction, moments = step_direction(local, y, g, moments, scales)
             y = {name: y[name] - lr * direction[name] for name in y}
             if projection is not None:

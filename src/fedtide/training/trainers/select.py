@@ -82,7 +82,8 @@ def choose_trainer(
     pays = None
     if not reason and devices.is_cpu(task.start):
         # On a GPU steps are recorded and repeated in one call; compiling them as well gains little.
-        pays = _find_worth_compiling(seconds, task, clients)
+        widths = MinibatchPlanner(task.population, local, seed=0).widths
+        pays = _find_worth_compiling(seconds, task, clients, blocks=max(1, len(widths)))
     if pays is not None:
         compiled = _COMPILED[pays]
         why = f"{compiled}: compiling pays (uncompiled, {best} is {gain})"
@@ -116,7 +117,7 @@ def _is_worth_measuring(
 
 
 def _find_worth_compiling(
-    seconds: dict[TrainerName, float], task: Task, clients: float
+    seconds: dict[TrainerName, float], task: Task, clients: float, blocks: int
 ) -> TrainerName | None:
     """Return the trainer that is the fastest once compiled, if that pays for compiling.
 
@@ -124,6 +125,7 @@ def _find_worth_compiling(
         seconds: per client, of the trainers measured on a CPU.
         task: what is learnt.
         clients: how many client updates are to be computed.
+        blocks: for how many widths of minibatches the steps are compiled.
     """
     best = min(seconds, key=seconds.__getitem__)
     compiled = {best: seconds[best] / _COMPILED_GAIN[best]} if best in _COMPILED_GAIN else {}
@@ -134,7 +136,7 @@ def _find_worth_compiling(
         return None
     fastest = min(compiled, key=compiled.__getitem__)
     saved = (seconds[best] - compiled[fastest]) * clients
-    return fastest if saved > _COMPILING_SECONDS[fastest] else None
+    return fastest if saved > blocks * _COMPILING_SECONDS[fastest] else None
 
 
 def _trainer(name: TrainerName, task: Task, local: LocalTraining) -> Trainer:
@@ -151,8 +153,8 @@ def _has_convolutions(task: Task) -> bool:
 
 def _seconds_per_client(trainer: Trainer, task: Task, local: LocalTraining) -> float:
     """Return how long a client's second round takes; the first one captures the steps."""
-    clients = _typical_clients(task, local)
     planner = MinibatchPlanner(task.population, local, seed=0)
+    clients = _typical_clients(task, planner)
     instructions, start_buffers = Instructions(task.start), task.start_buffers
     buffers = None if start_buffers is None else start_buffers.expand(len(clients), -1)
     trainer.train(instructions, planner.plan(clients), local.lr, buffers)
@@ -164,11 +166,11 @@ def _seconds_per_client(trainer: Trainer, task: Task, local: LocalTraining) -> f
     return (time.perf_counter() - start) / len(clients)
 
 
-def _typical_clients(task: Task, local: LocalTraining) -> NDArray[np.int64]:
-    """Return the few clients to measure with: some of every size where steps depend on it."""
+def _typical_clients(task: Task, planner: MinibatchPlanner) -> NDArray[np.int64]:
+    """Return the few clients to measure with: some of every size where plans depend on it."""
     clients, samples = task.population.clients, task.population.samples
     count = min(_PROBE, clients)
-    if local.epochs is None or samples is None:
+    if planner.has_equal_plans or samples is None:
         return np.arange(count)
     middles = (2 * np.arange(count) + 1) * clients // (2 * count)
     return np.sort(np.argsort(samples, kind="stable")[middles])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.algorithms.base import Instructions
@@ -86,6 +87,24 @@ def _longest(sizes: list[int], threads: int, wake: int) -> int:
     return ends
 
 
+def _group(plan: BatchPlan, by_steps: bool) -> list[NDArray[np.int64]]:
+    """Return which clients train together, and in which order; empty: all as they are.
+
+    Args:
+        plan: of the clients. Those with equally wide minibatches make up a group.
+        by_steps: whether those with the most steps come first, so that the others of a chunk end
+            before them.
+    """
+    size = len(plan.clients)
+    widths = np.zeros(size, dtype=np.int64) if plan.widths is None else plan.widths
+    steps = plan.steps if by_steps else np.zeros_like(widths)
+    is_in_order = not (np.diff(widths).any() or (np.diff(steps) > 0).any())
+    if is_in_order:
+        return []
+    order = np.lexsort((-steps, widths))
+    return np.split(order, np.flatnonzero(np.diff(widths[order])) + 1)
+
+
 def _wake(plan: BatchPlan, model_size: int) -> int:
     """Return what waking a thread costs, in clients that train as planned."""
     samples = 1 if plan.positions is None else plan.positions.shape[2]
@@ -145,14 +164,20 @@ class StackedTrainer(Trainer):
         buffers: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Trained:
-        is_sorted = plan.active is None or not (np.diff(plan.steps) > 0).any()
-        if is_sorted or not devices.is_cpu(instructions.model):
+        groups = _group(plan, by_steps=devices.is_cpu(instructions.model))
+        if not groups:
             return self._train(instructions, plan, lr, buffers, weights)
-        # clients with the most steps first, so that the others of a chunk end before them
-        order = np.argsort(-plan.steps, kind="stable")
-        own = None if buffers is None else buffers[order]
-        trained = self._train(instructions.select(order), plan.select(order), lr, own)
-        trained = trained.select(np.argsort(order))
+        parts = [
+            self._train(
+                instructions.select(group),
+                plan.select(group),
+                lr,
+                None if buffers is None else buffers[group],
+            )
+            for group in groups
+        ]
+        order = np.concatenate(groups)
+        trained = Trained.join(parts).select(np.argsort(order))
         if weights is None:
             return trained
         found = CohortResult(instructions.model, buffers, len(order), weights, self.chunk)

@@ -56,8 +56,7 @@ class ThreadedTrainer(Trainer):
             given, own_plan = instructions.select(s), plan.single_client(s)
             with torch.no_grad():  # applies to the current thread only
                 if self._task.is_recurrent:
-                    batches = [tuple(p[0] for p in batch) for batch in self._task.batches(own_plan)]
-                    trained = self._reference.train_client(given, batches, lr, before)
+                    trained = self._reference.train_client(given, own_plan, lr, before)
                 else:
                     inputs = self._task.batch_inputs(own_plan)
                     start = self._runner.start(given, len(own_plan.step_index), lr)
