@@ -18,6 +18,7 @@ from fedtide.auditing import ClientTable, ParticipationLog
 from fedtide.auditing.log.reader import read_participation_log as read
 from fedtide.errors import InvalidInputError
 from fedtide.participation.log.ledger import Entry, Ledger
+from fedtide.population import Population
 
 START = datetime(2026, 3, 28, 12, tzinfo=UTC)
 HOUR = 3600
@@ -448,3 +449,17 @@ def test_rounds_in_which_hardly_anybody_was_used_are_no_timestamps() -> None:
     timed = rows.select(pl.col("round").alias("time") * HOUR, "client", "stage")
     for log in (read(rows), read(timed, round_seconds=HOUR)):
         assert (log.length, int(log.counts.sum())) == (15_000, 10)
+
+
+def test_whole_numbers_that_a_database_gives_as_decimals() -> None:
+    kinds = {"round": pl.Decimal(38, 0), "client": pl.Decimal(38, 2), "weight": pl.Decimal(9, 2)}
+    columns = {"round": [0, 0, 1], "client": [7, 9, 7], "weight": [0.5, 0.25, 1.0]}
+    log = read(pl.DataFrame(columns).cast(kinds))
+    assert pairs(log) == [(0, 7), (0, 9), (1, 7)]
+    assert log.weights.tolist() == [0.5, 0.25, 1.0]
+    replayed = ft.participation.Replay(pl.DataFrame(columns | {"client": [1, 0, 1]}).cast(kinds))
+    running = replayed.begin(Population(clients=2), seed=0)
+    assert [running.round(t).clients.tolist() for t in range(2)] == [[0, 1], [1]]
+    halves = pl.DataFrame(columns).cast(kinds).with_columns(pl.col("round") + 0.5)
+    assert error_of(halves).startswith("round: 0.5 is not a round")
+    assert error_of(halves.rename({"round": "client", "client": "round"})).startswith("client: ")

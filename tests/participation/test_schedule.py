@@ -19,6 +19,7 @@ from fedtide.participation import (
     LongestAbsent,
     NoDropout,
     RandomDropout,
+    Replay,
     Schedule,
     ScheduleStream,
     Selection,
@@ -53,6 +54,13 @@ def test_a_schedule_knows_its_rates_without_a_selection() -> None:
     assert Schedule(Bernoulli(0.5), UniformOf(3)).known_rates(population, 0) is None
     everybody = Schedule(Bernoulli(0.5), UniformOf(4)).known_rates(population, 0)
     np.testing.assert_array_equal(everybody, [0.5] * 4)
+
+
+def test_a_log_is_not_read_for_rates_that_a_selection_changes() -> None:
+    schedule = Schedule(Replay("missing.csv"), UniformOf(3))
+    assert schedule.known_rates(Population(clients=4), 0) is None
+    with pytest.raises(InvalidInputError, match="no file"):
+        Schedule(Replay("missing.csv")).known_rates(Population(clients=4), 0)
 
 
 def test_rates_are_unknown_with_a_selection_derived_from_all() -> None:

@@ -1,10 +1,13 @@
 """Traces against a brute-force search of the intervals."""
 
+from collections.abc import Callable
 from datetime import date, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -200,3 +203,51 @@ def test_files_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         running = process.begin(population, seed=0)
         assert [running.round(t).clients.tolist() for t in range(2)] == clients
+
+
+TABLES: dict[str, Callable[[pl.DataFrame], Any]] = {
+    "polars": lambda frame: frame,
+    "lazy": pl.DataFrame.lazy,
+    "pyarrow": pl.DataFrame.to_arrow,
+    "stream": lambda frame: frame.to_arrow().to_reader(),  # may be read once
+    "rows": pl.DataFrame.to_dicts,
+    "pandas": lambda frame: pytest.importorskip("pandas").DataFrame(frame.to_dict(as_series=False)),
+}
+
+
+@pytest.mark.parametrize("library", TABLES)
+def test_tables_in_memory(library: str) -> None:
+    convert, names = TABLES[library], Population(2, names=np.array(["ann", "bob"]))
+    log = pl.DataFrame({"round": [0, 1, 1], "client": ["bob", "ann", "bob"], "weight": 0.5})
+    trace = pl.DataFrame({"client": ["bob", "ann"], "start": [0.0, 1.0], "end": [2.0, 1.5]})
+    for process in (Replay(convert(log)), Table(convert(log)), Trace(convert(trace), 1.0)):
+        for _ in range(2):
+            running = process.begin(names, seed=0)
+            assert [running.round(t).clients.tolist() for t in range(3)] == [[1], [0, 1], []]
+    rates = Table(convert(log)).known_rates(names, seed=0)
+    assert rates.tolist() == [0.5, 1.0]
+
+
+def test_a_table_of_weights_is_told_from_a_table_of_rows() -> None:
+    wide = pl.DataFrame({"ann": [0.0, 1.0], "bob": [0.5, 0.5], "zoe": [0.0, 0.0]})
+    rows = pl.DataFrame({"round": [0, 1, 1], "client": [1, 0, 1], "weight": [0.5, 1.0, 0.5]})
+    for library in ("polars", "pandas"):
+        for table in (wide, rows):
+            running = Table(TABLES[library](table)).begin(Population(3), seed=0)
+            assert [running.round(t).clients.tolist() for t in range(2)] == [[1], [0, 1]]
+            assert running.round(1).weights.tolist() == [1.0, 0.5]
+
+
+def test_what_is_no_table_in_memory_is_refused() -> None:
+    array = pa.array([(1, 2, 3)], pa.month_day_nano_interval())
+    interval = pa.table({"round": [0], "client": [1], "took": array})
+    for table in (interval, interval.to_reader()):  # Polars panics at the latter
+        with pytest.raises(InvalidInputError, match=r"^log: Polars cannot read this pyarrow"):
+            Replay(table)
+    with pytest.raises(InvalidInputError, match=r"^file: the table has no rows with an end after"):
+        Trace([{"client": 0, "start": 1, "end": 1}], 1.0).begin(Population(1), seed=0)
+    with pytest.raises(InvalidInputError, match=r"^weights: the table lacks weights"):
+        Table([{"round": 0, "client": 0}]).begin(Population(1), seed=0)
+    for make in (Replay, Table, lambda table: Trace(table, 1.0)):
+        with pytest.raises(InvalidInputError, match=r"^(log|weights|file)(\[0\])?: "):
+            make([3])

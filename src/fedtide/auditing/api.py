@@ -14,7 +14,6 @@ import polars as pl
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.log.reader import LogSource, OnProgress, read_participation_log
-from fedtide.auditing.log.table_source import ArrowTable, to_frame
 from fedtide.auditing.output.json_document import build_document
 from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.recommend.candidates import list_variants
@@ -42,6 +41,7 @@ from fedtide.auditing.statistics.unseen import UnseenClients, estimate_unseen
 from fedtide.auditing.statistics.variance import VarianceModel
 from fedtide.auditing.statistics.windows import Regularity, measure_regularity
 from fedtide.errors import InvalidInputError
+from fedtide.participation.log.tables import MemoryTable, to_polars
 from fedtide.summary_text import Summary
 from fedtide.validation import require_at_least, require_choice, require_positive
 
@@ -164,7 +164,7 @@ def audit(
     log: LogSource,
     *,
     clients: int | None = None,
-    roster: str | Path | pl.DataFrame | ArrowTable | ClientTable | None = None,
+    roster: str | Path | MemoryTable | ClientTable | None = None,
     groups: str | None = None,
     columns: Mapping[str, str] | None = None,
     round_seconds: float | None = None,
@@ -186,7 +186,8 @@ def audit(
     Args:
         log: a file of Parquet, CSV, TSV or JSON with columns `round` and `client` (and `stage`), or
             with a list of clients per round; NVFlare's job statistics; a run folder; the URL of a
-            ledger (sqlite:///ledger.db); or a DataFrame of Polars or pandas.
+            ledger (sqlite:///ledger.db); or a table in memory: a DataFrame of Polars, pandas or
+            another library, or a list of rows.
         clients: N; numeric ids must then be 0..N − 1. None: the clients of the roster, of the run,
             or of the log.
         roster: all clients of the federation: a file or table with a column `client`, columns of
@@ -301,7 +302,7 @@ def audit(
 
 
 def _read_roster(
-    roster: str | Path | pl.DataFrame | ArrowTable | ClientTable | None, groups: str | None
+    roster: str | Path | MemoryTable | ClientTable | None, groups: str | None
 ) -> ClientTable | None:
     if roster is None:
         if groups is not None:
@@ -313,7 +314,7 @@ def _read_roster(
         return roster
     if isinstance(roster, str | Path):
         return ClientTable.from_file(roster, groups)
-    return ClientTable.from_frame(to_frame("roster", roster), groups)
+    return ClientTable.from_frame(to_polars("roster", roster), groups)
 
 
 def _find_churn_and_unseen(

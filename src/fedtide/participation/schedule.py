@@ -134,10 +134,13 @@ class Schedule:
         Raises:
             InvalidInputError: a process or dropout model of the user's own gives no probabilities.
         """
+        own, all_selected = is_own(type(self.process)), self._selects_all(population.clients)
+        if not (own or all_selected):  # a process may have to read a whole log
+            return None
         rates = self.process.known_rates(population, seed)
-        if rates is not None and is_own(type(self.process)):
+        if rates is not None and own:
             rates = check_known_rates(rates, population.clients)
-        if rates is None or not self._selects_all(population.clients):
+        if rates is None or not all_selected:
             return None
         probabilities = self._reporting_probabilities()
         if len(probabilities) > 1:

@@ -1,4 +1,4 @@
-"""Reading a participation log: from a file, a run folder, a ledger or a DataFrame."""
+"""Reading a participation log: from a file, a run folder, a ledger or a table in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from fedtide.auditing.log.columns import ColumnNames, find_columns
 from fedtide.auditing.log.log_builder import LogBuilder
 from fedtide.auditing.log.participation_log import ParticipationLog
 from fedtide.auditing.log.table_source import (
-    ArrowTable,
     Batches,
     TableSource,
     open_source,
@@ -26,9 +25,10 @@ from fedtide.auditing.log.table_source import (
 )
 from fedtide.auditing.log.values import reject_absent
 from fedtide.errors import InvalidInputError, first_line
+from fedtide.participation.log.tables import MemoryTable
 from fedtide.validation import expand_home, require_positive, require_whole_number
 
-LogSource = str | Path | pl.DataFrame | ArrowTable
+LogSource = str | Path | MemoryTable
 OnProgress = Callable[[str, float], None]
 """Called with the name of the current step and the completed share of it."""
 
@@ -48,7 +48,8 @@ def read_participation_log(
     Args:
         source: a file of Parquet, delimited text (CSV, TSV) or JSON, see `open_source`; a run
             folder; the database URL of a ledger, such as sqlite:///ledger.db (with the federation's
-            name after # if it holds several); or a DataFrame of Polars, pandas or another library.
+            name after # if it holds several); or a table in memory: a DataFrame of Polars, pandas
+            or another library, or a list of rows.
         clients: N. Numeric ids must then be 0..N − 1; string ids missing from the log get
             placeholder names. None: the clients of the roster, of the run, or of the log.
         roster: all clients of the federation.
@@ -163,8 +164,19 @@ def _read_rows(
 
 
 def _widen(column: pa.Array) -> pa.Array:
-    """Return numbers of 16 bits as numbers of 32 bits: Arrow computes little with the former."""
-    return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
+    """Return a column in a type with which Arrow can compute.
+
+    Numbers of 16 bits become numbers of 32; decimals, in which databases give whole numbers, too,
+    become whole numbers if all of them are, else floating-point ones.
+    """
+    if pa.types.is_float16(column.type):
+        return column.cast(pa.float32())
+    if pa.types.is_decimal(column.type):
+        try:
+            return column.cast(pa.int64())
+        except pa.ArrowInvalid:
+            return column.cast(pa.float64())
+    return column
 
 
 @contextmanager

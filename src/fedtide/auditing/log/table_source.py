@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 
 from fedtide.auditing.log.adapters import TEXT_LOGS, is_document, read_document, reject_text_log
 from fedtide.auditing.log.columns import is_recognised
-from fedtide.errors import InvalidInputError, first_line
-from fedtide.participation.log.tables import READABLE, require_file
+from fedtide.errors import InvalidInputError
+from fedtide.participation.log.tables import READABLE, MemoryTable, require_file, to_polars
 from fedtide.text_files import (
     DAMAGE,
     Header,
@@ -41,12 +41,6 @@ _DATABASES = (".db", ".sqlite", ".sqlite3")
 _PARQUET_ROWS = 1 << 21
 _JSON_ROWS = 1 << 16
 _CSV_BYTES = 1 << 24
-
-
-class ArrowTable(Protocol):
-    """A table of another library, such as a DataFrame of pandas, that Polars can read."""
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ class TableSource:
     notes: tuple[str, ...] = ()
 
 
-def open_source(source: str | Path | pl.DataFrame | ArrowTable) -> TableSource:
+def open_source(source: str | Path | MemoryTable) -> TableSource:
     """Open a table in memory, or a file whose suffix is one of `tables.READABLE`.
 
     Raises:
@@ -76,7 +70,7 @@ def open_source(source: str | Path | pl.DataFrame | ArrowTable) -> TableSource:
             unknown type; an object that is no table.
     """
     if not isinstance(source, str | Path):
-        frame = to_frame("log", source)
+        frame = to_polars("log", source)
         return TableSource(frame.columns, partial(read_frame, frame))
     path = Path(source)
     if path.suffix.lower() in _DATABASES:
@@ -224,33 +218,6 @@ def _list_unsigned(values: list[Any]) -> list[pa.DataType]:
     if lists and all(type(entry) is int for value in values for entry in value):
         return [pa.list_(pa.uint64())]
     return []
-
-
-def to_frame(field: str, table: pl.DataFrame | ArrowTable) -> pl.DataFrame:
-    """Return a table of any library as a DataFrame of Polars; in others, NaN is a missing value.
-
-    Args:
-        field: the field that an error names.
-        table: in memory.
-
-    Raises:
-        InvalidInputError: an object that is no table, or a table that Polars cannot read.
-    """
-    if isinstance(table, pl.DataFrame):
-        return table
-    what = f"{type(table).__module__.partition('.')[0]}.{type(table).__name__}"
-    if not hasattr(table, "__arrow_c_stream__"):
-        raise InvalidInputError(
-            f"{field}: {what} is no table; give the path of a file or a Polars DataFrame "
-            "(of pandas: pl.from_pandas(frame))"
-        )
-    try:
-        return pl.DataFrame(table).fill_nan(None)
-    except (pa.ArrowException, pl.exceptions.PolarsError, TypeError, ValueError) as error:
-        raise InvalidInputError(
-            f"{field}: Polars cannot read this {what} ({first_line(error).rstrip('.')}); "
-            "give columns of numbers, text or times"
-        ) from None
 
 
 def read_frame(frame: pl.DataFrame, names: Sequence[str]) -> Batches:

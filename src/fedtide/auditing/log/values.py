@@ -238,8 +238,6 @@ def parse_numbers(field: str, column: pa.Array, decimal_comma: bool = False) -> 
         return np.full(len(column), np.nan, dtype=np.float32)
     if is_text(column.type):
         column = _parse_text_numbers(field, column, decimal_comma)
-    if pa.types.is_decimal(column.type):
-        column = column.cast(pa.float64())
     if not is_number(column.type):
         raise InvalidInputError(f"{field}: the column has type {column.type}; give numbers")
     missing = to_numpy(column.is_null().cast(pa.uint8())) > 0

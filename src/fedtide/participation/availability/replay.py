@@ -16,7 +16,7 @@ from fedtide.participation.availability._recorded import RecordedStream, recorde
 from fedtide.participation.availability.base import Availability, AvailabilityStream
 from fedtide.participation.log.client_ids import number_clients
 from fedtide.participation.log.schema import CLAIMED, STAGES, normalise_log
-from fedtide.participation.log.tables import read_table
+from fedtide.participation.log.tables import MemoryTable, to_polars
 from fedtide.population import Population
 from fedtide.validation import expand_home, require_choice, require_whole_number
 
@@ -31,9 +31,10 @@ class Replay(Availability):
     the last round of the log.
 
     Args:
-        log: the path of a participation log, or of the folder of a finished run, or the log as a
-            Polars DataFrame. Clients are given by name if the data name them, else by id 0..N−1, or
-            as N different strings, numbered in sorted order.
+        log: the path of a participation log, or of the folder of a finished run, or the log in
+            memory: a DataFrame of Polars, pandas or another library, or a list of rows. Clients are
+            given by name if the data name them, else by id 0..N−1, or as N different strings,
+            numbered in sorted order.
         stage: the stage that a client must have reached: "used" repeats the participation,
             "available" the availability (to apply another selection to it).
         columns: the log's own names of columns, such as {"round": "server_round"}.
@@ -42,9 +43,9 @@ class Replay(Availability):
             rounds may be empty. Numbers without a row are empty rounds.
 
     Raises:
-        InvalidInputError: an unknown stage, or a first round that is no whole number from 0; in
-            `begin`, a log that `read_log` rejects, that has no clients of the stage or rows before
-            its first round, or that does not fit the population.
+        InvalidInputError: an unknown stage, a first round that is no whole number from 0, or an
+            object that is no table; in `begin`, a log that `read_log` rejects, that has no clients
+            of the stage or rows before its first round, or that does not fit the population.
 
     >>> log = pl.DataFrame({"round": [0, 1, 1], "client": ["ann", "bob", "ann"]})
     >>> Replay(log).begin(Population(clients=2), seed=0).round(1).clients
@@ -54,7 +55,7 @@ class Replay(Availability):
     array([0, 1])
     """
 
-    log: str | Path | pl.DataFrame
+    log: str | Path | MemoryTable
     stage: str = "used"
     columns: Mapping[str, str] | None = None
     first_round: int | None = None
@@ -63,8 +64,14 @@ class Replay(Availability):
         require_choice("stage", self.stage, STAGES)
         if self.first_round is not None:
             require_whole_number("first_round", self.first_round, low=0)
-        if not isinstance(self.log, pl.DataFrame) and expand_home(self.log).is_dir():
-            object.__setattr__(self, "log", Path(self.log) / "participation.parquet")
+        log: str | Path | pl.DataFrame
+        if not isinstance(self.log, str | Path):
+            log = to_polars("log", self.log)
+        elif expand_home(self.log).is_dir():
+            log = Path(self.log) / "participation.parquet"
+        else:
+            return
+        object.__setattr__(self, "log", log)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         rows, clients, (start, end) = self._rows(population)
@@ -98,9 +105,8 @@ class Replay(Availability):
 
         Rounds are those of the replay; the span is the first one with a row, and one past the last.
         """
-        columns, frame = self.columns or {}, self.log
-        if not isinstance(frame, pl.DataFrame):
-            frame = read_table("log", expand_home(frame), columns.get("client", "client"))
+        columns = self.columns or {}
+        frame = to_polars("log", self.log, columns.get("client", "client"))
         log = normalise_log(frame, columns)
         ids = number_clients("log", log["client"], population)
         reached = log["stage"].is_in(STAGES[STAGES.index(self.stage) :])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeGuard
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from fedtide.configurable import configurable
@@ -14,9 +16,15 @@ from fedtide.participation.availability._recorded import RecordedStream, recorde
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
 from fedtide.participation.log.client_ids import number_clients
 from fedtide.participation.log.schema import normalise_log
-from fedtide.participation.log.tables import read_table, require_columns
+from fedtide.participation.log.tables import (
+    MemoryTable,
+    describe_table,
+    is_table,
+    require_columns,
+    to_polars,
+)
 from fedtide.population import Population
-from fedtide.validation import expand_home, require_nonnegative
+from fedtide.validation import require_nonnegative
 
 Weights = NDArray[np.float64]
 
@@ -28,10 +36,11 @@ class Table(Availability):
     Nobody is available after the last row; the `length` of the stream is the number of rows.
 
     Args:
-        weights: q, shape (T, N), 0 for absent; or the path of a Parquet, CSV or JSON lines file
-            with the columns round, client, weight; rows of absent clients may be left out. Clients
-            are given by name if the data name them, else by id 0..N−1, or as N different strings,
-            numbered in sorted order.
+        weights: q, shape (T, N), 0 for absent; or a table with the columns round, client, weight,
+            as the path of a Parquet, CSV or JSON lines file or in memory (a DataFrame of Polars,
+            pandas or another library, or a list of rows); rows of absent clients may be left out.
+            Clients are given by name if the data name them, else by id 0..N−1, or as N different
+            strings, numbered in sorted order.
 
     Raises:
         InvalidInputError: a weight that is negative or not finite, an array that is not
@@ -42,11 +51,15 @@ class Table(Availability):
     AvailableClients(clients=array([1]), weights=array([1.]))
     """
 
-    weights: str | Path | Sequence[Sequence[float]] | Weights
+    weights: str | Path | MemoryTable | Sequence[Sequence[float]] | Weights
 
     def __post_init__(self) -> None:
-        if not isinstance(self.weights, str | Path):
-            require_nonnegative("weights", self.weights, dimensions=2)
+        if is_table(self.weights):
+            frame = to_polars("weights", self.weights)
+            if "client" in frame.columns:  # else it is q itself, a column for each client
+                object.__setattr__(self, "weights", frame)
+        if not _has_rows(self.weights):
+            _require_array(self.weights)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         return RecordedStream(*self._entries(population))
@@ -58,9 +71,9 @@ class Table(Availability):
 
     def _entries(self, population: Population) -> tuple[NDArray[np.int64], Ids, Weights, int]:
         """Return round, client and weight of each positive entry, and T."""
-        if isinstance(self.weights, str | Path):
+        if _has_rows(self.weights):
             return _read_entries(self.weights, population)
-        table = require_nonnegative("weights", self.weights, dimensions=2)
+        table = _require_array(self.weights)
         if table.shape[1] != population.clients:
             raise InvalidInputError(
                 f"weights: {table.shape[1]} columns for {population.clients} clients; "
@@ -70,15 +83,27 @@ class Table(Availability):
         return rounds, ids, table[rounds, ids], len(table)
 
 
+def _has_rows(weights: object) -> TypeGuard[str | Path | pl.DataFrame]:
+    """Return whether weights are a table of one row for each round and client."""
+    if isinstance(weights, pl.DataFrame):
+        return "client" in weights.columns
+    return isinstance(weights, str | Path)
+
+
+def _require_array(weights: Any) -> Weights:
+    return require_nonnegative("weights", weights, dimensions=2)
+
+
 def _read_entries(
-    path: str | Path, population: Population
+    table: str | Path | pl.DataFrame, population: Population
 ) -> tuple[NDArray[np.int64], Ids, Weights, int]:
-    frame = read_table("weights", expand_home(path))
+    frame = to_polars("weights", table)
     require_columns("weights", frame, ["round", "client"], "rename the column")
     with error_prefix("weights"):
         log = normalise_log(frame)
     if log["weight"].null_count():
-        raise InvalidInputError(f"weights: {str(path)!r} lacks weights; give each row a weight")
+        what = describe_table(table)
+        raise InvalidInputError(f"weights: {what} lacks weights; give each row a weight")
     length = 0 if log.is_empty() else int(log["round"].max()) + 1  # type: ignore[arg-type]
     ids = number_clients("weights", log["client"], population)
     present = log["weight"].to_numpy() > 0

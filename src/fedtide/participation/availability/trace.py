@@ -20,9 +20,14 @@ from fedtide.participation.availability.base import (
     IndependentStream,
 )
 from fedtide.participation.log.client_ids import normalise_clients, number_clients
-from fedtide.participation.log.tables import read_table, require_columns
+from fedtide.participation.log.tables import (
+    MemoryTable,
+    describe_table,
+    require_columns,
+    to_polars,
+)
 from fedtide.population import Population
-from fedtide.validation import expand_home, require_numbers
+from fedtide.validation import require_numbers
 
 _Times = NDArray[np.float64]
 
@@ -45,22 +50,24 @@ class Trace(Availability):
     every power of 2 among the lengths).
 
     Args:
-        file: Parquet, CSV or JSON lines, one row for each interval: client, start, end, in seconds
-            from the start of the run. Clients are given by name if the data name them, else by id
-            0..N−1, or as N different strings, numbered in sorted order. Clients without an interval
-            are never available. Empty intervals (start = end) are ignored.
+        file: Parquet, CSV or JSON lines, or a table in memory (a DataFrame of Polars, pandas or
+            another library, or a list of rows), one row for each interval: client, start, end, in
+            seconds from the start of the run. Clients are given by name if the data name them, else
+            by id 0..N−1, or as N different strings, numbered in sorted order. Clients without an
+            interval are never available. Empty intervals (start = end) are ignored.
         round_seconds: the time between two rounds, in seconds.
         repeat: whether the trace starts again when it is over: True, after the last end; a number,
             after that many seconds (such as 86400, a day); False: nobody is available afterwards.
 
     Raises:
-        InvalidInputError: seconds that are not above 0; in `begin`, a file that cannot be read,
+        InvalidInputError: seconds that are not above 0, an object that is no table; in `begin`, a
+            file that cannot be read,
             lacks a column or has no intervals, times that are missing, no numbers, negative or not
             finite, or dates, an end before its start, intervals of one client that overlap
             (touching is fine), an end beyond `repeat`, clients that do not fit the population.
     """
 
-    file: str | Path
+    file: str | Path | MemoryTable
     round_seconds: float
     repeat: bool | float = False
 
@@ -68,14 +75,16 @@ class Trace(Availability):
         _require_seconds("round_seconds", self.round_seconds)
         if not isinstance(self.repeat, bool):
             _require_seconds("repeat", self.repeat)
+        if not isinstance(self.file, str | Path):
+            object.__setattr__(self, "file", to_polars("file", self.file))
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         clients, starts, ends = self._intervals(population)
         present = len(np.unique(clients))
         if 2 * present < population.clients:
             _logger.warning(
-                "the trace %s has intervals of %d of the %d clients; the others never take part",
-                self.file,
+                "the trace in %s has intervals of %d of the %d clients; the others never take part",
+                describe_table(self.file),
                 present,
                 population.clients,
             )
@@ -122,7 +131,7 @@ class Trace(Availability):
 
     def _intervals(self, population: Population) -> tuple[Ids, _Times, _Times]:
         """Return client, start and end of every nonempty interval, ordered by client and start."""
-        frame = read_table("file", expand_home(self.file))
+        frame = to_polars("file", self.file)
         require_columns("file", frame, ["client", "start", "end"], "rename the column")
         names = normalise_clients("file", frame["client"])
         starts, ends = _parse_times(frame["start"]), _parse_times(frame["end"])
@@ -132,8 +141,8 @@ class Trace(Availability):
         order = order[starts[order] < ends[order]]
         if not len(order):
             raise InvalidInputError(
-                f"file: {str(self.file)!r} has no rows with an end after the start; give one for "
-                "each interval"
+                f"file: {describe_table(self.file)} has no rows with an end after the start; "
+                "give one for each interval"
             )
         _reject_dates(starts[order])
         ids, starts, ends = ids[order], starts[order], ends[order]

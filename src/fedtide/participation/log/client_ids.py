@@ -24,6 +24,10 @@ def normalise_clients(field: str, column: pl.Series) -> pl.Series:
     if column.dtype.is_integer():
         fits = column.is_empty() or column.cast(pl.Int64, strict=False).null_count() == 0
         return column.cast(pl.Int64 if fits else pl.String)
+    if column.dtype.is_decimal():  # as databases give whole numbers
+        whole = column.cast(pl.Int64, strict=False)
+        if (whole == column).fill_null(False).all():
+            return whole
     if column.dtype.is_float() and _are_whole(column):  # as pandas makes them of gaps
         return column.cast(pl.Int64)
     if column.dtype in (pl.String, pl.Categorical, pl.Enum):

@@ -1,21 +1,22 @@
-"""Reading and writing tables as Parquet, delimited text or JSON, by the suffix of the file."""
+"""Tables as DataFrames of Polars: from and to files, by their suffix, and from other libraries."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedtide.atomic_io import write_atomically
-from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.errors import InvalidInputError, did_you_mean, first_line
 from fedtide.participation.log.client_ids import parse_whole_numbers
 from fedtide.text_files import DAMAGE, open_text, read_header, split_suffix, unreadable
+from fedtide.validation import expand_home
 
 SUFFIXES = (".parquet", ".csv", ".jsonl", ".ndjson")
 """What tables are written as."""
@@ -23,6 +24,69 @@ SUFFIXES = (".parquet", ".csv", ".jsonl", ".ndjson")
 _TEXT = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 READABLE = (".parquet", *_TEXT, *(f"{suffix}.gz" for suffix in _TEXT))
 """What tables are read from."""
+
+
+@runtime_checkable
+class DataFrame(Protocol):
+    """A table of any library that exports to Arrow, such as a DataFrame of Polars or pandas."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
+
+
+MemoryTable = DataFrame | pl.LazyFrame | Sequence[Mapping[str, Any]]
+"""A table in memory; a list has its rows."""
+
+
+def is_table(value: object) -> TypeGuard[MemoryTable]:
+    """Return whether a value is a table in memory; an array or a single column is none.
+
+    >>> is_table([{"round": 0, "client": "ann"}]), is_table([[0.5, 0.5]]), is_table("log.csv")
+    (True, False, False)
+    """
+    if isinstance(value, list | tuple):
+        return len(value) > 0 and all(isinstance(row, Mapping) for row in value)
+    exports = hasattr(value, "__arrow_c_stream__") and not isinstance(value, pl.Series)
+    return exports or isinstance(value, pl.LazyFrame)
+
+
+def to_polars(field: str, table: str | Path | MemoryTable, client: str = "client") -> pl.DataFrame:
+    """Return a table in a file, see `read_table`, or in memory as a DataFrame of Polars.
+
+    In tables of other libraries, NaN is a missing value.
+
+    Raises:
+        InvalidInputError: a file that `read_table` refuses, an object that is no table, or a table
+            that Polars cannot read.
+    """
+    if isinstance(table, str | Path):
+        return read_table(field, expand_home(table), client)
+    if isinstance(table, pl.DataFrame):
+        return table
+    what = f"{type(table).__module__.partition('.')[0]}.{type(table).__name__}"
+    what = what.removeprefix("builtins.")
+    if not is_table(table):
+        raise InvalidInputError(
+            f"{field}: {what} is no table; give the path of a file, a Polars DataFrame "
+            "(of pandas: pl.from_pandas(frame)) or a list of rows, each a mapping"
+        )
+    try:
+        if isinstance(table, pl.LazyFrame):
+            return table.collect()
+        if isinstance(table, Sequence):
+            return pl.DataFrame(table, infer_schema_length=None)
+        return pl.DataFrame(table).fill_nan(None)
+    except (
+        pa.ArrowException,
+        pl.exceptions.PolarsError,
+        pl.exceptions.PanicException,  # such as that of DuckDB's intervals
+        TypeError,
+        ValueError,
+        OverflowError,
+    ) as error:
+        raise InvalidInputError(
+            f"{field}: Polars cannot read this {what} ({first_line(error, 120).rstrip('.')}); "
+            "give columns of numbers, text or times"
+        ) from None
 
 
 def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataFrame:
@@ -48,6 +112,11 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
         return _read(path, suffix, client)
     except (pl.exceptions.PolarsError, *DAMAGE) as error:
         raise unreadable(field, path, error) from None
+
+
+def describe_table(table: object) -> str:
+    """Return how messages call a table: a file by its path."""
+    return repr(str(table)) if isinstance(table, str | Path) else "the table"
 
 
 def write_table(field: str, path: str | Path, frame: pl.DataFrame) -> None:
