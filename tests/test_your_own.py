@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "your-own.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"# (\S+\.(?:py|yaml))\n")
 METHODS = ("FedAvg(", "Bounded(", "average ", "local ", "bce ")
-MODULES = ("bounded", "layers", "phrases", "quantiles", "sensornet", "uneven")
+MODULES = ("adagrad", "bounded", "layers", "phrases", "quantiles", "roots", "sensornet", "uneven")
 
 
 @pytest.fixture
@@ -59,6 +59,7 @@ def test_the_blocks_of_the_page_run_and_learn(blocks, capsys):
         ("users", "test_accuracy", 0.9),
         ("phrases", "test_accuracy", 0.9),
         ("sensors", "test_accuracy", 0.9),
+        ("adagrad", "test_accuracy", 0.9),
         ("nightly", "test_accuracy", 0.8),
     ):
         learnt = pl.read_parquet(f"runs/{name}/metrics.parquet").row(-1, named=True)

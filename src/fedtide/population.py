@@ -28,6 +28,8 @@ class Population:
             shape (N,); None if unknown.
         names: the clients' names in the data, by id, shape (N,): logs, traces and results name
             clients by them; None: clients are only numbered.
+        seed: of the run, for methods that draw random numbers or prepare the problem themselves;
+            None: there is none, as in a federation.
 
     Raises:
         InvalidInputError: a number of clients that is no whole number of at least 1, an array whose
@@ -43,6 +45,7 @@ class Population:
     class_shares: NDArray[np.float64] | None = None
     rates: NDArray[np.float64] | None = None
     names: Names | None = None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         require_whole_number("clients", self.clients)

@@ -154,6 +154,10 @@ WRONG_STEPS: dict[str, Any] = {
         replace(after, model=torch.cat([after.model, after.model])),
         info,
     ),
+    "a model with a gradient": lambda state, after, info: (
+        replace(after, model=after.model.requires_grad_()),
+        info,
+    ),
     "another direction": lambda state, after, info: (
         after,
         replace(info, direction=5 * info.direction),
@@ -211,6 +215,7 @@ COMPLAINTS = {
     "step returns no state": r"algorithm\.step: it returned None; return the next state, of",
     "stays in round 0": r"algorithm\.step: round 0 is followed by round 0; ",
     "a model twice as long": r"algorithm\.step: its model has shape \(2,\)",
+    "a model with a gradient": r"algorithm\.step: its model requires a gradient; return its detach",
     "another direction": r"algorithm\.step: .* a direction of norm 0\.25, .* of norm 0\.05; ",
     "no direction": r"algorithm\.step: .* a direction of norm 0, .* of norm 0\.05; ",
     "a scalar direction": r"algorithm\.step: its direction has shape \(\)",
@@ -335,6 +340,48 @@ def test_random_numbers_that_depend_on_the_round_alone_are_accepted():
 
 
 @dataclass(frozen=True)
+class SeededSum(Sum):
+    seed: int
+
+
+@dataclass(frozen=True)
+class WithLosses(Plain):
+    """Computes the losses of all clients in each run, as docs/your-own.md describes it."""
+
+    problem: Any = None
+
+    @cached_property
+    def tasks(self):
+        return {}
+
+    def init(self, model, population):
+        start = super().init(model, population)
+        return SeededSum(**vars(start), seed=population.seed)
+
+    def losses(self, state):
+        if state.seed not in self.tasks:
+            task = self.problem.prepare(state.seed, torch.device("cpu"), torch.float64)
+            self.tasks[state.seed] = task
+        return self.tasks[state.seed].evaluate(state.model).clients["loss"]
+
+    def step(self, state, lr):
+        self.losses(state)
+        moved, info = super().step(state, lr)
+        return SeededSum(**vars(moved), seed=state.seed), info
+
+
+def test_a_method_knows_the_seed_of_the_run():
+    """By which other clients have other data."""
+    problem = ft.problems.Regression(clients=3, samples=30, features=4, informative=2)
+    method = WithLosses(problem=problem)
+    for seed in 3, 8:
+        result = simulate(method, problem=problem, seed=seed)
+        assert result.state.seed == seed
+        np.testing.assert_array_equal(method.losses(result.state), result.clients["loss"])
+    assert list(method.tasks) == [3, 8]
+
+
+@dataclass(frozen=True)
 class Weighing(Plain):
     weights: Any = None
 
@@ -369,3 +416,10 @@ def test_a_state_may_name_a_tensor_twice_and_begin_a_tensor_as_a_number():
     )
     assert torch.equal(restored.start, start)
     assert torch.equal(restored.velocity, torch.arange(3.0))
+
+
+def test_a_method_that_splits_cohorts_needs_no_word_to_be_refused_by_a_deployment():
+    """Which would send everybody what `instruct` returns for the first of them."""
+    assert Plain().simulation_only == "its clients do not all start alike"
+    assert a.Averaged(inner=Plain()).simulation_only == Plain().simulation_only
+    assert not [m for m in (a.FedAvg(), a.Scaffold(), a.Amplified(2, 1.5)) if m.simulation_only]

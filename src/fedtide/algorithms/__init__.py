@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from fedtide.algorithms._client_memory import ClientMemory
+from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
+from fedtide.algorithms._wrapper import Wrapper, WrapperState
 from fedtide.algorithms.amplified import Amplified
 from fedtide.algorithms.amplified_scaffold import AmplifiedScaffold
 from fedtide.algorithms.auto import Auto
@@ -88,6 +91,7 @@ __all__ = [
     "Auto",
     "Averaged",
     "CentralSGD",
+    "ClientMemory",
     "ClientSideMemory",
     "ClientUpdates",
     "Clipped",
@@ -115,4 +119,8 @@ __all__ = [
     "TrimmedMean",
     "WaitForAll",
     "WeightedFedAvg",
+    "WeightedSum",
+    "WeightedSumState",
+    "Wrapper",
+    "WrapperState",
 ]

@@ -26,7 +26,9 @@ class ClientMemory:
     array that grows by doubling, or in an unnamed file in a folder, for memories larger than RAM.
     The file disappears with the process; checkpoints contain the rows.
 
-    `write` reuses the rows of its object.
+    `write` and `add` reuse the rows of their object. A round writes rows of clients that report in
+    it; a state that also writes others says so in a method `rows_written`, as AmplifiedScaffold's
+    does, or a deployment cannot undo the round.
 
     Args:
         places: which row belongs to each client, -1 for none, shape (N,), int32.

@@ -55,7 +55,12 @@ WrapperT = TypeVar("WrapperT", bound=WrapperState)
 
 
 class Wrapper(Algorithm[WrapperT]):
-    """Delegates to `inner` unless overridden."""
+    """A method around another one, `inner`, which does whatever is not overridden.
+
+    A subclass is a frozen dataclass with the field `inner`, and `init` that returns a
+    `WrapperState`. One that moves the model passes it on by `inner.with_model`, and does not fit
+    around methods with `clients_keep_models`.
+    """
 
     inner: Algorithm[Any]
 

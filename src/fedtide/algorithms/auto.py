@@ -17,10 +17,13 @@ from fedtide.population import Population
 from fedtide.validation import require_positive
 
 _SHARE = (5**0.5 - 1) / 2
-"""ρ, the share of its debt with which a client enters a round: the golden ratio (docs/auto.md)."""
+"""ρ, the share of its debt with which a client enters a round: the golden ratio.
+
+docs/auto-evidence.md says why.
+"""
 
 _LARGEST_STEP = 1.1
-"""The largest Σ a_n / N: more than 1, so that debts can be paid (docs/auto.md)."""
+"""The largest Σ a_n / N: more than 1, so that debts can be paid (docs/auto-evidence.md)."""
 
 _FLOOR = 0.1
 """What is added to the relative size of the steps of a coordinate, by which they are divided."""
@@ -116,8 +119,8 @@ class Auto(WeightedSum[AutoState]):
     as far as without it, unless few have moved much farther than all others. It changes slowly, so
     shares stay even.
 
-    Weights follow from the debts, and averaging over rounds from the mean. See docs/auto.md for the
-    derivation, and for what is proved.
+    Weights follow from the debts, and averaging over rounds from the mean. docs/auto-evidence.md
+    has the derivation, and what is proved.
 
     With control variates, the server also keeps each client's latest update h_n, and
 

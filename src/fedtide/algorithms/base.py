@@ -316,8 +316,12 @@ class Algorithm(ABC, Generic[StateT]):
 
     @property
     def simulation_only(self) -> str:
-        """What the method needs of its clients that a deployment does not offer; "": nothing."""
-        return ""
+        """What the method needs of its clients that a deployment does not offer; "": nothing.
+
+        A deployment sends all clients of a round the same, so it refuses what splits a cohort.
+        """
+        splits = type(self).split_by_start is not Algorithm.split_by_start
+        return "its clients do not all start alike" if splits else ""
 
     @property
     def client_form(self) -> str:

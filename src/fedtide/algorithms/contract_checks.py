@@ -359,6 +359,8 @@ def _check_tensor(field: str, name: str, found: Any, like: Tensor) -> None:
             f"{field}: its {name} has shape {tuple(found.shape)} and dtype {found.dtype}; return "
             f"one of shape {tuple(like.shape)} and dtype {like.dtype}"
         )
+    if found.requires_grad:
+        raise InvalidInputError(f"{field}: its {name} requires a gradient; return its detach()")
 
 
 def _check_direction(before: Tensor, after: Tensor, direction: Tensor) -> None:

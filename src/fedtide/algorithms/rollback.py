@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms.base import StateT
+from fedtide.import_paths import is_own
 
 _ROWS_READ = 2**20
 """How many numbers of client rows are copied at a time to be checked."""
@@ -29,8 +30,9 @@ def remember(state: StateT, clients: Tensor, population: int) -> Callable[[], St
 
     `absorb` and `step` reuse the memory of per-client rows, so that a reference to the state does
     not suffice. Of rows as long as the model, those of these clients are copied. What has the shape
-    of the model belongs to no client and is not changed in place, so it is not copied. A state that
-    writes rows of other clients, too, says so (see `WritesOtherRows`).
+    of the model belongs to no client and is not changed in place, so it is not copied, except in
+    states of the user's own. A state that writes rows of other clients, too, says so (see
+    `WritesOtherRows`).
 
     Args:
         state: at the beginning of a round.
@@ -50,17 +52,17 @@ def remember(state: StateT, clients: Tensor, population: int) -> Callable[[], St
     """
     model = state.model
 
-    def is_shared(value: Tensor) -> bool:
+    def is_shared(part: Any, value: Tensor) -> bool:
         same = value.shape == model.shape and value.is_floating_point()
         # If N = d, it may hold a number for each client instead.
-        return value is model or (same and len(model) != population)
+        return value is model or (same and len(model) != population and not is_own(type(part)))
 
     restore: Callable[[], StateT] = _remember_parts(state, clients, is_shared)
     return restore
 
 
 def _remember_parts(
-    part: Any, clients: Tensor, is_shared: Callable[[Tensor], bool]
+    part: Any, clients: Tensor, is_shared: Callable[[Any, Tensor], bool]
 ) -> Callable[[], Any]:
     # Not a function within the other: one that calls itself is part of a reference cycle, and would
     # hold the model until the garbage collector finds it.
@@ -72,7 +74,7 @@ def _remember_parts(
             parts[field.name] = value.remember(written.get(field.name, clients))
         elif is_dataclass(value):
             parts[field.name] = _remember_parts(value, clients, is_shared)
-        elif isinstance(value, Tensor) and not is_shared(value):
+        elif isinstance(value, Tensor) and not is_shared(part, value):
             parts[field.name] = value.clone().clone
     return lambda: replace(part, **{name: restore() for name, restore in parts.items()})
 

@@ -399,7 +399,7 @@ def _start_participation(experiment: Experiment, task: Task) -> tuple[Population
             "participation: the rates at which clients take part in the long run are all 0; give "
             "at least one client a higher one"
         )
-    population = replace(task.population, rates=rates)
+    population = replace(task.population, rates=rates, seed=seed)
     participation = schedule.start(population, seed)
     length = participation.length
     if length is not None and length < experiment.rounds:
