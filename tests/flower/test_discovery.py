@@ -208,6 +208,22 @@ def test_two_nodes_with_one_name_do_not_take_it_from_each_other_at_every_look(ur
     assert 1 <= len(warnings) <= 3
 
 
+@pytest.mark.parametrize("seconds", [50.0, 100.0])
+def test_of_two_processes_of_a_client_the_latest_trains_until_it_goes(seconds, url):
+    """Nor is a request given up because the other process claims the name again."""
+    grid = federation(seconds=lambda number: seconds if number else 0.1)
+    first = node_of(grid, 3)
+    second = Node(first.app, first.config, first.seconds, started=5.0)
+    grid.nodes[1000], began = second, grid.now
+    second.online = lambda now: now < began + 5.5 * seconds
+    deploy(grid, FedAvg(), rounds=12, timeout=400.0, ledger=url)
+    trained = [m for m in grid.sent if m.metadata.message_type == "train"]
+    nodes = [m.metadata.dst_node_id for m in trained if m.metadata.dst_node_id in (102, 1000)]
+    assert nodes == [1000] * 6 + [102] * (len(nodes) - 6)
+    assert len(nodes) >= 9
+    assert set(read_ledger(url).filter(client="3")["stage"]) == {"used"}
+
+
 @pytest.mark.parametrize("started", [(5.0, 7.0), (7.0, 5.0), (0.0, 0.0)])
 def test_of_two_keys_with_one_name_the_one_online_first_is_the_client_until_it_goes(
     started, url, caplog

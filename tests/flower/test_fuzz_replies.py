@@ -244,7 +244,7 @@ def answer(validator: ReplyValidator, *arguments) -> ValidatedUpdate | str:
 
 @pytest.mark.parametrize("part", range(4))
 def test_ten_thousand_replies_are_used_or_rejected(part):
-    """The ranges of what is used are those of docs/deploy.md."""
+    """The ranges of what is used are those of docs/deploy-security.md."""
     FakeGrid({})  # Flower stamps messages with the identity of a task
     draw, used, rejected = random.Random(part), 0, set()
     dtype = [torch.float32, torch.float64][part % 2]

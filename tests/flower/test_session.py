@@ -1,5 +1,6 @@
 """A server killed anywhere and submitted again; what a saved state and a ledger must agree on."""
 
+import errno
 from functools import cache
 
 import numpy as np
@@ -94,6 +95,17 @@ def test_the_order_of_replies_changes_nothing():
         models.append(model(deploy(grid, A.FedAU(), rounds=5)))
     np.testing.assert_array_equal(models[0], models[1])
     np.testing.assert_array_equal(models[0], models[2])
+
+
+@pytest.mark.parametrize("privacy", [None, ft.privacy.Gaussian(1.0, 1.0, 1e-5)])
+def test_a_full_disk_is_one_of_the_state(privacy, tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
+    with pytest.raises(InvalidInputError, match=r"^state: .*No space left.*; free some"):
+        deploy(federation(), A.FedAU(), rounds=1, state=tmp_path, privacy=privacy)
+    assert list(tmp_path.glob("*.safetensors")) == []
 
 
 def test_a_state_of_another_federation_is_refused(tmp_path):

@@ -90,7 +90,7 @@ def test_a_rate_of_zero_is_refused_before_training_as_its_client_may_come(tmp_pa
 
 
 def test_changed_settings_go_on_with_the_model_under_a_new_name(tmp_path, url):
-    """As docs/deploy.md describes: the old method reads the old state and trains no more."""
+    """As docs/operating.md describes: the old method reads the old state and trains no more."""
     old = {"state": tmp_path / "one", "ledger": url, "federation": "one"}
     before = model(deploy(federation(), A.KnownRates(rates=RATES), rounds=3, **old))
     start, grid = vector_to_arrays(TASK.start, TASK.layout), federation()

@@ -47,8 +47,8 @@ class Checkpoint:
     facts: Mapping[str, Any]
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint and remove all but the last two."""
+def save(folder: Path, checkpoint: Checkpoint, field: str = "out") -> None:
+    """Write a checkpoint and remove all but the last two; an error names the field."""
     tensors = {name: t.detach().contiguous().cpu() for name, t in checkpoint.tensors.items()}
     facts = json.dumps({"round": checkpoint.round, **checkpoint.facts})
     metadata = {"facts": facts, "checksum": _checksum(tensors, facts)}
@@ -58,6 +58,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     write_atomically(
         folder / f"{checkpoint.round:09d}.safetensors",
         lambda path: safetensors.torch.save_file(tensors, path, metadata),
+        field,
     )
     for old in numbered(folder, "safetensors")[:-2]:
         with suppress(PermissionError):  # on Windows, of a file that a backup is reading

@@ -40,6 +40,7 @@ class _Unknown:
         question: the id of the last one; "": none.
         reason: why it does not take part, as logged last; "": nothing was logged.
         claim: the registered name that it claims without the key; "": none.
+        successor: the node that took its place, while which is online it is not asked; 0: none.
     """
 
     activated_at: float
@@ -48,6 +49,7 @@ class _Unknown:
     question: str = ""
     reason: str = ""
     claim: str = ""
+    successor: int = 0
 
 
 class Discovery:
@@ -145,12 +147,15 @@ class Discovery:
     def _ask(self, nodes: Sequence[OnlineNode], t: int) -> None:
         """Learn the names of the nodes that are due, from the operator or by asking."""
         now, messages = self._transport.clock.tick(), []
+        online = {node.node_id for node in nodes}
         for node in nodes:
             unknown = self._unknown.get(node.node_id)
             if unknown is None or unknown.ask_at > now:
                 continue
             if node.name:
                 self._bind(node.node_id, node.name, registered=True)
+                continue
+            if unknown.successor in online:
                 continue
             if self._transport.pending.settle(unknown.question):
                 self._fail(node.node_id, NO_ANSWER)
@@ -198,8 +203,8 @@ class Discovery:
             for pending in transport.pending:
                 if pending.node_id == former and pending.kind == "train":
                     transport.pending.settle(pending.message_id)  # the client answers elsewhere now
-            ask_at = transport.clock.tick() + _PATIENCE
-            self._unknown[former] = _Unknown(transport.activated.get(former, 0.0), ask_at)
+            activated_at = transport.activated.get(former, 0.0)
+            self._unknown[former] = _Unknown(activated_at, successor=node_id)
             self._report_absent(former, f"node {node_id} has taken its place as {name!r}")
 
     def _keeps_name(self, former: int, name: str, node_id: int) -> bool:

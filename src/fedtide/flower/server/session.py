@@ -203,7 +203,7 @@ class TrainingSession:
             "entries": [vars(entry) for entry in self.entries],
             "ended_at": self.ended_at,
         }
-        save(self.folder, Checkpoint(self.round, tensors, facts))
+        save(self.folder, Checkpoint(self.round, tensors, facts), field="state")
 
     def mark_published(self) -> None:
         """Write how many rounds have ended, so that none is repeated if checkpoints are lost."""
