@@ -212,6 +212,17 @@ def test_classes_without_test_samples_are_excluded(tmp_path):
     assert np.isnan(accuracy[1:]).all()
 
 
+def test_more_class_shares_than_memory_holds_are_left_out(folder, monkeypatch):
+    whole = prepare(folder, Natural("writer"), 4)
+    monkeypatch.setattr("fedtide.problems.supervised_task._MOST_SHARES", 3)
+    task = prepare(folder, Natural("writer"), 4)
+    assert whole.population.class_shares is not None
+    assert task.population.class_shares is None
+    found, expected = (t.evaluate(t.start) for t in (task, whole))
+    assert found.metrics == expected.metrics
+    assert expected.clients.keys() - found.clients.keys() == {"class_weighted_test_accuracy"}
+
+
 def test_images_from_a_folder_with_augmentation_and_dropout(folder):
     task = prepare(folder, Natural("writer"), 4, model={**DROPOUT, "hidden": [5]}, augment="flip")
     assert task.population.samples.tolist() == [10] * 4

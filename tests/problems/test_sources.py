@@ -10,10 +10,12 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
+from datasets import Image as Picture
 from PIL import Image
 from scipy.sparse import csr_matrix
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -47,7 +49,12 @@ SOURCES = {
     "polars": lambda path: pl.DataFrame(plain()),
     "polars-lazy": lambda path: pl.DataFrame(plain()).lazy(),
     "arrow": lambda path: pa.table({**plain(), "v": VECTORS.tolist()}),
+    "record-batch": lambda path: pa.record_batch({**plain(), "v": VECTORS.tolist()}),
+    "arrow-files": lambda path: pyarrow.dataset.dataset(parquet(path, plain())),
     "hugging-face": lambda path: Dataset.from_dict(plain()),
+    "hugging-face-transformed": lambda path: Dataset.from_dict(
+        {**plain(), "n": -NUMBERS}
+    ).with_transform(lambda rows: {**rows, "n": [-n for n in rows["n"]]}),
     "parquet": lambda path: parquet(path, plain()),
 }
 
@@ -191,6 +198,39 @@ def test_encoded_images_become_pixels_with_channels_first():
         np.testing.assert_array_equal(column, pixels.transpose(0, 3, 1, 2))
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA"])
+def test_images_of_pillow_and_in_files_are_those_that_are_encoded(mode, tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (3, 5, 4, 3), dtype=np.uint8)
+    images = [Image.fromarray(image).convert(mode) for image in noise]
+    files = [str(tmp_path / f"{number}.png") for number in range(3)]
+    for file, image in zip(files, images, strict=True):
+        image.save(file)
+    decoded = "L" if mode == "L" else "RGB"
+    expected = np.stack([np.asarray(image.convert(decoded)) for image in images])
+    expected = expected[:, None] if mode == "L" else expected.transpose(0, 3, 1, 2)
+    paths = Dataset.from_dict({"i": files}).cast_column("i", Picture())
+    for source in (
+        {"i": images},
+        pd.DataFrame({"i": images}),
+        [(image,) for image in images],
+        paths,
+        list(paths.to_iterable_dataset()),
+    ):
+        column = read_source("train", source, order=["i"]).column("inputs", "i")
+        np.testing.assert_array_equal(column, expected)
+    os.unlink(files[1])
+    with pytest.raises(InvalidInputError, match=r"^train: a file .* cannot be read .*1\.png"):
+        read_source("train", paths, order=["i"])
+
+
+def test_text_of_hdf5_is_text_and_other_bytes_are_no_images():
+    assert to_column(np.array(["ä", "b"], dtype=object)).tolist() == ["ä", "b"]
+    assert to_column(np.char.encode(["ä", "b"], "utf-8")).tolist() == ["ä", "b"]
+    for other in ([b"ab"], np.array([b"ab\xff"])):
+        with pytest.raises(InvalidInputError, match=r"begins with b'ab.*'\); .*, and text as str"):
+            to_column(other)
+
+
 def encode(image, form="PNG"):
     buffer = io.BytesIO()
     image.save(buffer, format=form)
@@ -259,6 +299,10 @@ def test_nested_lists_of_one_shape_become_one_array():
     np.testing.assert_array_equal(to_column(pd.Series(list(cube))), cube)
 
 
+def test_a_column_may_be_a_generator():
+    assert to_column(n for n in [1.5, 2.5]).tolist() == [1.5, 2.5]
+
+
 def test_decimals_become_numbers():
     assert to_column(pl.Series([Decimal("1.5"), Decimal("2.25")])).tolist() == [1.5, 2.25]
 
@@ -271,6 +315,7 @@ REFUSED = {
     "mixed-in-a-list": ({"a": [7, "7"]}, r"different types \(int, str\); convert"),
     "one-number": ({"a": 7}, "not an array"),
     "one-object": ({"a": None}, "not an array"),
+    "no-dimension": ({"a": np.array("text")}, "not an array"),
     "empty-list": ({"a": [[1], []]}, "row 1"),
     "ragged-twice": ({"a": [[[1], [2, 3]], [[4]]]}, "two levels"),
     "masked": ({"a": np.ma.masked_array([1.0, 2.0, 3.0], [False, True, False])}, "row 1"),
@@ -325,6 +370,7 @@ STREAMS = {
     "torch": (Stream(), r"list\(\.\.\.\) of it"),
     "generator": ((row for row in ([1.0], [2.0])), r"list\(\.\.\.\) of it"),
     "hugging-face": (Dataset.from_dict({"n": NUMBERS}).to_iterable_dataset(), r"list\("),
+    "arrow": (pa.table({"n": NUMBERS}).to_reader(), r"its \.read_all\(\)"),
     "loader": (DataLoader(TensorDataset(torch.ones(3))), "loader.dataset"),
 }
 

@@ -1302,6 +1302,11 @@ MISTAKES = {
         {"train": columns() | {"number": STRAY}},
         r"target: column 'number' holds numbers, but 1 values .*'\?' in row 7",
     ),
+    "column-of-classes": (
+        {"train": columns() | {"k": np.arange(len(NUMBERS))[:, None] % 3, "y": NUMBERS}}
+        | {"target": "k", "loss": "cross_entropy", "inputs": ["a", "y"], "model": linear(3, 2)},
+        r"target: it has shape \(2, 1\) .*; give one class per row, as y\.squeeze\(-1\)",
+    ),
     "no-file": ({"train": "missing.csv"}, "train: no file 'missing.csv' in the working dir"),
 }
 

@@ -27,6 +27,7 @@ Inputs = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 _logger = logging.getLogger("fedtide")
 
 _LARGE = 100.0  # a standard deviation of a column, and a ratio of the reach of two
+_MOST_ROWS = 10_000  # of which scales are computed
 
 
 def column_names(inputs: Inputs) -> list[str]:
@@ -91,7 +92,7 @@ def warn_of_scales(table: Table, inputs: Inputs) -> None:
     vectors = {name for entry in entries if not isinstance(entry, str) for name in entry}
     columns = {name: table.column("inputs", name) for name in column_names(inputs)}
     numbers = {
-        name: column
+        name: column[:: len(column) // _MOST_ROWS + 1]
         for name, column in columns.items()
         if isinstance(column, np.ndarray) and column.dtype.kind in "iuf" and column.size
         if (column.ndim == 1 and name in vectors) or (column.ndim == 2 and column.dtype.kind == "f")

@@ -112,6 +112,11 @@ def _check_outputs(
     elif kind in ("classes", "tokens"):
         positions, shape = tuple(example.target.shape), tuple(outputs.shape)
         if shape[:-1] != positions or shape[-1] < classes:
+            if positions == (count, 1):
+                raise InvalidInputError(
+                    f"target: it has shape {positions} for {count} samples, as a sequence of one "
+                    "class each; give one class per row, as y.squeeze(-1) does"
+                )
             width = f"C at least {classes}" if classes else "C the number of tokens"
             raise InvalidInputError(
                 f"model: the output for targets of shape {positions} should have shape "

@@ -40,6 +40,8 @@ Floats = NDArray[np.float64]
 
 _TOKENIZERS_MASK = "attention_mask"
 """What networks of Hugging Face call it; their tokenizers give 1 and 0 instead of truth values."""
+_MOST_SHARES = 100_000_000
+"""How many class shares of clients are kept, of 8 bytes: N times the number of classes."""
 _APART = (
     "problem.loss: in this model or loss the samples of a minibatch influence one another, so the "
     "figures of a client take all its samples as one minibatch and depend on how many it holds; "
@@ -258,7 +260,7 @@ class SupervisedTask(Task):
             own = np.flatnonzero(self._data.test_owners == client)
             test = self._mean_over(x, self._test, own, buffers)
             return {f"test_{name}": value for name, value in test.items()}
-        if not self._weighs_classes:
+        if not self._weighs_shares:
             return {}
         correct = self._measure(x, self._test, buffers)["accuracy"]
         return {"class_weighted_test_accuracy": float(self._class_weighted(correct)[client])}
@@ -343,7 +345,7 @@ class SupervisedTask(Task):
                 sums = np.bincount(owners[held], values[held], self.population.clients)
                 with np.errstate(invalid="ignore"):  # NaN for a client without test samples
                     figures[f"test_{name}"] = sums / count
-        elif test and self._weighs_classes:
+        elif test and self._weighs_shares:
             figures["class_weighted_test_accuracy"] = self._class_weighted(test["accuracy"])
         return figures
 
@@ -352,6 +354,11 @@ class SupervisedTask(Task):
         """Whether every sample has one class, whose accuracy is measured."""
         one_class = self._data.classes > 0 and self._train.target.dim() == 1
         return one_class and "accuracy" in self._functions
+
+    @property
+    def _weighs_shares(self) -> bool:
+        """Whether the classes' accuracies are also weighted by the class shares of clients."""
+        return self._weighs_classes and self.population.class_shares is not None
 
     def _class_weighted(self, correct: Floats) -> Floats:
         """Return the mean of the classes' test accuracies weighted by class shares, (N,)."""
@@ -435,7 +442,10 @@ class SupervisedTask(Task):
 def _class_shares(data: SupervisedData) -> Floats | None:
     if data.labels is None:
         return None
-    return data.shards.class_shares(data.labels, data.classes or int(data.labels.max()) + 1)
+    classes = data.classes or int(data.labels.max()) + 1
+    if classes * len(data.shards.sizes) > _MOST_SHARES:
+        return None
+    return data.shards.class_shares(data.labels, classes)
 
 
 def _by_name(rows: Iterable[Mapping[str, float]]) -> dict[str, Floats]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.problems.datasets.hub import undecoded
+from fedtide.problems.datasets.hub import to_arrow
 from fedtide.problems.datasets.parquet import Rows, read_folder, read_table
 from fedtide.validation import expand_home
 
@@ -268,7 +268,7 @@ def _load_from_hub(name: str) -> tuple[Rows, Rows]:
             f"{name}/test.parquet into the folder FEDTIDE_DATA"
         ) from error
     train, test = (
-        read_table(undecoded(splits[split]).with_format("arrow")[:], f"{name}, split {split}")
+        read_table(to_arrow("dataset", splits[split]), f"{name}, split {split}")
         for split in ("train", "test")
     )
     return train, test

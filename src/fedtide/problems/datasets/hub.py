@@ -32,14 +32,25 @@ def load_from_hub(field: str, name: str, split: str, hint: str) -> pa.Table:
             f"{field}: {name!r}, split {split!r}, cannot be loaded from the Hugging Face hub "
             f"({first_line(error, 100, with_type=True)}); go online, or {hint}"
         ) from error
-    return undecoded(data).with_format("arrow")[:]
+    return to_arrow(field, data)
 
 
-def undecoded(data: Any) -> Any:
-    """Return a Hugging Face data set whose images stay encoded."""
-    from datasets import Image
+def to_arrow(field: str, data: Any) -> pa.Table:
+    """Return a Hugging Face data set as a table that holds all images, encoded.
 
-    for column, feature in data.features.items():
-        if isinstance(feature, Image):
-            data = data.cast_column(column, Image(decode=False))
-    return data
+    Args:
+        field: the field that an error names.
+        data: the data set, which may hold the paths of image files.
+
+    Raises:
+        InvalidInputError: a file cannot be read.
+    """
+    from datasets.table import embed_table_storage
+
+    try:
+        return embed_table_storage(data.with_format("arrow")[:])
+    except OSError as error:
+        raise InvalidInputError(
+            f"{field}: a file of the data set cannot be read ({first_line(error)}); correct its "
+            "path"
+        ) from error

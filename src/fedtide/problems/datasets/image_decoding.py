@@ -23,23 +23,23 @@ _DECODING = 2
 """The version of what is in the cache: another number for other pixels of the same file."""
 
 
-def decode_images(encoded: Sequence[bytes | None]) -> Pixels:
+def decode_images(images: Sequence[bytes | Image.Image | None]) -> Pixels:
     """Return the images as one array of shape (n, C, H, W): C is 1 for grey images, else 3.
 
     Of 16 bits per channel the upper 8 are kept.
 
     Args:
-        encoded: the contents of image files (PNG, JPEG, …), one per sample; the first determines
-            the number of channels and the size.
+        images: the contents of image files (PNG, JPEG, …), or images of Pillow, one per sample; the
+            first determines the number of channels and the size.
 
     Raises:
         InvalidInputError: an image is missing, broken, of another size than the first, or holds
             32 bits per channel.
     """
-    first = _open_image(encoded[0], 0)
+    first = _open_image(images[0], 0)
     mode = "L" if first.mode in ("1", "L", "LA") or _has_16_bits(first) else "RGB"
-    pixels = np.empty((len(encoded), first.height, first.width, len(mode)), dtype=np.uint8)
-    for number, content in enumerate(encoded):
+    pixels = np.empty((len(images), first.height, first.width, len(mode)), dtype=np.uint8)
+    for number, content in enumerate(images):
         image = _open_image(content, number)
         if image.size != first.size:
             raise InvalidInputError(
@@ -58,21 +58,26 @@ def decode_images(encoded: Sequence[bytes | None]) -> Pixels:
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
 
 
-def _open_image(content: bytes | None, number: int) -> Image.Image:
+def _open_image(content: bytes | Image.Image | None, number: int) -> Image.Image:
     if content is None:
         raise InvalidInputError(f"image: sample {number} has no image; remove its row")
-    try:
-        image = Image.open(io.BytesIO(content))
-    except OSError as error:
-        raise InvalidInputError(
-            f"image: sample {number} is not an encoded image ({error}); write PNG or JPEG bytes"
-        ) from error
+    image = content if isinstance(content, Image.Image) else _read_image(content, number)
     if image.mode in ("I", "F"):
         raise InvalidInputError(
             f"image: sample {number} has 32 bits per pixel (mode {image.mode}), of which nothing "
             "says what is black and what is white; convert it to 8 bits, or give lists of numbers"
         )
     return image
+
+
+def _read_image(content: bytes, number: int) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(content))
+    except OSError as error:
+        raise InvalidInputError(
+            f"image: sample {number} is not an encoded image (it begins with {content[:8]!r}); "
+            "write PNG or JPEG bytes, and text as str"
+        ) from error
 
 
 def _has_16_bits(image: Image.Image) -> bool:

@@ -19,7 +19,7 @@ import torch
 from fedtide.content_hash import once
 from fedtide.errors import InvalidInputError, did_you_mean, first_line
 from fedtide.import_paths import import_object, is_import_path
-from fedtide.problems.datasets.hub import load_from_hub, undecoded
+from fedtide.problems.datasets.hub import load_from_hub, to_arrow
 from fedtide.problems.datasets.image_decoding import decode_cached
 from fedtide.problems.datasets.natural import NATURAL, load_natural
 from fedtide.problems.datasets.table_columns import Column, from_arrow, is_pandas, to_column
@@ -112,8 +112,8 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
     Args:
         field: the field that an error names.
         source: a mapping of arrays or tensors, a structured array of NumPy, a Polars, pandas or
-            PyArrow table, a Hugging Face `Dataset`, a map-style PyTorch `Dataset`, a path, or text,
-            see `_load_named`.
+            PyArrow table (or one of a library that gives Arrow's), a Hugging Face `Dataset`, a
+            map-style PyTorch `Dataset`, a path, or text, see `_load_named`.
         order: the names of the elements where rows are tuples, as those of a PyTorch data set.
         names: the column that names clients, if there is one: in tuples it comes last and may be
             missing, and in text files it is read as it is written ("007" is not 7).
@@ -133,19 +133,22 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
         _refuse_several(field, source, [*order, *([] if names is None else [names])])
         return _table(source.items(), field)
     library = type(source).__module__.partition(".")[0]
-    if library == "datasets" and hasattr(source, "features") and hasattr(source, "__len__"):
-        source = undecoded(source).with_format("arrow")[:]
+    if library == "datasets" and getattr(source, "format", {}).get("type", "custom") != "custom":
+        source = to_arrow(field, source)  # only its items have had a transform of the user's
     if isinstance(source, pl.LazyFrame):
         source = source.collect()
     if isinstance(source, pl.DataFrame):
         return _table(zip(source.columns, source.iter_columns(), strict=True), field)
-    if isinstance(source, pa.Table):
-        return _table(zip(source.column_names, source.columns, strict=True), field)
+    if library == "pyarrow" and hasattr(source, "to_table"):  # a data set of several files
+        source = source.to_table()
     if isinstance(source, np.ndarray) and source.dtype.names is not None:
         return _table(((name, source[name]) for name in source.dtype.names), field)
     if is_pandas(source):
         index = [str(level) for level in source.index.names if level is not None]
         return _table(source.items(), field, index)
+    if hasattr(source, "__arrow_c_stream__") and hasattr(source, "columns"):
+        source = pa.table(source)  # PyArrow, DuckDB, ...
+        return _table(zip(source.column_names, source.columns, strict=True), field)
     if library != "pandas" and hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         columns = [*order, *([] if names is None else [names])]
         return _table(_collect_rows(field, source, columns, len(order)).items(), field)
@@ -160,6 +163,8 @@ def _instead_of(source: Any) -> str:
         return "its data set, loader.dataset, as fedtide draws the minibatches"
     if type(source).__module__.partition(".")[0] == "pandas":
         return "a DataFrame"
+    if hasattr(source, "read_all"):  # a stream of Arrow
+        return "its .read_all()"
     if isinstance(source, Iterable):
         return "list(...) of it, which holds all samples in memory"
     return _KINDS
@@ -235,7 +240,7 @@ def _require_distinct(field: str, what: str, names: Sequence[str]) -> None:
 
 def _is_table(value: Any) -> bool:
     """Return whether a value is a data set by itself, and no column of one."""
-    kinds = (pl.DataFrame, pl.LazyFrame, pa.Table, torch.utils.data.Dataset)
+    kinds = (pl.DataFrame, pl.LazyFrame, torch.utils.data.Dataset)
     return isinstance(value, kinds) or hasattr(value, "column_names") or is_pandas(value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.datasets.image_decoding import decode_images
@@ -113,13 +115,25 @@ def to_column(value: Any) -> Column:
             raise _no_numbers(value.dtype) from None
     if isinstance(value, pa.Array | pa.ChunkedArray):
         return from_arrow(value)
+    if isinstance(_first(value), Image.Image):
+        return decode_images(list(value))
     if type(value).__module__.partition(".")[0] == "pandas":
         return _from_objects(value, from_pandas=True)
     if not isinstance(value, np.ndarray):
         value = _stack(value)
     if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biuf":
         return value
+    if isinstance(value, np.ndarray) and value.dtype.kind == "S":
+        with suppress(UnicodeDecodeError):  # else no text
+            value = np.char.decode(value, "utf-8")
     return _from_objects(value)
+
+
+def _first(value: Any) -> Any:
+    """Return the first element; None: there is none, or it could not be read again."""
+    with suppress(TypeError):  # no dimensions
+        return next(iter(value), None) if hasattr(value, "__len__") else None
+    return None
 
 
 def _stack(value: Any) -> Any:
@@ -296,7 +310,10 @@ def require_finite(field: str, name: str, values: NDArray[Any]) -> None:
     """Raise InvalidInputError if a column of floating-point numbers holds NaN or infinity."""
     if values.dtype.kind != "f":
         return
-    wrong = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+    rows = values.reshape(len(values), -1)
+    with np.errstate(over="ignore", invalid="ignore"):  # sums need less memory than truth values
+        suspects = np.flatnonzero(~np.isfinite(rows.sum(axis=1, dtype=np.float64)))
+    wrong = suspects[~np.isfinite(rows[suspects]).all(axis=1)]
     if len(wrong):
         raise InvalidInputError(
             f"{field}: column {name!r} holds NaN or infinity (first in row {wrong[0]}); fill such "

@@ -124,9 +124,11 @@ class StoredShards(Shards):
         >>> shards.names, shards.sizes
         (array(['ann', 'bob'], dtype=object), array([1, 2]))
         """
-        names, owners = np.unique(to_names(field, column, values), return_inverse=True)
+        found = pa.array(to_names(field, column, values)).dictionary_encode()  # sorts no rows
+        names, places = np.unique(np.asarray(found.dictionary), return_inverse=True)
         _refuse_blanks(field, column, names)
-        return cls.from_owners(owners.astype(np.int64), len(names), names)
+        owners = places.astype(np.int64)[np.asarray(found.indices)]
+        return cls.from_owners(owners, len(names), names)
 
     @property
     def sizes(self) -> Ints:  # type: ignore[override]
