@@ -1,4 +1,4 @@
-"""The tables of the audit's accuracy in docs/audit.md, and the record they are written from."""
+"""The tables of the audit's accuracy in docs/audit-methods.md, and the record behind them."""
 
 import importlib
 from pathlib import Path
@@ -18,7 +18,7 @@ def modules() -> tuple[ModuleType, ModuleType]:
 
 def test_the_tables_of_the_docs_are_those_of_the_record(modules):
     audit, record = modules
-    page = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "audit-methods.md").read_text(encoding="utf-8")
     for table, names in audit.ROWS.items():
         assert record.render(table, names) in page
 

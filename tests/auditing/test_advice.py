@@ -161,6 +161,28 @@ def test_advice_is_the_same_for_two_logs_of_a_law_or_said_to_be_equivalent(law: 
     assert name(second[0]) in [name(one) for one in first if one.equivalent]
 
 
+@pytest.mark.parametrize("samples", [False, True])
+def test_advice_depends_neither_on_the_order_of_rows_nor_on_names(samples: bool) -> None:
+    random = np.random.default_rng(0)
+    log = to_frame(random.random((60, 12)) < np.geomspace(0.05, 0.7, 12))
+    if samples:
+        log = log.with_columns(samples=pl.Series(random.integers(1, 100, 12)[log["client"]]))
+    names = pl.Series("client", random.permutation(12)).cast(pl.String)
+    audits = [
+        ft.audit(log),
+        ft.audit(log.sample(fraction=1.0, shuffle=True, seed=1)),
+        ft.audit(log.with_columns(client=names[log["client"]])),
+    ]
+    first, *others = [
+        [(one.algorithm, *one.simulated) for one in audit.advice if one.simulated is not None]
+        for audit in audits
+    ]
+    for other in others:
+        assert [one[0] for one in other] == [one[0] for one in first]
+        numbers = [np.array([one[1:] for one in table]) for table in (first, other)]
+        assert numbers[1] == pytest.approx(numbers[0], rel=1e-4, abs=1e-6)
+
+
 def test_of_tied_methods_the_simplest_comes_first_and_the_tie_is_said() -> None:
     """SCAFFOLD and FedVARP agree in a replay of one local step, so they are always tied."""
     audit = run_audit(uneven)
@@ -224,7 +246,7 @@ def test_all_methods_that_correct_participation_are_candidates() -> None:
 
 @pytest.mark.parametrize("law", [uniform, uneven, groups_in_turn, time_zones, bursts])
 def test_auto_is_the_first_of_the_light_methods_unless_averaging_is_right(law: Law) -> None:
-    """What training finds on the laws of docs/audit.md."""
+    """What training finds on the laws of docs/audit-methods.md."""
     light = [one for one in run_audit(law).advice if one.memory == "light"]
     if is_plain(light[0]):
         assert "nothing in this log speaks against it" in light[0].reasons[0]

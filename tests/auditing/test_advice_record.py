@@ -1,4 +1,4 @@
-"""The table of trained advice in docs/audit.md, its record, and the training behind it."""
+"""The tables of trained advice in docs/audit-methods.md, the record, and the training."""
 
 import importlib
 import json
@@ -27,7 +27,7 @@ def laws(advice, request):
 
 
 def test_the_table_of_the_docs_is_that_of_the_stored_verdicts(advice, laws):
-    page = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "audit-methods.md").read_text(encoding="utf-8")
     assert advice.render(advice.load_verdicts(laws.verdicts)) in page
 
 

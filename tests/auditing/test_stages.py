@@ -210,6 +210,22 @@ def test_selection_with_favourites_is_called_uneven() -> None:
     assert measure_shift(build_log(available), build_log(used)).p_value < 1e-6
 
 
+def test_interval_of_the_shift_does_not_depend_on_the_numbers_of_the_clients() -> None:
+    """Rounds of clients 0 to 6 alone take all of them: their gap is 0 but for a rounding error."""
+    random = np.random.default_rng(5)
+    available = random.random((90, 20)) < np.linspace(0.2, 0.8, 20)
+    available[::2, 7:] = available[1::2, :7] = False
+    available[:, [0, 7]] = np.arange(90)[:, None] % 2 == [0, 1]
+    used = select(random, available, np.ones(20), 4)
+    used[::2] = available[::2]
+    distances = []
+    for _ in range(20):
+        order = random.permutation(20)
+        shift = measure_shift(build_log(available[:, order]), build_log(used[:, order]))
+        distances.append((shift.distance.corrected, *shift.distance.interval))
+    assert np.array(distances) == pytest.approx(np.array(distances[:1] * 20), abs=1e-6)
+
+
 @pytest.mark.parametrize("stage", ["selected", "reported"])
 def test_logs_without_availability_say_what_they_can(stage: str) -> None:
     rows: dict[str, Any] = {

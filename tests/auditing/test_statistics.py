@@ -4,11 +4,13 @@ from itertools import combinations, product
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import fedtide as ft
 from fedtide.auditing.statistics.coverage import measure_coverage
 from fedtide.auditing.statistics.influence import average_fedau_weights, average_over_cohorts
 from fedtide.auditing.statistics.rate_estimates import count_clients_for_half, wilson_interval
@@ -201,3 +203,26 @@ def test_idle_rounds_are_left_out_in_whole_cycles(
     np.testing.assert_array_equal(busy.indicators(np.arange(log.size)).T, present[expected])
     np.testing.assert_array_equal(present[kept], present[expected])
     np.testing.assert_array_equal(busy.cohorts, present[kept].sum(axis=1))
+
+
+@pytest.mark.parametrize(("hurst", "said"), [(0.5, 0), (0.8, 4)])
+def test_memory_beyond_the_log_is_said_or_leaves_no_intervals(hurst: float, said: int) -> None:
+    """Fractional Gaussian noise below a threshold (circulant embedding; Davies and Harte 1987).
+
+    With H = 0.8 some 0.9 of such logs have either, so less than 4 of 6 have a probability of 0.02.
+    """
+    lags = np.arange(501.0)
+    powers = (lags + 1) ** (2 * hurst) - 2 * lags ** (2 * hurst) + np.abs(lags - 1) ** (2 * hurst)
+    circle = np.concatenate([powers / 2, powers[-2:0:-1] / 2])
+    scales = np.sqrt(np.maximum(np.fft.fft(circle).real, 0) / len(circle))
+    random = np.random.default_rng(0)
+    found = 0
+    for _ in range(6):
+        noise = random.standard_normal((50, len(circle), 2)) @ np.array([1, 1j])
+        present = np.fft.fft(scales * noise, axis=1).real[:, :500] < -0.84
+        clients, rounds = np.nonzero(present)
+        result = ft.audit(pl.DataFrame({"round": rounds, "client": clients}))
+        warned = any("times before the log" in limit for limit in result.limits)
+        found += warned or not result.rates.intervals
+    assert found >= said
+    assert found == 0 or said

@@ -87,8 +87,9 @@ def _auto(findings: Findings) -> Advice:
         "it keeps an account of the weight that each client is owed, so it has no setting besides "
         f"the learning rates; {where} its weights leave an L1 skew of {skew:.2f}",
         "when trained on quadratics and digits under 27 laws of participation, it was nearly "
-        "always the best of the methods that store no update of every client (docs/audit.md); "
-        "the replay leaves out that it scales the coordinates and that its output is a mean",
+        "always the best of the methods that store no update of every client "
+        "(docs/audit-methods.md); the replay leaves out that it scales the coordinates and that "
+        "its output is a mean",
         "a network did better with FedAdam where a third of the clients never took part "
         "(docs/auto.md)",
     ]

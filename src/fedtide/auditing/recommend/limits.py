@@ -1,4 +1,4 @@
-"""What no weights can correct."""
+"""What no weights can correct, and what the intervals leave out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from fedtide.auditing.statistics.churn import Churn
 from fedtide.auditing.statistics.stages import AvailabilityBias, SelectionBias
 from fedtide.auditing.statistics.unseen import UnseenClients
 
+_LONG_MEMORY = 0.2
+"""The probability of memory beyond the log above which its intervals have a warning."""
 _NAMED = 3
 """The most clients that a sentence names."""
 
@@ -22,7 +24,7 @@ def list_limits(
     churn: Churn,
     unseen: UnseenClients | None,
 ) -> list[str]:
-    """Return what no weights can correct, in sentences."""
+    """Return what no weights can correct, and what the intervals leave out, in sentences."""
     log = findings.log
     limits = _describe_unused(log, len(findings.coverage.never), selection, availability)
     if unseen is not None and unseen.interval[0] > 0:
@@ -39,6 +41,12 @@ def list_limits(
         limits.append(f"{_count(once, log.size)} took part only once, with a single update")
     if findings.pattern.family == "drifting":
         limits.append("the rates drift: results for this log may not hold for the next one")
+    memory = findings.rates.dispersion.long_memory
+    if findings.rates.intervals and memory > _LONG_MEMORY:
+        limits.append(
+            f"participation may depend on times before the log (probability {memory:.0%}); if it "
+            "does, the intervals are too narrow"
+        )
     return limits
 
 

@@ -21,7 +21,7 @@ _ERRORS = 2.0
 """So are those within that tolerance whose distance is less than this many standard errors."""
 _TRUSTED = 3.0
 """Auto comes before light methods whose loss in the replay is lower by up to this factor. Under the
-laws for which training shows that it deserves to (docs/audit.md), the factor is at most 2.1."""
+laws for which training shows that it deserves to (docs/audit-methods.md), it is at most 2.1."""
 _PLAIN: Settings = {"type": "fedavg"}
 """Averaging over the cohort, with which the methods are compared."""
 _MOST_FLOATS = 1e10
@@ -44,7 +44,7 @@ def rank_methods(
     more than 10¹⁰ numbers follow all others. Of the light methods that are not tied with the best,
     Auto is the first, after averaging where nothing speaks against that, and after those whose loss
     is far lower: the replay leaves out that it scales the coordinates and that its output is a
-    mean, and in training it is nearly always the best of them (docs/audit.md).
+    mean, and in training it is nearly always the best of them (docs/audit-methods.md).
 
     Args:
         variants: the methods in the order of `list_variants`, each with its possible settings.

@@ -142,7 +142,8 @@ def make_problem(
         long: whether to replay more.
     """
     random = generator(seed, "audit-replay")
-    part, chosen = _select(log, random, 10 if long else 1)
+    order = _order_clients(log, objectives.wanted, seed)
+    part, chosen = _select(log, order, random, 10 if long else 1)
     wanted = objectives.wanted[chosen]
     wanted = wanted / wanted.sum() if wanted.sum() > 0 else np.full(part.size, 1 / part.size)
     centers = _draw_centers(part, chosen, wanted, objectives, forgetting, random)
@@ -165,41 +166,63 @@ def make_problem(
         factors=part.size * wanted,
         fedau_weights=fedau_weights,
         auto_weights=auto_weights(part.starts, part.clients, part.size),
-        rates=_draw_rates(log, rates, random)[chosen],
+        rates=_draw_rates(log.length, rates, chosen, random),
         samples=part.samples,
     )
     return ReplayProblem(script, _weigh_coordinates())
 
 
+def _order_clients(log: ParticipationLog, wanted: Floats, seed: int) -> Ints:
+    """Return the clients in an order that depends on their records alone, (N,).
+
+    They are numbered by the rows and names of a source, of which the advice must not depend.
+    """
+    marks = generator(seed, "audit-replay-order").random(log.length)
+    sums = np.bincount(log.clients, np.repeat(marks, log.cohorts), minlength=log.size)
+    samples = np.zeros(log.size) if log.samples is None else log.samples
+    return np.lexsort((samples, wanted, sums))
+
+
 def _select(
-    log: ParticipationLog, random: np.random.Generator, extent: int
+    log: ParticipationLog, order: Ints, random: np.random.Generator, extent: int
 ) -> tuple[ParticipationLog, Ints]:
-    """Return the part of the log that is replayed, and its clients' indices in the log."""
+    """Return the part of the log that is replayed, and its clients' indices in the log.
+
+    Its clients, and those of a round, are in the order `order`.
+    """
     end = 1 + int(np.flatnonzero(log.cohorts)[-1])
     first = max(0, end - extent * _ROUNDS)
-    entries = log.clients[log.starts[first] : log.starts[end]]
-    share = min(1.0, extent * _CLIENTS / log.size, extent * _ENTRIES / len(entries))
+    place = np.empty(log.size, dtype=np.int32)
+    place[order] = np.arange(log.size)
+    clients = place[log.clients[log.starts[first] : log.starts[end]]]
+    rounds = np.repeat(np.arange(first, end), log.cohorts[first:end])
+    share = min(1.0, extent * _CLIENTS / log.size, extent * _ENTRIES / len(clients))
     chosen = np.arange(log.size)
     if share < 1:
         some = random.permutation(log.size)[: max(2, round(share * log.size))]
-        chosen = np.union1d(some, entries[-1:])  # at least one that took part
+        last = clients[rounds == end - 1].max()
+        chosen = np.union1d(some, last)  # at least one that took part
     place = np.full(log.size, -1, dtype=np.int32)
     place[chosen] = np.arange(len(chosen))
-    rounds = np.repeat(np.arange(first, end), log.cohorts[first:end])
-    kept = place[entries] >= 0
+    kept = place[clients] >= 0
+    rounds, clients = rounds[kept], place[clients[kept]]
     names = pl.Series("client", np.arange(len(chosen)))
-    part = ParticipationLog.from_entries(names, rounds[kept], place[entries][kept], (first, end))
+    by_round = np.lexsort((clients, rounds))
+    part = ParticipationLog.from_entries(names, rounds, clients[by_round], (first, end))
+    chosen = order[chosen]
     samples = None if log.samples is None else np.nan_to_num(log.samples[chosen], nan=1.0)
     return replace(part, samples=samples), chosen
 
 
-def _draw_rates(log: ParticipationLog, rates: RateEstimates, random: np.random.Generator) -> Floats:
-    """Return rates with the errors of estimates from another log, (N,), at least 1 / T."""
-    rate = np.maximum(rates.estimate, 1 / log.length)
-    times = np.nan_to_num(rates.autocorrelation_time, nan=1.0)
-    draws = log.length * rate / np.maximum(times * (1 - rate), 1e-6)
+def _draw_rates(
+    length: int, rates: RateEstimates, chosen: Ints, random: np.random.Generator
+) -> Floats:
+    """Return clients' rates with the errors of estimates from another log, at least 1 / T."""
+    rate = np.maximum(rates.estimate[chosen], 1 / length)
+    times = np.nan_to_num(rates.autocorrelation_time[chosen], nan=1.0)
+    draws = length * rate / np.maximum(times * (1 - rate), 1e-6)
     draws = np.clip(draws, 0.5, 1e9)
-    return np.asarray(np.clip(rate * random.gamma(draws) / draws, 1 / log.length, 1.0))
+    return np.asarray(np.clip(rate * random.gamma(draws) / draws, 1 / length, 1.0))
 
 
 def _draw_centers(

@@ -250,17 +250,18 @@ def _batches_are_correlated(gram: Floats, layout: _Layout) -> bool:
 
 
 def _returns_meet_batches(gram: Floats, layout: _Layout) -> bool:
-    """Return whether units about a batch apart are more alike than those half a batch nearer.
+    """Return whether units a return apart are more alike than those half of that nearer or farther.
 
+    Returns meet batches if they take about as long as the distance of two batches, or half of it.
     The correlation of slow changes, and of sessions, is smooth over such distances.
     """
     if not layout.gap:
         return False
     units, scores = layout.units, []
-    for apart in (3.5, 4.0, 4.5):  # units; batches are 4 units apart
+    for apart in (1.75, 2.0, 2.25, 3.5, 4.0, 4.5):  # units; batches are 4 units apart
         lags = np.arange(1, 1 + max(1, units // 16)) * apart
         weights = np.cos(_angles(units, lags)).sum(axis=1)
-        for shift in (-2, 2):
+        for shift in (-apart / 2, apart / 2):
             weights -= np.cos(_angles(units, lags + shift)).sum(axis=1) / 2
         scores.append(_score(gram, layout, weights))
     return max(scores) > normal_isf(_RETURN_LEVEL)

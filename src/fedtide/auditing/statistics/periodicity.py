@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,9 @@ from fedtide.auditing.statistics.distributions import chi2_sf, normal_sf
 
 _MAX_PERIOD = 5000
 _MAX_CELLS = 1 << 25
-_LONG_CYCLE = 8
-"""Shorter cycles have few possible shifts and need more parts."""
+_PARTS, _SHIFT_BITS = 6, 18
+"""The test that a cycle keeps its phase shifts 6 parts; of cycles shorter than 8 rounds, so many
+that there are 2^18 shifts."""
 _SHIFTS = 9999
 """Random shifts of the test that a cycle keeps its phase."""
 
@@ -184,22 +186,23 @@ def _highest_return(correlation: Autocorrelation) -> float:
 def _test_phase(r: Floats, c: int) -> float:
     """Return the p-value of the mean of R over the multiples of c beyond T / 4.
 
-    The lags from T / 4 are cut into parts of T / 8 or c rounds (T / 32 for c < 8). If no cycle
-    keeps its phase that long, a random shift of each part changes nothing in distribution,
+    The lags from T / 4 are cut into parts of T / 8 or c rounds (less for c < 8, to T / 24). If no
+    cycle keeps its phase that long, a random shift of each part changes nothing in distribution,
     whatever the dependence between clients; it destroys the agreement of a cycle.
     """
-    length = len(r)
+    length, parts = len(r), max(_PARTS, math.ceil(_SHIFT_BITS / math.log2(c)))
     lags = np.arange(c * max(1, -(-length // (4 * c))), length, c)
     weights = (length - lags).astype(np.float64)
-    part = (lags - lags[0]) // max(c, length // (8 if c >= _LONG_CYCLE else 32))
+    part = (lags - lags[0]) // max(c, 3 * length // (4 * parts))
     moved = lags[:, None] + np.arange(c) - c // 2
     moved = np.where(moved < length, moved, moved - c)
     sums = np.zeros((int(part[-1]) + 1, c))  # of each part under each shift
     np.add.at(sums, part, r[moved] * weights[:, None])
     shifts = np.random.default_rng(0).integers(c, size=(_SHIFTS, len(sums)))
+    shifts = shifts[(shifts != c // 2).any(axis=1)]  # a shift by 0 is what was observed
     shifted = sums[np.arange(len(sums)), shifts].sum(axis=1)
     exceeding = int((shifted >= float(r[lags] @ weights) - 1e-9).sum())
-    return (1 + exceeding) / (1 + _SHIFTS)
+    return (1 + exceeding) / (1 + len(shifts))
 
 
 def _interpolate(r: Floats, lags: NDArray[np.floating]) -> Floats:

@@ -1,21 +1,25 @@
-"""Sessions so uneven in length that rates have no finite variance."""
+"""Sessions and absences so uneven in length that rates have no finite variance."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 
-_SHARE = 0.05
-"""The share of the longest sessions that shows the tail."""
-_MIN_SESSIONS = 10
+Stays = Literal["sessions", "absences"]
+
+_SHARES: dict[Stays, float] = {"sessions": 0.05, "absences": 0.025}
+"""The share of the longest ones that shows the tail. Rounds that a client misses within a session
+are absences, too: if these are most, longer ones of any law are far from the mean of all."""
+_MIN_LONGEST = 10
 """Fewer of them show nothing."""
 _MIN_OWN = 8
 """Clients with fewer sessions have no mean to compare with."""
 _MIN_LENGTH = 4.0
-"""Shorter sessions, in rounds, are too coarsely counted."""
+"""Shorter ones, in rounds, are too coarsely counted."""
 _MOST_ENTRIES = 1 << 18
 _BORDER = 1.85
 """The estimate below which lengths are taken to lack a variance.
@@ -27,8 +31,8 @@ Pareto's with α = 1.5 of 1.45. With 1.85 about 3% of the logs of each are mista
 
 
 @dataclass(frozen=True)
-class SessionTail:
-    """The tail of the lengths of sessions, P(length > x) ∝ x^−α.
+class Tail:
+    """The tail of the lengths of sessions or absences, P(length > x) ∝ x^−α.
 
     Args:
         index: α; infinite if the log does not show it.
@@ -44,11 +48,12 @@ class SessionTail:
         return self.index < _BORDER
 
 
-def measure_session_tail(log: ParticipationLog) -> SessionTail:
-    """Return Hill's estimate of the tail of session lengths, over all clients.
+def measure_tail(log: ParticipationLog, stays: Stays) -> Tail:
+    """Return Hill's estimate of the tail of the lengths of sessions or absences, over all clients.
 
-    A session is a run of rounds in a row; its length x is relative to the mean of the client's
-    other sessions, as clients differ. With x_1, ..., x_k the longest 5% and u the next shorter one,
+    A session is a run of rounds in a row, an absence lies between two of them; its length x is
+    relative to the mean of the client's others, as clients differ. With x_1, ..., x_k the longest
+    5% of the sessions, or 2.5% of the absences, and u the next shorter one,
 
         1 / α̂ = 1/k Σ log(x_i / u)    (Hill 1975),    standard error of α̂: α̂ / √k
 
@@ -57,22 +62,23 @@ def measure_session_tail(log: ParticipationLog) -> SessionTail:
 
     Args:
         log: the participation log; of very large ones, evenly spaced clients.
+        stays: which of them.
     """
-    lengths, relative = _list_sessions(log)
-    k = int(_SHARE * len(relative))
-    if k < _MIN_SESSIONS:
-        return SessionTail(np.inf, (0.0, np.inf))
+    lengths, relative = _list_lengths(log, stays)
+    k = int(_SHARES[stays] * len(relative))
+    if k < _MIN_LONGEST:
+        return Tail(np.inf, (0.0, np.inf))
     order = np.argpartition(relative, len(relative) - k - 1)[-k - 1 :]
     if lengths[order].mean() < _MIN_LENGTH:
-        return SessionTail(np.inf, (0.0, np.inf))
+        return Tail(np.inf, (0.0, np.inf))
     longest = np.sort(relative[order])
-    index = 1 / float(np.log(longest[1:] / longest[0]).mean())
+    index = 1 / max(float(np.log(longest[1:] / longest[0]).mean()), 1e-9)
     error = 1.96 * index / np.sqrt(k)
-    return SessionTail(index, (max(0.0, index - error), index + error))
+    return Tail(index, (max(0.0, index - error), index + error))
 
 
-def _list_sessions(log: ParticipationLog) -> tuple[Floats, Floats]:
-    """Return the sessions of clients with enough of them: lengths in rounds, and relative ones."""
+def _list_lengths(log: ParticipationLog, stays: Stays) -> tuple[Floats, Floats]:
+    """Return the stays of clients with enough of them: lengths in rounds, and relative ones."""
     step = max(1, -(-len(log.clients) // _MOST_ENTRIES))
     lengths, relative = [], []
     for _, entries, starts in log.iter_client_chunks():
@@ -81,12 +87,17 @@ def _list_sessions(log: ParticipationLog) -> tuple[Floats, Floats]:
         if step > 1:
             kept = owner % step == 0
             rounds, owner = rounds[kept], owner[kept]
-        changes = (np.diff(rounds, prepend=-2) != 1) | (np.diff(owner, prepend=-1) != 0)
-        begins = np.flatnonzero(changes)
-        spread = (np.arange(len(begins)) * 0.6180339887498949) % 1.0
-        own = np.diff(np.append(begins, len(rounds))) - spread
-        number = np.bincount(owner[begins], minlength=len(counts))[owner[begins]]
-        total = np.bincount(owner[begins], own, minlength=len(counts))[owner[begins]]
+        gaps, moves = np.diff(rounds, prepend=-2), np.diff(owner, prepend=-1) != 0
+        if stays == "sessions":
+            begins = np.flatnonzero((gaps != 1) | moves)
+            own = np.diff(np.append(begins, len(rounds)))
+        else:
+            begins = np.flatnonzero((gaps != 1) & ~moves)
+            own = gaps[begins] - 1
+        owner = owner[begins]
+        own = own - (np.arange(len(begins)) * 0.6180339887498949) % 1.0
+        number = np.bincount(owner, minlength=len(counts))[owner]
+        total = np.bincount(owner, own, minlength=len(counts))[owner]
         often = number >= _MIN_OWN
         lengths.append(own[often])
         relative.append((own * (number - 1) / np.maximum(total - own, 1e-9))[often])

@@ -33,6 +33,8 @@ _OUTCOMES, _ATOMS = 256, 64
 _PRECISION, _MAX_STEPS = 4e-6, 40
 _SPARSE = 0.5
 """Up to so many wanted visits, their number is too discrete for a normal distribution."""
+_ROUNDING = 1e-12
+"""Gaps below this share of the wanted weight are rounding errors of 0, whose signs mean nothing."""
 _MIN_DEVIATION = 1e-9
 """Minimum standard deviation of X, relative to X."""
 
@@ -156,6 +158,7 @@ class _HypothesisFamily:
         self._uncertainty = uncertainty
         noise = errors(weights)
         gaps = weights - wanted
+        gaps[np.abs(gaps) < _ROUNDING * wanted] = 0.0
         self._signs = np.where(gaps < 0, -1.0, 1.0)
         as_wanted = errors(wanted)
         self._units = as_wanted**2 / np.maximum(wanted, 1e-300)
@@ -229,16 +232,24 @@ class _HypothesisFamily:
     def _choose_shape(self, gaps: Floats, noise: Floats) -> None:
         """Set the sizes of the gaps at κ = 1 and the uncertainty of their shape.
 
+        Gaps without noise are known and say nothing about the shape of the others.
+
         Args:
             gaps: |ŵ_n − a_n|, shape (N,).
             noise: s_n, (N,).
         """
-        noise = np.maximum(noise, 1e-12 * float(noise.max()))
-        shapes = _list_shapes(gaps, noise)
-        scores = np.array([shape.score(gaps, noise) for shape in shapes])
+        noisy = noise > 0
+        observed, errors = gaps[noisy], np.maximum(noise[noisy], 1e-12 * float(noise.max()))
+        shapes = _list_shapes(observed, errors)
+        scores = np.array([shape.score(observed, errors) for shape in shapes])
         posterior = np.exp(scores - scores.max())
         posterior /= posterior.sum()
-        likely = [(share, shapes[i].sizes) for i, share in enumerate(posterior) if share > 1e-3]
+        likely = []
+        for share, shape in zip(posterior, shapes, strict=True):
+            if share > 1e-3:
+                sizes = gaps.copy()
+                sizes[noisy] = shape.sizes
+                likely.append((share, sizes))
         self._sizes = np.sum([share * sizes for share, sizes in likely], axis=0)
         bias = self._bias(self._sizes)
         square = sum(share * (self._bias(sizes) - bias) ** 2 for share, sizes in likely)
