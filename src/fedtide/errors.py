@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -65,13 +66,17 @@ class MissingExtraError(InvalidInputError, ImportError):
         what: the feature that needs the library; the message begins with it.
         extra: the extra of fedtide that installs it.
 
+    The message has the ImportError that is being handled, as an installed library may be broken.
+
     >>> str(MissingExtraError("ledger", "flower"))
     "ledger: a library is missing; install it with pip install 'fedtide[flower]'"
     """
 
     def __init__(self, what: str, extra: str) -> None:
+        error = sys.exception()
+        cause = f" ({first_line(error)})" if isinstance(error, ImportError) else ""
         super().__init__(
-            f"{what}: a library is missing; install it with pip install 'fedtide[{extra}]'"
+            f"{what}: a library is missing{cause}; install it with pip install 'fedtide[{extra}]'"
         )
 
 

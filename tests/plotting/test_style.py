@@ -13,6 +13,8 @@ from fedtide.plotting.style import (
     place_legend,
 )
 
+PNG = b"\x89PNG\r\n"
+
 METHODS = ["fedavg", "fedau", "known-rates", "fedavg-all", "mine", "yours"]
 
 
@@ -89,3 +91,7 @@ def test_letters_that_the_bundled_font_lacks_stay_text_in_a_page():
     figure, (panel,) = new_figure(1)
     panel.set_title("日本 🌊")
     assert "日本 🌊" in figure_svg(figure, "title", "a")
+
+
+def test_a_notebook_shows_a_figure_without_pyplot():
+    assert new_figure()[0]._repr_png_().startswith(PNG)

@@ -8,6 +8,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fedtide.algorithms import ALGORITHMS
 from fedtide.errors import InvalidInputError
 from fedtide.simulation import checkpoint as checkpoint_module
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
+from fedtide.simulation.loop import Run
 from fedtide.simulation.run_folder import RunFolder
 
 METHODS = {name: [{}] for name in ALGORITHMS} | {
@@ -165,6 +167,40 @@ def _killed_at_write(fields, out, left, moment, monkeypatch):
         except Killed:
             return True
     return False
+
+
+def test_writing_checkpoints_takes_at_most_a_twentieth_of_the_time(tmp_path, monkeypatch):
+    """On a clock by which a round takes a second, and a checkpoint far more than `seconds`."""
+    clock, written = [0.0], []
+
+    def slow_save(folder, checkpoint):
+        clock[0] += 50
+        written.append(checkpoint.round)
+
+    def round(run):
+        clock[0] += 1
+        original(run)
+
+    original = Run.round
+    monkeypatch.setattr(Run, "round", round)
+    monkeypatch.setattr("fedtide.simulation.runner.save", slow_save)
+    monkeypatch.setattr(
+        "fedtide.simulation.runner.time", SimpleNamespace(monotonic=lambda: clock[0])
+    )
+    ft.simulate(
+        problem=ft.problems.Quadratic.two_clients(),
+        participation="full",
+        algorithm="fedavg",
+        local={"steps": 1, "lr": 0.1},
+        rounds=3000,
+        evaluation={"every": 0},
+        out=tmp_path / "run",
+    )
+    assert written[0] == 0
+    assert written[-1] == 3000
+    between = np.diff(written[:-1])  # the last one ends the run
+    assert all(between >= 950)
+    assert all(between <= 1010)
 
 
 @pytest.mark.parametrize("damage", ["torn", "edited", "emptied"])
@@ -375,6 +411,18 @@ def test_a_full_disk(regression, results, tmp_path, monkeypatch):
     assert {file.name for file in (tmp_path / "run").rglob(".*")} <= {".lock"}
     ft.simulate(**regression, out=tmp_path / "run", resume=True)
     assert results(tmp_path / "run") == results(tmp_path / "whole")
+
+
+def test_a_checkpoint_that_memory_does_not_hold_is_not_called_one_of_another_version(
+    regression, killed_at, tmp_path, monkeypatch
+):
+    def restore(run, checkpoint):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    killed_at(8, regression, tmp_path / "run")
+    monkeypatch.setattr(Run, "restore", restore)
+    with pytest.raises(ft.InvalidInputError, match="not enough memory"):
+        ft.simulate(**regression, out=tmp_path / "run", resume=True)
 
 
 def test_a_copied_folder_goes_on(regression, results, killed_at, tmp_path):

@@ -1,6 +1,7 @@
 """TensorBoard and Weights & Biases: what they log live and from folders, read back from files."""
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -183,6 +184,16 @@ def test_wandb_has_every_metric_and_the_configuration(live, wandb, tmp_path):
     assert tracker.log_run(out) == tracker.find_logged(tracker_folder(out))
 
 
+def test_wandb_finds_a_run_that_was_resumed_within_a_second(wandb, tmp_path):
+    """The library adds a number to the name of the second folder of the same run and second."""
+    tracker, out = WandbTracker("project", tmp_path / "wb"), tmp_path / "one"
+    ft.simulate(**FIELDS, out=out, callbacks=[tracker])
+    wandb(tmp_path / "wb")
+    (first,) = (tmp_path / "wb").glob("wandb/offline-run-*")
+    first.rename(first.with_name(f"{first.name}-1"))
+    assert tracker.find_logged(tracker_folder(out)) is not None
+
+
 def tracker_folder(out):
     from fedtide.simulation.run_folder import RunFolder
 
@@ -201,12 +212,18 @@ def test_wandb_notes_failures(wandb, tmp_path):
 
 @pytest.mark.parametrize("kind", ["tensorboard", "wandb"])
 def test_a_missing_library_is_named_with_its_extra(kind, tmp_path, monkeypatch):
-    import sys
-
     for name in ("torch.utils.tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ft.InvalidInputError, match=rf"^track: .*'fedtide\[{kind}\]'"):
         make_tracker(kind, tmp_path / "runs", "experiment")
+
+
+def test_a_library_that_is_installed_but_broken_says_why(tmp_path, monkeypatch):
+    (tmp_path / "wandb.py").write_text("from math import descriptors")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(ft.InvalidInputError, match=r"cannot import name 'descriptors' from 'math'"):
+        make_tracker("wandb", tmp_path / "runs", "experiment")
 
 
 def test_an_unknown_tracker_is_refused(tmp_path):

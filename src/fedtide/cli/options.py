@@ -92,7 +92,7 @@ def track_runs(wanted: str | None, out: Path, name: str) -> OnRunEnd | None:
         try:
             tracker.log_run(folder, run.fields)
         except Exception as error:  # an unreachable store must not stop the runs
-            reason = first_line(error, 120)
+            reason = first_line(error)
             message = f"{folder} was not tracked ({reason}); repeat the command to retry"
             print(f"fedtide: {message}", file=sys.stderr)
 

@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
+from io import BytesIO
 from typing import Any
 
 import matplotlib as mpl
@@ -77,6 +78,15 @@ _HANDLE = 9  # letters, the width of an entry's line and its space
 _LEGEND_LINE = 0.19  # inches
 
 
+class ShownFigure(Figure):
+    """A figure that a notebook shows, which it does with Matplotlib's own only after pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        picture = BytesIO()
+        self.savefig(picture, format="png", dpi=110)
+        return picture.getvalue()
+
+
 def new_figure(
     height: float = 2.9,
     columns: int = 1,
@@ -90,7 +100,7 @@ def new_figure(
     labels may name what users called something, so they are not read as formulas.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = ShownFigure(figsize=(width, height), layout="constrained")
         panels = figure.subplots(
             rows,
             columns,

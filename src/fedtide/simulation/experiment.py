@@ -80,7 +80,7 @@ OnNonfinite = Literal["stop", "drop"]
 
 _USUAL_INTERVAL = 10  # rounds between two evaluations
 _EVALUATED_SHARE = 0.1  # samples evaluated for each that is trained on, at most
-_LEAST_EVALUATIONS = 20  # evaluations of a run
+_LEAST_EVALUATIONS = 10  # evaluations of a run
 
 
 @configurable
@@ -90,7 +90,7 @@ class Evaluate:
     Args:
         every: in rounds, counted from the initial model; 0: only after the last round. None: every
             ten rounds; or, where an evaluation goes through more samples than a round of training,
-            as rarely as it takes to evaluate a tenth as many as are trained on, but at least twenty
+            as rarely as it takes to evaluate a tenth as many as are trained on, but at least ten
             times in a run.
         last: in these last rounds of the run the model is evaluated every ten rounds, or as often
             as `every` says if that is more often; 0: as before. For figures that are a mean over
@@ -125,7 +125,7 @@ class Evaluate:
 
         >>> usual = Evaluate()
         >>> [usual.interval(rounds, cost=3.3) for rounds in (1000, 500, 200)]
-        [40, 25, 10]
+        [40, 40, 20]
         >>> usual.interval(1000, cost=0.5), Evaluate(every=25).interval(1000, cost=0.5)
         (10, 25)
         """
@@ -151,11 +151,12 @@ class Checkpoints:
     """When the checkpoints of a run with a folder are written; results do not depend on it.
 
     Args:
-        seconds: between two checkpoints.
+        seconds: between two checkpoints, or more: twenty times as long as the last one took to
+            write, so that large states take at most a twentieth of the run's time.
         every: in rounds, in addition; None: by the clock alone.
 
     Raises:
-        InvalidInputError: a number that is not positive.
+        InvalidInputError: negative seconds, or less than one round.
     """
 
     seconds: float = 30.0

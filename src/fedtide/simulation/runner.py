@@ -33,6 +33,9 @@ from fedtide.training.trainers.select import TrainerName
 
 _logger = logging.getLogger(__name__)
 
+_WRITING_SHARE = 0.05
+"""The share of a run's time that checkpoints by the clock may take."""
+
 
 def execute(
     experiment: Experiment,
@@ -220,6 +223,8 @@ def _version_errors(checkpoint: Checkpoint, folder: RunFolder) -> Iterator[None]
     try:
         yield
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        if lacks_memory(error):
+            raise
         raise InvalidInputError(
             f"resume: the checkpoint of round {checkpoint.round} in {folder.path} is of another "
             f"version ({error!r:.80}); start again in another folder"
@@ -231,8 +236,7 @@ def _loop_in_folder(watched: WatchedRun, folder: RunFolder) -> None:
     run = watched.run
     folder.truncate_after(run.ended)
     watched.start()
-    if run.ended == 0:
-        _save(watched, folder)
+    took = _save(watched, folder) if run.ended == 0 else 0.0
     settings, saved = run.experiment.checkpoint, time.monotonic()
     with Interruption() as interruption:
         while not watched.is_over:
@@ -245,9 +249,9 @@ def _loop_in_folder(watched: WatchedRun, folder: RunFolder) -> None:
                     f"{error}; the checkpoint of round {kept.round} is kept"
                 ) from None
             due = settings.every is not None and run.ended % settings.every == 0
-            if due or interruption.requested or time.monotonic() - saved > settings.seconds:
-                _save(watched, folder)
-                saved = time.monotonic()
+            pause = max(settings.seconds, took / _WRITING_SHARE)
+            if due or interruption.requested or time.monotonic() - saved > pause:
+                took, saved = _save(watched, folder), time.monotonic()
             if interruption.requested:
                 raise Interrupted(
                     f"interrupted after round {run.ended} of {run.experiment.rounds}, saved in "
@@ -258,9 +262,9 @@ def _loop_in_folder(watched: WatchedRun, folder: RunFolder) -> None:
     _save(watched, folder)
 
 
-def _save(watched: WatchedRun, folder: RunFolder) -> None:
-    """Write the new part of the log, then the checkpoint that relies on it."""
-    run = watched.run
+def _save(watched: WatchedRun, folder: RunFolder) -> float:
+    """Write the new part of the log, then the checkpoint that relies on it; return the seconds."""
+    run, began = watched.run, time.monotonic()
     if run.log:
         folder.add_to_log(run.ended, run.log_table())
         run.log.clear()
@@ -271,3 +275,4 @@ def _save(watched: WatchedRun, folder: RunFolder) -> None:
     save(folder.checkpoints, Checkpoint(checkpoint.round, checkpoint.tensors, facts))
     if run.ended and run.experiment.evaluation.clients:  # for a report on the run under way
         write_frame(folder.clients, run.clients_so_far())
+    return time.monotonic() - began

@@ -112,7 +112,7 @@ class Tracker(Callback):
         except Exception as error:  # of any type: each store has libraries of its own
             if not self._has_failed:
                 later = "" if run.out is None else f"; log_run({str(run.out)!r}) logs it afterwards"
-                reason = first_line(error, 120, with_type=True)
+                reason = first_line(error, with_type=True)
                 _logger.warning("track: the store fails (%s), the run goes on%s", reason, later)
             self._has_failed = True
         else:

@@ -30,8 +30,9 @@ class MlflowTracker(Tracker):
     A run with a folder has the times of its files, also if it is logged afterwards.
 
     Args:
-        uri: the store: sqlite:///FILE, a folder, or a server's address. An SQLite store keeps its
-            artifacts in the folder `mlartifacts` beside the file.
+        uri: the store: sqlite:///FILE, a server's address, or a folder, which newer versions of
+            MLflow take only with MLFLOW_ALLOW_FILE_STORE=true. An SQLite store keeps its artifacts
+            in the folder `mlartifacts` beside the file.
         experiment: the MLflow experiment that the runs belong to; created if missing.
 
     Raises:
@@ -51,7 +52,7 @@ class MlflowTracker(Tracker):
             )
         except Exception as error:  # MLflow and its database drivers raise errors of many types
             raise InvalidInputError(
-                f"track: the store {uri} cannot be used ({first_line(error, 120)}); check its URI"
+                f"track: the store {uri} cannot be used ({first_line(error)}); check its URI"
             ) from None
 
     def open(self, run: TrackedRun) -> str:

@@ -67,7 +67,7 @@ class WandbTracker(Tracker):
         if not folder.finished:
             return None
         run_id, finished = _id_of(folder), folder.summary.stat().st_mtime
-        files = self.folder.glob(f"wandb/*run-*-{run_id}/*.wandb")
+        files = self.folder.glob(f"wandb/*/run-{run_id}.wandb")
         return run_id if any(file.stat().st_mtime >= finished for file in files) else None
 
 
