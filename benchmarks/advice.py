@@ -8,7 +8,7 @@ For each law of `participation_laws` and each problem, `train` audits one log, t
 with the settings of that audit, on participation drawn anew, and adds the runs to
 records/advice.parquet; what is there already is not trained again. `judge` audits logs with the
 current code, looks up what it advises and writes the verdicts to records/advice.json. `write` puts
-them into docs/audit.md as a table.
+them into docs/audit-methods.md as a table.
 
 With --held-out, all three do the same for the laws that the ranking was not chosen on, with the
 record advice_held_out and a table of its own.
@@ -40,7 +40,7 @@ from fedtide.simulation.experiment import BUILDER
 from participation_laws import CLIENTS, HELD_OUT, LAWS, Law, Numbers, Present
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "audit.md"
+PAGE = HERE.parent / "docs" / "audit-methods.md"
 ALL_LAWS = LAWS | HELD_OUT
 
 TUNING, JUDGED = 0, (1, 2, 3, 4, 5)
@@ -585,7 +585,8 @@ def judge_all(record: Record, problems: list[str], laws: list[str]) -> list[Verd
     return verdicts
 
 
-HEAD = """| law | advised | figure | best | figure | FedAvg | within 10% | same advice | within |
+HEAD = """\
+| law | advised | its value | best | its value | FedAvg | within 10% | same advice | within |
 |---|---|---|---|---|---|---|---|---|"""
 
 
@@ -630,7 +631,7 @@ def summarise(verdicts: list[Verdict]) -> str:
 
 
 def render(verdicts: list[Verdict]) -> str:
-    """Return the part of docs/audit.md that is generated."""
+    """Return the part of docs/audit-methods.md that is generated."""
     parts = [summarise(verdicts)]
     for problem in PROBLEMS:
         of_problem = [verdict for verdict in verdicts if verdict.problem == problem]

@@ -15,7 +15,7 @@ often drift was reported. `coverage` prints, for families of `participation_fami
 the 95% intervals of rates, weights and the L1 skew that cover, and the share of logs without
 intervals. `false-alarms` prints how often the verdicts on the pattern claim an effect that a
 stationary process does not have, and how often drift is found. With `--record`, both write what
-they measure into records/audit.json, and `write` puts that into docs/audit.md.
+they measure into records/audit.json, and `write` puts that into docs/audit-methods.md.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ ROWS = {
     "churn": list(CHURN_FAMILIES),
     "selection": list(SELECTION_FAMILIES),
 }
-"""The rows of the tables of docs/audit.md."""
+"""The rows of the tables of docs/audit-methods.md."""
 
 SIZE = [50, 500]
 """Clients and rounds of the recorded tables."""

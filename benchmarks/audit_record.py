@@ -1,4 +1,4 @@
-"""The record of the audit's accuracy, and the tables of docs/audit.md that are written from it.
+"""The record of the audit's accuracy, and the tables of docs/audit-methods.md written from it.
 
 records/audit.json holds, for each table and process, the shares of logs that the benchmarks have
 measured; `python benchmarks/audit.py write` puts them into the page between its marks.
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 RECORD = Path(__file__).parent / "records" / "audit.json"
-PAGE = Path(__file__).parents[1] / "docs" / "audit.md"
+PAGE = Path(__file__).parents[1] / "docs" / "audit-methods.md"
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@
 
 `variants` runs what was tried on the way to Auto, or only the variants that are named, on the noisy
 quadratics of the leaderboard, and writes records/auto_variants.json, which says what each was
-computed with; `write` puts that table into docs/auto.md, and those of Auto against the goal, from
-the records of the leaderboard. Patterns held out at first (docs/auto.md says what was chosen with
-them in view) are in held_out_patterns.yaml, and their records were made with
+computed with; `write` puts that table into docs/auto-evidence.md, and those of Auto against the
+goal, from the records of the leaderboard. Patterns held out at first (docs/auto-evidence.md says
+what was chosen with them in view) are in held_out_patterns.yaml, and their records were made with
 
     fedtide leaderboard --add benchmarks/held_out_patterns.yaml --records results/held-out \\
         --problems quadratic,digits --patterns ... --methods ...
@@ -48,6 +48,8 @@ from fedtide.leaderboard.spec import FULL, REFERENCE, Leaderboard, load_leaderbo
 from fedtide.student_interval import t_margin
 
 Numbers = NDArray[np.float64]
+Figures = dict[tuple[str, str], dict[str, Numbers]]
+"""The figures of the judged seeds by problem and pattern, and by method."""
 Present = NDArray[np.bool_]
 Rule = Callable[[Present], Numbers]
 """Turns who took part in which round, (T, N), into the weights of their updates, (T, N)."""
@@ -58,7 +60,7 @@ HERE = Path(__file__).parent
 HELD_OUT = HERE / "held_out_patterns.yaml"
 RESULTS = HERE.parent / "results"
 RECORD = HERE / "records" / "auto_variants.json"
-PAGE = HERE.parent / "docs" / "auto.md"
+PAGE = HERE.parent / "docs" / "auto-evidence.md"
 ON_IMAGES = HERE / "auto_variants.yaml"
 AUTO = "auto"
 CONTROLLED = "auto-control-variates"
@@ -507,9 +509,9 @@ def origin(board: Leaderboard, variants: list[str], seconds: float) -> dict[str,
 # --------------------------------------------------------------------------------------------- page
 
 
-def load_figures(board: Leaderboard, folder: Path) -> dict[tuple[str, str], dict[str, Numbers]]:
+def load_figures(board: Leaderboard, folder: Path) -> Figures:
     """Return the figures of the methods by problem and pattern; a diverged run is infinite."""
-    found: dict[tuple[str, str], dict[str, Numbers]] = {}
+    found: Figures = {}
     for (problem, pattern, method), result in load_results(board.cells(), folder).items():
         figures = np.array([np.inf if one is None else one for one in result.figures])
         found.setdefault((problem, pattern), {})[method] = figures
@@ -536,12 +538,10 @@ def interval(gaps: Numbers) -> tuple[float, float]:
     return float(gaps.mean()), float(t_margin(gaps))
 
 
-def goal_table(
-    board: Leaderboard, figures: Mapping[tuple[str, str], dict[str, Numbers]], problem: str
-) -> list[str]:
+def goal_table(board: Leaderboard, figures: Figures, problem: str) -> list[str]:
     """Return the lines of Auto against the goal on a problem, with a line of counts."""
     lines = [
-        "| pattern | best by hand | its figure | Auto | ratio | Auto − 1.05 best | Auto − FedAvg |",
+        "| pattern | best by hand | its value | Auto | ratio | Auto − 1.05 best | Auto − FedAvg |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     ratios, within, beyond, worse = [], 0, 0, 0
@@ -566,7 +566,7 @@ def goal_table(
     values = np.array(ratios)
     lines += [
         "",
-        f"Mean figures within 5 %: {(values <= 1.05).sum()} of {len(values)}; within 25 %: "
+        f"Mean values within 5 %: {(values <= 1.05).sum()} of {len(values)}; within 25 %: "
         f"{(values <= 1.25).sum()}; worst ratio {values.max():.2f}, geometric mean "
         f"{np.exp(np.log(values).mean()):.2f}. Cells that the intervals decide: {within} within "
         f"5 %, {beyond} beyond it, {len(values) - within - beyond} undecided; worse than FedAvg: "
@@ -575,15 +575,13 @@ def goal_table(
     return lines
 
 
-def control_table(
-    board: Leaderboard, figures: Mapping[tuple[str, str], dict[str, Numbers]]
-) -> list[str]:
+def control_table(board: Leaderboard, figures: Figures) -> list[str]:
     """Return the lines of Auto with control variates, with a line of counts for each problem.
 
     The rivals are those that clients on other machines can run, with or without a model per client.
     """
     lines = [
-        "| problem | pattern | best by hand | its figure | Auto | with control variates | "
+        "| problem | pattern | best by hand | its value | Auto | with control variates | "
         "ratio to the best | with − without |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -614,7 +612,7 @@ def control_table(
             )
         if ratios:
             counts += [
-                f"- {problem}: {_geometric_mean(changes):.2f} times the figures without them "
+                f"- {problem}: {_geometric_mean(changes):.2f} times the values without them "
                 f"(geometric mean), by the intervals better in {better} of {len(ratios)} cells "
                 f"and worse in {worse}; {_geometric_mean(ratios):.2f} times those of the best by "
                 f"hand, within 5 % in {(np.array(ratios) <= 1.05).sum()}, worst {max(ratios):.2f}; "
@@ -634,26 +632,32 @@ def _only_simulated(board: Leaderboard, pattern: str, name: str) -> bool:
     return bool(algorithm.simulation_only)
 
 
-def variant_table() -> list[str]:
-    """Return the lines of the variants."""
+def variant_table(
+    board: Leaderboard, known: Figures, held_out: Leaderboard, unseen: Figures
+) -> list[str]:
+    """Return the lines of the variants.
+
+    Args:
+        board: the leaderboard.
+        known: the figures of its methods.
+        held_out: the leaderboard with the patterns held out at first.
+        unseen: the figures of its methods under these patterns.
+    """
     lines = [
         "| variant | geometric mean | within 5 % | within 25 % | worst | worse than FedAvg | "
         "held out: geometric mean | within 5 % | within 25 % | worst |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     record = json.loads(RECORD.read_text(encoding="utf-8"))
-    board, all_patterns = load_leaderboard(), load_leaderboard([HELD_OUT])
-    known = load_figures(board, RESULTS / "leaderboard")
-    unseen = load_figures(all_patterns, RESULTS / "held-out")
     for name in VARIANTS:
         cells = []
         for patterns, figures in (
             (list(board.patterns), known),
-            ([one for one in all_patterns.patterns if one not in board.patterns], unseen),
+            ([one for one in held_out.patterns if one not in board.patterns], unseen),
         ):
             mine = {pattern: np.array(record[pattern][name]) for pattern in patterns}
             own = {pattern: figures["quadratic", pattern] for pattern in patterns}
-            summary, worse = _summary(all_patterns, mine, own)
+            summary, worse = _summary(held_out, mine, own)
             cells += summary
             if figures is known:
                 cells.append(str(worse))
@@ -661,11 +665,9 @@ def variant_table() -> list[str]:
     return lines
 
 
-def image_table() -> list[str]:
+def image_table(board: Leaderboard, known: Figures) -> list[str]:
     """Return the lines of the variants on images."""
-    board, variants = load_leaderboard(), load_leaderboard([ON_IMAGES])
-    known = load_figures(board, RESULTS / "leaderboard")
-    found = load_figures(variants, RESULTS / "auto-variants")
+    found = load_figures(load_leaderboard([ON_IMAGES]), RESULTS / "auto-variants")
     lines = [
         "| problem | variant | geometric mean | within 5 % | within 25 % | worst | "
         "worse than FedAvg |",
@@ -729,25 +731,26 @@ def alike_table() -> list[str]:
     return lines
 
 
-def write() -> None:
-    """Put the tables into the page."""
-    board, all_patterns = load_leaderboard(), load_leaderboard([HELD_OUT])
+def render(page: str) -> str:
+    """Return the page with the tables of the records."""
+    board, held_out = load_leaderboard(), load_leaderboard([HELD_OUT])
     known = load_figures(board, RESULTS / "leaderboard")
-    parts = {"variants": variant_table(), "alike": alike_table()}
+    unseen = load_figures(held_out, RESULTS / "held-out")
+    parts = {
+        "variants": variant_table(board, known, held_out, unseen),
+        "alike": alike_table(),
+        "images": image_table(board, known),
+        "control variates": control_table(board, known),
+    }
     for problem in board.problems:
         parts[problem] = goal_table(board, known, problem) or ["Not run."]
-    unseen = load_figures(all_patterns, RESULTS / "held-out")
     for problem in ("quadratic", "digits"):
-        parts[f"held-out {problem}"] = goal_table(all_patterns, unseen, problem)
-    parts["images"] = image_table()
-    parts["control variates"] = control_table(board, known)
-    text = PAGE.read_text(encoding="utf-8")
+        parts[f"held-out {problem}"] = goal_table(held_out, unseen, problem)
     for name, lines in parts.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        if begin in text:
-            before, rest = text.split(begin)
-            text = f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{rest.split(end)[1]}"
-    PAGE.write_text(text, encoding="utf-8")
+        before, rest = page.split(begin)
+        page = f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{rest.split(end)[1]}"
+    return page
 
 
 def main() -> None:
@@ -756,12 +759,12 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     variants = commands.add_parser("variants", help="train variants and write the record")
     variants.add_argument("names", nargs="*", metavar="NAME", help="only these; default: all")
-    commands.add_parser("write", help="put the tables into docs/auto.md")
+    commands.add_parser("write", help="put the tables into docs/auto-evidence.md")
     arguments = parser.parse_args()
     if arguments.command == "variants":
         run_variants(arguments.names)
     else:
-        write()
+        PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

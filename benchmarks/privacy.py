@@ -14,7 +14,7 @@ an average cohort, as with clipped updates it acts like the norm.
 `tune` chooses the clipping norm of every K and ε among CLIPS, by test accuracy, on a seed of its
 own, under Bernoulli participation. `train` runs five other seeds: with these norms, and with one
 that follows the median of the norms (private, from the same budget). Both continue where they were
-stopped. `write` puts the tables into docs/privacy.md and draws the figures.
+stopped. `write` puts the tables into docs/privacy-evidence.md and draws the figures.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Ids = NDArray[np.int64]
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"
-PAGE = HERE.parent / "docs" / "privacy.md"
+PAGE = HERE.parent / "docs" / "privacy-evidence.md"
 IMAGES = HERE.parent / "docs" / "images"
 BEGIN, END = "<!-- cost: begin -->", "<!-- cost: end -->"
 
@@ -459,11 +459,9 @@ def _draw_line(panel: Any, places: Numbers, values: list[Numbers], label: str, c
     )
 
 
-def write(record: Record, tuned: Record) -> None:
-    """Put the tables into the page, and draw the figures."""
-    head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    tail = rest.split(END)[1]
-    found = "\n\n".join(
+def render(record: Record, tuned: Record) -> str:
+    """Return the part of the page that is generated."""
+    return "\n\n".join(
         [
             method_table(record),
             "Differences of accuracy under the same seeds, in points:",
@@ -479,7 +477,22 @@ def write(record: Record, tuned: Record) -> None:
             quantile_table(record),
         ]
     )
-    PAGE.write_text(f"{head}{BEGIN}\n{found}\n{END}{tail}", encoding="utf-8")
+
+
+def load_shown() -> tuple[Record, Record]:
+    """Return the runs that the page shows, and those that the norms were chosen with."""
+    tuned = complete(RECORDS / "privacy-tuning.jsonl", [])
+    shown = set(training_settings(tuned))  # there may be runs with norms that were the best once
+    record = complete(RECORDS / "privacy.jsonl", [])
+    return [row for row in record if setting_of(row) in shown], tuned
+
+
+def write() -> None:
+    """Put the tables into the page, and draw the figures."""
+    record, tuned = load_shown()
+    head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    tail = rest.split(END)[1]
+    PAGE.write_text(f"{head}{BEGIN}\n{render(record, tuned)}\n{END}{tail}", encoding="utf-8")
     draw_methods(record)
     draw_cutoffs(record)
 
@@ -489,16 +502,13 @@ def main() -> None:
     parser.add_argument("command", choices=["tune", "train", "write"])
     torch.set_num_threads(1)
     command = parser.parse_args().command
-    tuned = complete(
-        RECORDS / "privacy-tuning.jsonl", tuning_settings() if command == "tune" else []
-    )
     if command == "tune":
-        return
-    settings = training_settings(tuned)
-    record = complete(RECORDS / "privacy.jsonl", settings if command == "train" else [])
-    if command == "write":
-        shown = set(settings)  # a record may also have runs with norms that were the best once
-        write([row for row in record if setting_of(row) in shown], tuned)
+        complete(RECORDS / "privacy-tuning.jsonl", tuning_settings())
+    elif command == "train":
+        tuned = complete(RECORDS / "privacy-tuning.jsonl", [])
+        complete(RECORDS / "privacy.jsonl", training_settings(tuned))
+    else:
+        write()
 
 
 if __name__ == "__main__":

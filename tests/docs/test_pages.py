@@ -166,6 +166,19 @@ def test_the_results_of_the_readme_are_those_of_the_record(monkeypatch):
         assert "\n".join(lines) in text
 
 
+def test_the_tables_of_auto_are_those_of_the_records(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    page = (ROOT / "docs" / "auto-evidence.md").read_text(encoding="utf-8")
+    assert importlib.import_module("auto").render(page) == page
+
+
+def test_the_tables_of_privacy_are_those_of_the_record(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    privacy = importlib.import_module("privacy")
+    page = (ROOT / "docs" / "privacy-evidence.md").read_text(encoding="utf-8")
+    assert privacy.render(*privacy.load_shown()) in page
+
+
 def test_the_readme_fits_a_page_with_ten_lines_of_python():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     block = text.partition("```python\n")[2].partition("```")[0]
