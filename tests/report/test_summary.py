@@ -65,6 +65,45 @@ def test_weights_over_time_agree_with_the_run(groups):
             assert np.mean(weights) == pytest.approx(mean[client] / scale)
 
 
+class Undeclared(ft.algorithms.Clipped):
+    """Weights that follow the updates, by a method that does not say so."""
+
+    weights_follow_updates = False
+
+
+class NeedsTheModel(ft.algorithms.FedAvg):
+    """A method that works with the model of its experiment alone."""
+
+    def init(self, model, population):
+        return super().init(model.reshape(3, -1).flatten(), population)
+
+
+def test_weights_over_time_of_own_methods_are_those_of_the_run_or_none(fields, tmp_path):
+    methods = {
+        "undeclared": Undeclared(bound=0.01),  # every update is longer
+        "never clips": Undeclared(bound=1e9),
+        "needs the model": NeedsTheModel(),
+    }
+    for name, method in methods.items():
+        ft.simulate(**fields, algorithm=method, name=name, out=tmp_path / name, progress=False)
+    found = {run.method: history(run) for run in load_runs([tmp_path])}
+    assert [name for name, one in found.items() if one is not None] == ["never clips"]
+    make_sections(load_runs([tmp_path]))
+
+
+def test_weights_over_time_leave_out_updates_that_were_dropped(fields, tmp_path):
+    """Plain averaging gives N / |S_t| over the clients whose updates are finite."""
+    dropping = fields | {"on_nonfinite": "drop", "rounds": 30, "local": {"steps": 60, "lr": 1.5}}
+    ft.simulate(**dropping, algorithm="fedavg", out=tmp_path, progress=False)
+    (run,) = load_runs([tmp_path])
+    assert set(run.log()["stage"]) == {"reported", "used"}
+    found, there = history(run), counts(run)
+    expected = there / np.maximum(there.sum(axis=1, keepdims=True), 1)
+    got = np.zeros_like(expected)
+    got[found.rounds, found.clients] = found.weights
+    assert np.allclose(got, expected / expected.mean())
+
+
 @pytest.mark.parametrize(
     "privacy",
     [

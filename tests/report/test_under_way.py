@@ -69,7 +69,7 @@ def test_a_run_under_way_is_the_beginning_of_the_whole(under_way, fields, tmp_pa
     assert run.ended == 15
     assert run.metrics.equals(whole.metrics.filter(pl.col("round") <= 16))
     assert run.log().equals(whole.log().filter(pl.col("round") < 15))
-    np.testing.assert_array_equal(run.cohort_sizes(), whole.cohort_sizes()[:15])
+    np.testing.assert_array_equal(run.cohort_sizes, whole.cohort_sizes[:15])
     counts = run.used_rows()["client"].value_counts().sort("client")["count"].to_numpy()
     used = run.clients["participation"].to_numpy() * 15
     np.testing.assert_allclose(used[used > 0], counts)
@@ -127,7 +127,7 @@ def test_a_stopped_run_is_reported_over_its_own_rounds(t, fields, tmp_path):
     ft.simulate(**run, seed=2, out=tmp_path / "seed-2")
     stopped, whole = load_runs([tmp_path])
     assert stopped.is_finished
-    assert len(stopped.cohort_sizes()) == stopped.ended == t
+    assert len(stopped.cohort_sizes) == stopped.ended == t
     table = compare_runs([stopped, whole])
     assert table["seeds"].to_list() == [2]
     assert table["loss"][0] == pytest.approx(

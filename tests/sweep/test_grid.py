@@ -11,6 +11,7 @@ import yaml
 
 import fedtide as ft
 import fedtide.examples
+from fedtide.locking import LOCK_FILE, lock_folder
 from fedtide.sweep import Sweep, run_sweep
 from fedtide.sweep.configurations import Configuration
 from fedtide.sweep.grid import Point, combine_points
@@ -297,6 +298,15 @@ def test_a_run_with_an_unexpected_error_is_retried_by_the_next_call(sweep, tmp_p
     assert set(run_sweep(found, tmp_path / "out", workers=1)["status"]) == {"done"}
 
 
+def test_the_results_of_several_sweeps_are_one_table(sweep, tmp_path):
+    """In one of them no run has an error."""
+    for name, rates in (("well", [0.05]), ("failed", [0.05, 1e30])):
+        run_sweep(sweep(grid={"local.lr": rates}), tmp_path / name, workers=1)
+    whole = pl.read_parquet([tmp_path / name / "results.parquet" for name in ("well", "failed")])
+    assert whole["status"].to_list() == ["done", "done", "failed"]
+    assert [error is None for error in whole["error"]] == [True, True, False]
+
+
 def test_a_folder_with_other_contents_is_refused(sweep, tmp_path):
     found = sweep(seeds=[1, 2])
     full = tmp_path / "full"
@@ -308,6 +318,20 @@ def test_a_folder_with_other_contents_is_refused(sweep, tmp_path):
     changed = sweep(["rounds=4"], seeds=[1, 2])
     with pytest.raises(ft.InvalidInputError, match=r"^resume: .*rounds \(was 3, is 4\)"):
         run_sweep(changed, tmp_path / "out")
+
+
+def test_a_folder_has_one_sweep_at_a_time(sweep, tmp_path):
+    """A second one would report the runs of the first as failed, and replace its results."""
+    out = tmp_path / "out"
+    with lock_folder(out, "out", "wait"):  # is empty but for this
+        with pytest.raises(ft.InvalidInputError, match=r"^out: .*out is in use by another run; "):
+            run_sweep(sweep(seeds=[1, 2]), out, workers=1)
+        assert [path.name for path in out.iterdir()] == [LOCK_FILE]
+    assert set(run_sweep(sweep(seeds=[1, 2]), out, workers=1)["status"]) == {"done"}
+    before = (out / "results.parquet").read_bytes()
+    with lock_folder(out, "out", "wait"), pytest.raises(ft.InvalidInputError, match="is in use"):
+        run_sweep(sweep(seeds=[1, 2, 3]), out, workers=1)
+    assert (out / "results.parquet").read_bytes() == before
 
 
 def test_results_show_the_value_in_force_of_every_field_that_the_list_varies(sweep, tmp_path):

@@ -21,8 +21,14 @@ import yaml
 
 import fedtide as ft
 from fedtide.sweep import Sweep, local_workers, run_sweep
-from fedtide.sweep.job import Job, _StatusReporter, run_job
-from fedtide.sweep.local_workers import _needs_main_module, _send_status, available_cores
+from fedtide.sweep.job import INTERRUPTED, Job, _StatusReporter, run_job
+from fedtide.sweep.local_workers import (
+    _needs_main_module,
+    _send_status,
+    available_cores,
+    run_in_processes,
+)
+from fedtide.sweep.sweep_progress import SweepProgress
 
 COMMAND = [sys.executable, "-c", "from fedtide.cli.main import main; main()", "sweep"]
 
@@ -64,6 +70,25 @@ def start(file, out):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+
+
+@pytest.mark.process
+def test_a_sweep_interrupted_while_its_workers_start_does_not_wait_for_them(sweep, tmp_path):
+    """They would import, and begin a run, only to end it; importing may take half a minute."""
+    runs = sweep(seeds=[1, 2]).runs
+    jobs = [Job(run.path, run.experiment, tmp_path / run.path) for run in runs]
+    progress, ended, answers = SweepProgress(), {}, iter([False])
+    for job in jobs:
+        progress.add(job.path, 3)
+    run_in_processes(
+        jobs,
+        2,
+        progress,
+        lambda job, outcome: ended.update({job.path: outcome}),
+        lambda: next(answers, True),
+    )
+    assert ended == {job.path: INTERRUPTED for job in jobs}
+    assert not any(job.folder.exists() for job in jobs)
 
 
 @pytest.mark.process

@@ -31,6 +31,8 @@ from fedtide.validation import expand_home
 
 _OWN_TEST_METRIC = re.compile(r"test_(?!(accuracy|loss)$|recall_).+")
 
+_USED = pl.col("stage") == "used"
+
 _SEED_OR_EXECUTION = ("seed", *HOW)
 """The fields that may differ between runs of one method."""
 
@@ -104,28 +106,40 @@ class LoadedRun:
         """Return whether a smaller value of a metric, or of a clients' column, is better."""
         return lower_is_better(metric, self.directions)
 
-    def log(self) -> pl.DataFrame:
+    def log(self, *where: pl.Expr) -> pl.DataFrame:
         """Return the participation log; `client` is the client's row in `clients`, not its name.
+
+        Args:
+            where: conditions on the rows to return.
 
         Raises:
             InvalidInputError: a missing or damaged file, or a client that is not in `clients`.
         """
-        log = self.participation
-        if log is None:
-            with _reading(self.folder.participation):
-                log = read_frame(self.folder.participation)
-        population = Population(len(self.clients), names=self.clients["client"].to_numpy())
+        with _reading(self.folder.participation):
+            log = self._scan_log().filter(*where).collect()
+        names = self.clients["client"].to_numpy()
+        are_ids = np.array_equal(names, np.arange(len(names)))  # these need no look-up
+        population = Population(len(names), names=None if are_ids else names)
         rows = number_clients(str(self.folder.participation), log["client"], population)
         return log.with_columns(client=rows)
 
     def used_rows(self) -> pl.DataFrame:
         """Return the rows of the participation log of clients whose updates were used."""
-        return self.log().filter(pl.col("stage") == "used")
+        return self.log(_USED)
 
+    @cached_property
     def cohort_sizes(self) -> NDArray[np.int64]:
-        """Return the number of clients used in each round, shape (T,)."""
-        rounds = self.used_rows()["round"].to_numpy()
-        return np.bincount(rounds, minlength=self.ended)
+        """The number of clients used in each round, shape (T,)."""
+        with _reading(self.folder.participation):
+            rounds = self._scan_log().filter(_USED).group_by("round").len().collect()
+        counted = np.bincount(rounds["round"], rounds["len"], minlength=self.ended)
+        return counted.astype(np.int64)
+
+    def _scan_log(self) -> pl.LazyFrame:
+        """Return the participation log as it was written."""
+        if self.participation is not None:
+            return self.participation.lazy()
+        return pl.scan_parquet(self.folder.participation, glob=False)
 
 
 def own_test_metrics(names: Iterable[str]) -> list[str]:
@@ -418,10 +432,14 @@ _MAX_FIELDS = 3  # in a method's label
 
 def _labels(runs: Sequence[LoadedRun]) -> list[str]:
     """Return a distinct name for each; runs of one name get the fields in which they differ."""
-    labels = []
+    same: dict[str, list[LoadedRun]] = {}
     for run in runs:
-        same = [other for other in runs if other.method == run.method]
-        labels.append(f"{run.method} ({_difference(run, same)})" if len(same) > 1 else run.method)
+        same.setdefault(run.method, []).append(run)
+    details = {name: iter(_differences(group)) for name, group in same.items()}
+    labels = [
+        f"{run.method} ({next(details[run.method])})" if len(same[run.method]) > 1 else run.method
+        for run in runs
+    ]
     repeated = {label for label in labels if labels.count(label) > 1}
     return [
         f"{label} in {run.folder.path}" if label in repeated else label
@@ -429,16 +447,19 @@ def _labels(runs: Sequence[LoadedRun]) -> list[str]:
     ]
 
 
-def _difference(run: LoadedRun, others: Sequence[LoadedRun]) -> str:
-    """Return the fields of the run that differ from the others', shortened."""
-    flat = flatten_alike([other.fields for other in others])
-    place = next(i for i, other in enumerate(others) if other is run)
-    fields, parts = differing_fields(flat), []
-    for name in fields[:_MAX_FIELDS]:
-        values = [str(one.get(name, "none")) for one in flat]
-        parts.append(f"{name}={abbreviate(values, _MAX_VALUE_LENGTH)[place]}")
+def _differences(runs: Sequence[LoadedRun]) -> list[str]:
+    """Return for each run its values of the fields in which the runs differ, shortened."""
+    flat = flatten_alike([run.fields for run in runs])
+    fields = differing_fields(flat)
+    values = {
+        name: abbreviate([str(one.get(name, "none")) for one in flat], _MAX_VALUE_LENGTH)
+        for name in fields[:_MAX_FIELDS]
+    }
     more = f", and {len(fields) - _MAX_FIELDS} more" if len(fields) > _MAX_FIELDS else ""
-    return ", ".join(parts) + more
+    return [
+        ", ".join(f"{name}={shown[i]}" for name, shown in values.items()) + more
+        for i in range(len(runs))
+    ]
 
 
 def abbreviate(values: Sequence[str], most: int) -> list[str]:

@@ -405,7 +405,7 @@ def _format_count(mean: float, std: float) -> str:
 
 def _format_mean_sizes(groups: Groups) -> str:
     """Return the mean cohort size, or the least and the largest if methods differ in it."""
-    means = [run.cohort_sizes().mean() for _, run in unique_participation(groups)]
+    means = [run.cohort_sizes.mean() for _, run in unique_participation(groups)]
     return "–".join(dict.fromkeys(f"{mean:,.1f}" for mean in (min(means), max(means))))
 
 

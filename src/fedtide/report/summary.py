@@ -154,7 +154,7 @@ def _parse_target(groups: Groups, wanted: str) -> tuple[str, float]:
 def _target_row(method: str, group: Sequence[LoadedRun], metric: str, level: float) -> TargetRow:
     reached = [(run, t) for run in group if (t := _first_round(run, metric, level)) is not None]
     rounds = [float(t) for _, t in reached]
-    updates = [float(run.cohort_sizes()[:t].sum()) for run, t in reached]
+    updates = [float(run.cohort_sizes[:t].sum()) for run, t in reached]
     return TargetRow(method, len(reached), len(group), mean_and_std(rounds), mean_and_std(updates))
 
 
@@ -243,6 +243,6 @@ def unique_participation(groups: Groups) -> list[tuple[str, LoadedRun]]:
     """
     found: dict[str, tuple[list[str], LoadedRun]] = {}
     for method, group in groups.items():
-        key = f"{participation_key(group[0])} {len(group[0].used_rows())}"
+        key = f"{participation_key(group[0])} {group[0].cohort_sizes.sum()}"
         found.setdefault(key, ([], group[0]))[0].append(method)
     return [(", ".join(methods), run) for methods, run in found.values()]

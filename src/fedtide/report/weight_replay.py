@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver
+from fedtide.algorithms.contract_checks import find_own
 from fedtide.configurable import field_types
 from fedtide.differential_privacy import make_private
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.report.loading import LoadedRun
+from fedtide.report.summary import client_influence
 from fedtide.simulation.experiment import BUILDER, Experiment
 
 Floats = NDArray[np.float64]
@@ -49,12 +52,18 @@ def history(run: LoadedRun) -> WeightHistory | None:
     """Return the weight of every update of a run, which tells how much its client counted.
 
     With most methods, weights depend on who took part and not on what was learnt, so the algorithm
-    is replayed on the log with a model of one number and updates of 0, for at most 5000 rounds.
-    None if it cannot be replayed, or if weights do not tell how much clients count.
+    is replayed on the log with a model of one number and updates of 0, for at most 5000 rounds; a
+    user's own one for all, to compare it with the run. None if it cannot be replayed, if the replay
+    of all rounds weights clients otherwise than the run did, as when its weights follow the
+    updates, or if weights do not tell how much clients count.
     """
     algorithm, kinds = run.algorithm, field_types(Experiment)
     if algorithm is None or not run.weights_tell_influence or algorithm.weights_follow_updates:
         return None
+    is_own = any(find_own(algorithm))
+    ended = run.ended if is_own else min(run.ended, _ROUNDS)
+    cohorts = list(_cohorts(run, ended))
+    failures = Exception if is_own else InvalidInputError  # an own one may need a real model
     try:
         local, mechanism = (
             BUILDER.build(kinds[key], run.experiment.get(key), key) for key in ("local", "privacy")
@@ -62,23 +71,28 @@ def history(run: LoadedRun) -> WeightHistory | None:
         if mechanism is not None:  # it refuses updates of clients that must rest or have spent all
             algorithm = make_private(algorithm, mechanism, seed=0)
         driver = RoundDriver(algorithm, torch.zeros(1, dtype=torch.float64), _population(run))
-    except InvalidInputError:  # a class or a library that is not available here
+        entries = list(_replayed(driver, cohorts, [local.rate(t) for t in range(ended)], run))
+    except failures:  # or a class or a library is not available here
         return None
-    ended = min(run.ended, _ROUNDS)
-    entries = list(_replayed(driver, [local.rate(t) for t in range(ended)], run))
     if not entries:
         return None
     rounds, clients, weights = (np.concatenate(part) for part in zip(*entries, strict=True))
-    mean = weights.sum() / ended / len(run.clients)
-    return WeightHistory(rounds, clients, weights / mean) if mean > 0 else None
+    total = weights.sum()
+    if not total > 0:
+        return None
+    influence = client_influence(run)
+    if ended == run.ended and influence is not None:
+        shares = np.bincount(clients, weights, minlength=len(run.clients)) / total
+        if not np.allclose(shares, influence, rtol=1e-3):
+            return None
+    return WeightHistory(rounds, clients, weights / (total / ended / len(run.clients)))
 
 
 def _replayed(
-    driver: RoundDriver[Any], rates: Sequence[float], run: LoadedRun
+    driver: RoundDriver[Any], cohorts: Sequence[Cohort], rates: Sequence[float], run: LoadedRun
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Floats]]:
     """Yield, for every round with an update, the round, the clients and N a_t^n."""
-    size, participants = len(run.clients), _participants(run)
-    samples = None
+    size, samples = len(run.clients), None
     if "samples" in run.clients.columns:
         samples = torch.from_numpy(run.clients["samples"].to_numpy(writable=True))
 
@@ -94,26 +108,26 @@ def _replayed(
             gradients=zeros,
         )
 
-    for t, lr in enumerate(rates):
-        info = driver.run(participants.get(t, _EMPTY), lr, train)
+    for t, (lr, cohort) in enumerate(zip(rates, cohorts, strict=True)):
+        info = driver.run(cohort, lr, train)
         if len(info.clients):
             ids = info.clients.numpy()
             yield np.full(len(ids), t), ids, size * info.weights.double().numpy()
 
 
-_EMPTY = Cohort.uniform(torch.zeros(0, dtype=torch.int64))
+def _cohorts(run: LoadedRun, rounds: int) -> Iterator[Cohort]:
+    """Yield the clients whose updates arrived, with their weights, for each of the first rounds.
 
-
-def _participants(run: LoadedRun) -> dict[int, Cohort]:
-    """Return the clients that reported, with their weights, by round."""
-    log = run.log().filter(pl.col("stage").is_in(["reported", "used"]), pl.col("round") < _ROUNDS)
-    grouped = log.group_by("round").agg("client", pl.col("weight").fill_null(0.0))
-    return {
-        t: Cohort(
-            torch.tensor(clients, dtype=torch.int64), torch.tensor(weights, dtype=torch.float64)
-        )
-        for t, clients, weights in grouped.iter_rows()
-    }
+    Only a mechanism refuses updates; without one, those that were not used were not finite.
+    """
+    stages = ["used"] if run.experiment.get("privacy") is None else ["reported", "used"]
+    arrived = pl.col("stage").is_in(stages)
+    log = run.log(arrived, pl.col("round") < rounds).sort("round", maintain_order=True)
+    clients = torch.from_numpy(log["client"].to_numpy(writable=True))
+    weights = torch.from_numpy(log["weight"].fill_null(0.0).to_numpy(writable=True))
+    ends = np.searchsorted(log["round"].to_numpy(), np.arange(rounds + 1))
+    for first, end in pairwise(ends.tolist()):
+        yield Cohort(clients[first:end], weights[first:end])
 
 
 def _population(run: LoadedRun) -> Population:
@@ -122,5 +136,9 @@ def _population(run: LoadedRun) -> Population:
         for name in ("samples", "rate")
         if name in run.clients.columns
     }
-    rates = columns.get("rate")
-    return Population(len(run.clients), samples=columns.get("samples"), rates=rates)
+    return Population(
+        len(run.clients),
+        samples=columns.get("samples"),
+        rates=columns.get("rate"),
+        seed=run.experiment["seed"],
+    )

@@ -139,6 +139,7 @@ class _Worker:
 
     Attributes:
         job: the active job; None while idle.
+        has_begun: whether the job has said where it is: before, there is nothing to save.
     """
 
     def __init__(self, threads: int, imports_main: bool) -> None:
@@ -153,9 +154,10 @@ class _Worker:
             self.process.start()
         theirs.close()
         self.job: Job | None = None
+        self.has_begun = False
 
     def assign(self, job: Job) -> None:
-        self.job = job
+        self.job, self.has_begun = job, False
         self.pipe.send(job)
 
 
@@ -254,7 +256,7 @@ class _WorkerPool:
             stopping = stopped()
             if stopping:
                 for worker in self._busy():  # again and again: a run listens once it has started
-                    worker.process.terminate()
+                    (worker.process.terminate if worker.has_begun else worker.process.kill)()
             else:
                 self._assign_jobs(waiting, size)
             if not self._busy():
@@ -303,6 +305,7 @@ class _WorkerPool:
                 worker.job = None
                 self._on_finished(job, message)
             else:
+                worker.has_begun = True
                 self._progress.set_status(job.path, message)
 
     def _replace(self, worker: _Worker, job: Job, waiting: deque[Job], stopping: bool) -> None:

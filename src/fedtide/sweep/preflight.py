@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedtide.errors import InvalidInputError, error_prefix
+from fedtide.locking import LOCK_FILE
 from fedtide.simulation.experiment import BUILDER, read_yaml
 from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.loop import Run
@@ -28,7 +29,7 @@ def check_runs(runs: Sequence[SweepRun], out: Path, strict: bool, resume: Resume
     with folder_errors(out):
         if out.exists() and not out.is_dir():
             raise InvalidInputError(f"out: {out} is a file; give a folder")
-        if not single and out.is_dir() and any(out.iterdir()):
+        if not single and out.is_dir() and any(file.name != LOCK_FILE for file in out.iterdir()):
             _check_existing(runs, out, resume)
     for run in runs:
         folder = RunFolder(out / run.path)

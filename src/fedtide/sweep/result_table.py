@@ -80,7 +80,12 @@ def _read_metrics(folder: RunFolder) -> dict[str, Any]:
 
 
 def _column(name: str, values: list[Any]) -> pl.Series:
-    """Return a column; numbers mixed with strings become strings, integers with floats floats."""
+    """Return a column; numbers mixed with strings become strings, integers with floats floats.
+
+    One without values has the type that it has in other sweeps, so that their tables fit together.
+    """
+    if all(value is None for value in values):
+        return pl.Series(name, values, pl.String if name == "error" else pl.Float64)
     for kind in (str, float):
         if any(isinstance(value, kind) for value in values):
             values = [None if value is None else kind(value) for value in values]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from fedtide.atomic_io import make_folder, write_frame, write_yaml
+from fedtide.atomic_io import write_frame, write_yaml
 from fedtide.content_hash import hash_once
 from fedtide.errors import Interrupted, InvalidInputError, RunFailedError
+from fedtide.locking import lock_folder
 from fedtide.simulation.cluster.ray_cluster import open_cluster
 from fedtide.simulation.experiment import BUILDER, read_yaml
 from fedtide.simulation.interruption import Interruption
@@ -72,7 +74,8 @@ def run_sweep(
             earlier calls.
 
     Raises:
-        InvalidInputError: a run that cannot start, or an `out` that holds something else.
+        InvalidInputError: a run that cannot start, or an `out` that holds something else or that
+            another sweep is using.
         Interrupted: the sweep was interrupted; active runs are saved.
         RunFailedError: with `strict`, a run failed by an exception of a user's code.
     """
@@ -85,12 +88,14 @@ def run_sweep(
     execution = _Execution(
         sweep, out, workers, ray, cluster, strict, resume, done, SweepProgress(progress)
     )
-    try:
-        execution.run()
-    finally:
-        frame = execution.results()
-        if not sweep.is_single_run and any(map(Path.is_dir, map(Path, frame["folder"]))):
-            write_frame(out / RESULTS_FILE, frame)
+    lock = lock_folder(out, "out", "wait for it or choose another")
+    with nullcontext() if sweep.is_single_run else lock:  # a single run locks its folder itself
+        try:
+            execution.run()
+        finally:
+            frame = execution.results()
+            if not sweep.is_single_run and any(map(Path.is_dir, map(Path, frame["folder"]))):
+                write_frame(out / RESULTS_FILE, frame)
     return frame
 
 
@@ -122,7 +127,6 @@ class _Execution:
     def run(self) -> None:
         """Execute the runs known beforehand, or those that the strategy requests."""
         if not self.sweep.is_single_run:
-            make_folder(self.out)
             self._write_record()
         if self.sweep.strategy is None:
             self._execute(self.sweep.runs)

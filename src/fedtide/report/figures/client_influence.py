@@ -160,15 +160,17 @@ def _draw_weights_over_time(groups: Groups, styles: Styles) -> Figure | None:
     )
     clients = _typical_clients(first)
     histories = {
-        method: found for method, run in alike.items() if (found := history(run)) is not None
+        method: [found.select(client) for client in clients]
+        for method, run in alike.items()
+        if clients and (found := history(run)) is not None
     }
-    if not clients or not histories:
+    if not histories:
         return None
     figure, panels = new_figure(2.9, len(clients), width=8.4)
     rates = _rates(first.clients)
-    for panel, client in zip(panels, clients, strict=True):
-        for method, found in histories.items():
-            rounds, weights = _average_neighbours(*found.select(client))
+    for i, (panel, client) in enumerate(zip(panels, clients, strict=True)):
+        for method, selected in histories.items():
+            rounds, weights = _average_neighbours(*selected[i])
             marker = "o" if len(rounds) < 20 else ""
             panel.plot(rounds, weights, label=method, lw=1.3, marker=marker, ms=3, **styles[method])
         panel.axhline(1 / rates[client], **_REFERENCE)

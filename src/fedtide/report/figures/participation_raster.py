@@ -29,7 +29,7 @@ def participation_figures(groups: Groups, limit: int = 4) -> list[ReportFigure]:
         )
         raster, (panel,) = new_figure(3.2)
         draw_participation(panel, run)
-        sizes = run.cohort_sizes()
+        sizes = run.cohort_sizes
         figures += [
             ReportFigure(f"raster-{i}", "Who took part in which round", caption, raster),
             ReportFigure(f"cohorts-{i}", "Cohort sizes", _describe(sizes), _draw_sizes(sizes)),
