@@ -13,6 +13,12 @@ from fedtide.examples import copy_example, list_examples
 from fedtide.plotting.console import new_console
 from fedtide.validation import expand_home
 
+_PAGES = {
+    "flower": "Deploying on Flower",
+    "flower_secure": "Memory on the clients and secure aggregation",
+}
+"""The page of the documentation that explains a Flower app."""
+
 
 def examples_command(
     name: Annotated[
@@ -34,7 +40,8 @@ def examples_command(
     copies = copy_example(name, out)
     print(f"copied: {', '.join(map(str, copies))}")
     if copies[0].is_dir():
-        print('The page "Deploying on Flower" of the documentation explains how to run the app.')
+        page = _PAGES[copies[0].name]
+        print(f'The page "{page}" of the documentation explains how to run the app.')
     else:
         command = "sweep" if name.endswith(("-search", "-sweep")) else "run"
         enter = "" if out == Path() else f"cd {out} && "  # modules are found in this folder
