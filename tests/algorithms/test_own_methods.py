@@ -418,8 +418,20 @@ def test_a_state_may_name_a_tensor_twice_and_begin_a_tensor_as_a_number():
     assert torch.equal(restored.velocity, torch.arange(3.0))
 
 
+@dataclass(frozen=True)
+class Splitting(a.Wrapper):
+    inner: Any
+
+    def init(self, model, population):
+        return a.WrapperState(model, 0, self.inner.init(model, population))
+
+    def split_by_start(self, state, cohort):
+        return iter([cohort])
+
+
 def test_a_method_that_splits_cohorts_needs_no_word_to_be_refused_by_a_deployment():
     """Which would send everybody what `instruct` returns for the first of them."""
     assert Plain().simulation_only == "its clients do not all start alike"
     assert a.Averaged(inner=Plain()).simulation_only == Plain().simulation_only
+    assert Splitting(inner=a.FedAvg()).simulation_only == Plain().simulation_only
     assert not [m for m in (a.FedAvg(), a.Scaffold(), a.Amplified(2, 1.5)) if m.simulation_only]

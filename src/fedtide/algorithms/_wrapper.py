@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from fedtide.algorithms.base import (
+    SPLITS_COHORTS,
     Algorithm,
     AlgorithmState,
     Amplification,
@@ -103,7 +104,8 @@ class Wrapper(Algorithm[WrapperT]):
 
     @property
     def simulation_only(self) -> str:
-        return self.inner.simulation_only
+        splits = type(self).split_by_start is not Wrapper.split_by_start
+        return self.inner.simulation_only or (SPLITS_COHORTS if splits else "")
 
     @property
     def client_form(self) -> str:

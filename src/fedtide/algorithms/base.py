@@ -51,6 +51,9 @@ class AlgorithmState(Protocol):
 
 StateT = TypeVar("StateT", bound=AlgorithmState)
 
+SPLITS_COHORTS = "its clients do not all start alike"
+"""Why a deployment, which sends all clients of a round the same, refuses what splits cohorts."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -321,7 +324,7 @@ class Algorithm(ABC, Generic[StateT]):
         A deployment sends all clients of a round the same, so it refuses what splits a cohort.
         """
         splits = type(self).split_by_start is not Algorithm.split_by_start
-        return "its clients do not all start alike" if splits else ""
+        return SPLITS_COHORTS if splits else ""
 
     @property
     def client_form(self) -> str:

@@ -187,7 +187,8 @@ def _train(
         group = by_folder[member.path]
         _write(_read_outcome(group[0], RunFolder(path)), group, paper, records)
 
-    run_sweep(sweep, folder, workers=workers, progress=progress, done=write)
+    # processes with other seeds or methods may share the folder
+    run_sweep(sweep, folder, workers=workers, progress=progress, done=write, table=False)
 
 
 def _read_outcome(run: PlannedRun, folder: RunFolder) -> RunOutcome:

@@ -256,7 +256,8 @@ class _WorkerPool:
             stopping = stopped()
             if stopping:
                 for worker in self._busy():  # again and again: a run listens once it has started
-                    (worker.process.terminate if worker.has_begun else worker.process.kill)()
+                    end = worker.process.terminate if worker.has_begun else worker.process.kill
+                    end()
             else:
                 self._assign_jobs(waiting, size)
             if not self._busy():

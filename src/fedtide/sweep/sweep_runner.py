@@ -48,6 +48,7 @@ def run_sweep(
     resume: Resume = True,
     progress: OnProgress | None = None,
     done: OnRunEnd | None = None,
+    table: bool = True,
 ) -> pl.DataFrame:
     """Execute all runs, each in its own folder below `out`, and return one row per run.
 
@@ -72,6 +73,8 @@ def run_sweep(
             rounds, at most five times a second for each active run.
         done: called with each run that has finished or failed, and its folder; also for those of
             earlier calls.
+        table: whether to write results.parquet, while which no other sweep may use `out`. Without
+            it, several calls may execute different runs in one folder.
 
     Raises:
         InvalidInputError: a run that cannot start, or an `out` that holds something else or that
@@ -88,13 +91,14 @@ def run_sweep(
     execution = _Execution(
         sweep, out, workers, ray, cluster, strict, resume, done, SweepProgress(progress)
     )
+    table = table and not sweep.is_single_run  # which locks its folder itself
     lock = lock_folder(out, "out", "wait for it or choose another")
-    with nullcontext() if sweep.is_single_run else lock:  # a single run locks its folder itself
+    with lock if table else nullcontext():
         try:
             execution.run()
         finally:
             frame = execution.results()
-            if not sweep.is_single_run and any(map(Path.is_dir, map(Path, frame["folder"]))):
+            if table and any(map(Path.is_dir, map(Path, frame["folder"]))):
                 write_frame(out / RESULTS_FILE, frame)
     return frame
 

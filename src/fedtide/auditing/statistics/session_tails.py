@@ -11,9 +11,13 @@ from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 
 Stays = Literal["sessions", "absences"]
 
-_SHARES: dict[Stays, float] = {"sessions": 0.05, "absences": 0.025}
-"""The share of the longest ones that shows the tail. Rounds that a client misses within a session
-are absences, too: if these are most, longer ones of any law are far from the mean of all."""
+_SHARES: dict[Stays, tuple[float, ...]] = {"sessions": (0.05,), "absences": (0.025, 0.025 / 3)}
+"""The shares of the longest ones that show the tail.
+
+Rounds that a client misses within a session are absences, too. Where most are of this kind, the
+longest ones of any law lie far from the mean of all, but not those of a smaller share from the
+others.
+"""
 _MIN_LONGEST = 10
 """Fewer of them show nothing."""
 _MIN_OWN = 8
@@ -47,6 +51,14 @@ class Tail:
         """Whether the estimate is that of lengths without a finite variance (α < 2)."""
         return self.index < _BORDER
 
+    def describe(self) -> str:
+        """Return in words how uneven the lengths are."""
+        low, high = self.interval
+        return (
+            f"so uneven in length (tail index {self.index:.2g}, 95%: {low:.2g} to {high:.2g}) that "
+            "their variance may be infinite"
+        )
+
 
 def measure_tail(log: ParticipationLog, stays: Stays) -> Tail:
     """Return Hill's estimate of the tail of the lengths of sessions or absences, over all clients.
@@ -57,15 +69,22 @@ def measure_tail(log: ParticipationLog, stays: Stays) -> Tail:
 
         1 / α̂ = 1/k Σ log(x_i / u)    (Hill 1975),    standard error of α̂: α̂ / √k
 
-    Lengths are whole rounds, so each stands for one spread evenly within its last round. Sessions
-    that the log cuts off count with the length that it shows, which makes tails lighter.
+    Of absences, the longest third of these gives an estimate, too, and the larger one counts: a
+    power of the length has the same index further out, and a mixture of short and long ones has
+    not. Lengths are whole rounds, so each stands for one spread evenly within its last round.
+    Sessions that the log cuts off count with the length that it shows, which makes tails lighter.
 
     Args:
         log: the participation log; of very large ones, evenly spaced clients.
         stays: which of them.
     """
     lengths, relative = _list_lengths(log, stays)
-    k = int(_SHARES[stays] * len(relative))
+    tails = [_fit(lengths, relative, int(share * len(relative))) for share in _SHARES[stays]]
+    return max(tails, key=lambda tail: tail.index)
+
+
+def _fit(lengths: Floats, relative: Floats, k: int) -> Tail:
+    """Return Hill's estimate from the k longest."""
     if k < _MIN_LONGEST:
         return Tail(np.inf, (0.0, np.inf))
     order = np.argpartition(relative, len(relative) - k - 1)[-k - 1 :]

@@ -55,9 +55,7 @@ class Table(Availability):
 
     def __post_init__(self) -> None:
         if is_table(self.weights):
-            frame = to_polars("weights", self.weights)
-            if "client" in frame.columns:  # else it is q itself, a column for each client
-                object.__setattr__(self, "weights", frame)
+            object.__setattr__(self, "weights", to_polars("weights", self.weights))
         if not _has_rows(self.weights):
             _require_array(self.weights)
 
@@ -84,7 +82,10 @@ class Table(Availability):
 
 
 def _has_rows(weights: object) -> TypeGuard[str | Path | pl.DataFrame]:
-    """Return whether weights are a table of one row for each round and client."""
+    """Return whether weights are a table of one row for each round and client.
+
+    Without a column `client`, a table is q itself, with a column for each client.
+    """
     if isinstance(weights, pl.DataFrame):
         return "client" in weights.columns
     return isinstance(weights, str | Path)

@@ -61,10 +61,10 @@ class Trace(Availability):
 
     Raises:
         InvalidInputError: seconds that are not above 0, an object that is no table; in `begin`, a
-            file that cannot be read,
-            lacks a column or has no intervals, times that are missing, no numbers, negative or not
-            finite, or dates, an end before its start, intervals of one client that overlap
-            (touching is fine), an end beyond `repeat`, clients that do not fit the population.
+            file that cannot be read, lacks a column or has no intervals, times that are missing, no
+            numbers, negative or not finite, or dates, an end before its start, intervals of one
+            client that overlap (touching is fine), an end beyond `repeat`, clients that do not fit
+            the population.
     """
 
     file: str | Path | MemoryTable

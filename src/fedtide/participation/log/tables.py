@@ -67,14 +67,12 @@ def to_polars(field: str, table: str | Path | MemoryTable, client: str = "client
     if not is_table(table):
         raise InvalidInputError(
             f"{field}: {what} is no table; give the path of a file, a Polars DataFrame "
-            "(of pandas: pl.from_pandas(frame)) or a list of rows, each a mapping"
+            "(of pandas before 2.2: pl.from_pandas(frame)) or a list of rows, each a mapping"
         )
     try:
         if isinstance(table, pl.LazyFrame):
             return table.collect()
-        if isinstance(table, Sequence):
-            return pl.DataFrame(table, infer_schema_length=None)
-        return pl.DataFrame(table).fill_nan(None)
+        return pl.DataFrame(table, infer_schema_length=None).fill_nan(None)
     except (
         pa.ArrowException,
         pl.exceptions.PolarsError,
@@ -82,6 +80,7 @@ def to_polars(field: str, table: str | Path | MemoryTable, client: str = "client
         TypeError,
         ValueError,
         OverflowError,
+        OSError,  # a file of a lazy frame
     ) as error:
         raise InvalidInputError(
             f"{field}: Polars cannot read this {what} ({first_line(error, 120).rstrip('.')}); "

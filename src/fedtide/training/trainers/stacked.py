@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ _CHUNK_BYTES = 8 * 2**20  # models that are absorbed together at most, if that i
 _CORE_BYTES = 2**19  # models of a chunk that one core has in its cache with all they need
 _FEWEST = 5  # clients of a core's chunk even if they take more, because each operation takes time
 _CACHE_BYTES = 2**20  # models that a core can have in its cache
+_SPLIT = 2**22  # what the steps of one more chunk cost each, in parameters times samples
 _CALL = 2  # what starting a chunk costs, in clients
 _WAKE = 5 * 2**19  # what waking a thread costs, in parameters times samples that a client trains on
 _MOST_WAKE = 5  # the same in clients, at most: the smallest ones, too, take some time
@@ -87,22 +89,36 @@ def _longest(sizes: list[int], threads: int, wake: int) -> int:
     return ends
 
 
-def _group(plan: BatchPlan, by_steps: bool) -> list[NDArray[np.int64]]:
+def _group(plan: BatchPlan, model_size: int) -> list[NDArray[np.int64]]:
     """Return which clients train together, and in which order; empty: all as they are.
 
-    Args:
-        plan: of the clients. Those with equally wide minibatches make up a group.
-        by_steps: whether those with the most steps come first, so that the others of a chunk end
-            before them.
+    If they take equally many steps, those with minibatches of about the same width make up a
+    group; else all do, and those with the most steps come first, so that the others of a chunk end
+    before them.
     """
-    size = len(plan.clients)
-    widths = np.zeros(size, dtype=np.int64) if plan.widths is None else plan.widths
-    steps = plan.steps if by_steps else np.zeros_like(widths)
+    widths, steps = plan.widths, plan.steps
+    if (np.diff(steps) != 0).any():  # in epochs, who has narrow minibatches takes a single step
+        widths = None
+    widths = np.zeros_like(steps) if widths is None else _merge(widths, model_size)
     is_in_order = not (np.diff(widths).any() or (np.diff(steps) > 0).any())
     if is_in_order:
         return []
     order = np.lexsort((-steps, widths))
     return np.split(order, np.flatnonzero(np.diff(widths[order])) + 1)
+
+
+def _merge(widths: NDArray[np.int64], model_size: int) -> NDArray[np.int64]:
+    """Return the widths, shape (S,), of few clients the next larger ones if padding costs less.
+
+    >>> _merge(np.array([32, 64, 64, 512]), model_size=10_000)
+    array([ 64,  64,  64, 512])
+    """
+    merged = widths.copy()
+    for own, wider in pairwise(np.unique(widths)):
+        clients = merged == own
+        if clients.sum() * (wider - own) * model_size < _SPLIT:
+            merged[clients] = wider
+    return merged
 
 
 def _wake(plan: BatchPlan, model_size: int) -> int:
@@ -164,7 +180,8 @@ class StackedTrainer(Trainer):
         buffers: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Trained:
-        groups = _group(plan, by_steps=devices.is_cpu(instructions.model))
+        is_cpu = devices.is_cpu(instructions.model)
+        groups = _group(plan, len(instructions.model)) if is_cpu else []
         if not groups:
             return self._train(instructions, plan, lr, buffers, weights)
         parts = [
