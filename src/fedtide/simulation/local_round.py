@@ -167,10 +167,12 @@ class LocalRound:
             weigh: says whether updates may be sums; None: they may not.
             size: how many train together if all updates are kept.
         """
-        alike = self.planner.has_equal_plans and self._task.buffer_layout is None
-        if weigh is None or len(cohort) <= size or self.trainer.chunk != size or not alike:
+        if weigh is None or len(cohort) <= size or self.trainer.chunk != size:
             return size
-        steps = self.planner.steps_of(cohort.clients.numpy())
+        clients = cohort.clients.numpy()
+        if self._task.buffer_layout is not None or not self.planner.are_alike(clients):
+            return size
+        steps = self.planner.steps_of(clients)
         adds_up = weigh(self.without_deltas(cohort, lr, steps)) is not None
         return -(-len(cohort) // size) * size if adds_up else size
 

@@ -89,17 +89,21 @@ class MinibatchPlanner:
             return np.empty(0, dtype=np.int64)
         return np.unique(batch_widths(np.minimum(self._sizes, self._batch), self._batch))
 
-    @property
-    def has_equal_plans(self) -> bool:
-        """Whether all clients take as many steps in a round, with minibatches as wide."""
-        return self._epochs is None and len(self.widths) <= 1
+    def are_alike(self, clients: Ints) -> bool:
+        """Return whether these clients take as many steps in a round, with minibatches as wide."""
+        if self._epochs is not None:
+            return False
+        if self._sizes is None or len(self.widths) == 1:
+            return True
+        used = np.minimum(self._sizes[clients], self._batch)
+        return len(np.unique(batch_widths(used, self._batch))) <= 1
 
     def padded_bytes(self, clients: Ints) -> int:
         """Return what each of these clients takes in a plan, padded to the largest of them.
 
         0 if all clients take the same.
         """
-        if self._sizes is None or self.has_equal_plans or len(clients) == 0:
+        if self._sizes is None or self.are_alike(clients) or len(clients) == 0:
             return 0
         steps = 1 if self._full else int(self.steps_of(clients).max())
         widest = np.minimum(self._sizes[clients], self._batch).max()

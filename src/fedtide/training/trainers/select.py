@@ -170,7 +170,7 @@ def _typical_clients(task: Task, planner: MinibatchPlanner) -> NDArray[np.int64]
     """Return the few clients to measure with: some of every size where plans depend on it."""
     clients, samples = task.population.clients, task.population.samples
     count = min(_PROBE, clients)
-    if planner.has_equal_plans or samples is None:
+    if samples is None or planner.are_alike(np.arange(clients)):
         return np.arange(count)
     middles = (2 * np.arange(count) + 1) * clients // (2 * count)
     return np.sort(np.argsort(samples, kind="stable")[middles])
