@@ -152,7 +152,7 @@ class Checkpoints:
 
     Args:
         seconds: between two checkpoints, or more: twenty times as long as the last one took to
-            write, so that large states take at most a twentieth of the run's time.
+            write, up to ten minutes, so that large states take about a twentieth of the run's time.
         every: in rounds, in addition; None: by the clock alone.
 
     Raises:

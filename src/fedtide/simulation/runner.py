@@ -35,6 +35,8 @@ _logger = logging.getLogger(__name__)
 
 _WRITING_SHARE = 0.05
 """The share of a run's time that checkpoints by the clock may take."""
+_LONGEST_PAUSE = 600.0
+"""Seconds to which a checkpoint that was slow to write puts off the next one, at most."""
 
 
 def execute(
@@ -249,7 +251,7 @@ def _loop_in_folder(watched: WatchedRun, folder: RunFolder) -> None:
                     f"{error}; the checkpoint of round {kept.round} is kept"
                 ) from None
             due = settings.every is not None and run.ended % settings.every == 0
-            pause = max(settings.seconds, took / _WRITING_SHARE)
+            pause = max(settings.seconds, min(took / _WRITING_SHARE, _LONGEST_PAUSE))
             if due or interruption.requested or time.monotonic() - saved > pause:
                 took, saved = _save(watched, folder), time.monotonic()
             if interruption.requested:
