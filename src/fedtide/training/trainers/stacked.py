@@ -96,12 +96,13 @@ def _group(plan: BatchPlan, model_size: int) -> list[NDArray[np.int64]]:
     group; else all do, and those with the most steps come first, so that the others of a chunk end
     before them.
     """
+    if plan.mask is None and plan.active is None:
+        return []
     widths, steps = plan.widths, plan.steps
     if (np.diff(steps) != 0).any():  # in epochs, who has narrow minibatches takes a single step
         widths = None
     widths = np.zeros_like(steps) if widths is None else _merge(widths, model_size)
-    is_in_order = not (np.diff(widths).any() or (np.diff(steps) > 0).any())
-    if is_in_order:
+    if not np.diff(widths).any() and (np.diff(steps) <= 0).all():
         return []
     order = np.lexsort((-steps, widths))
     return np.split(order, np.flatnonzero(np.diff(widths[order])) + 1)
