@@ -268,6 +268,22 @@ def test_claim_that_an_advantage_grows():
     assert judge_table(alone, table, cases=cases, higher=False).outcome == "not reproduced"
 
 
+def test_a_target_that_is_never_reached_counts_as_worse_in_a_slope():
+    """Rounds to a target fall over the cases; without a number, a slope has no size, but a sign."""
+    falls = claim(kind="grows", than=[])
+    cases = ["low", "middle", "high"]
+
+    def judged(*rounds):
+        table = {(case, "a"): [r] * 3 for case, r in zip(cases, rounds, strict=True)}
+        return judge_table(falls, table, cases=cases, higher=False)
+
+    assert judged(None, 20, 10).outcome == "reproduced"
+    assert "no number from a in 3" in judged(None, 20, 10).summary
+    assert judged(10, 20, None).outcome == "not reproduced"
+    for undecided in [(10, None, 20), (None, None, 10), (None, 20, None), (None, None, None)]:
+        assert judged(*undecided).outcome == "undecided"
+
+
 @pytest.mark.parametrize("level", [0.1, 0.7, 96.3])
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
 def test_what_stays_the_same_does_not_grow(level, count):

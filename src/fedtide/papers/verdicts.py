@@ -35,7 +35,9 @@ of 0; for *value* and *printed*: within the stated margin of the printed number;
 slope from case to case that is better than 0. Margins are chosen here, as no paper gives one, and
 some of them with runs in view. Where the data of the seeds differ in scale, two methods are
 compared by the ratio of their measures (printed as *A / B*), by an interval for its logarithm; this
-was decided after their differences had left such claims open. A comparison needs three seeds, five
+was decided after their differences had left such claims open. A run that never reaches a target, or
+diverges, counts as worse than any other; also in slopes, which was decided after all runs of two
+cases had ended before the target. A comparison needs three seeds, five
 (or as many as are planned) where a run takes less than a minute, one where nothing depends on the
 seed; with fewer it is undecided. A run that diverged counts with the accuracy of guessing where the
 paper counts it so. A smaller experiment cannot test what the paper says of the size of a number or
@@ -329,19 +331,36 @@ def _slopes(
     ours = [measurements.values(case, claim.method) for case in cases]
     theirs = ours if other is None else [measurements.values(case, other) for case in cases]
     seeds = set.intersection(*(set(a) & set(b) for a, b in zip(ours, theirs, strict=True)))
+    nothing = -np.inf if measurements.higher else np.inf
     slopes = []
     for seed in sorted(seeds):
         pairs = [(a[seed], b[seed]) for a, b in zip(ours, theirs, strict=True)]
-        known = [(a, b) for a, b in pairs if a is not None and b is not None]
-        points = np.array([a if other is None else a - b for a, b in known])
-        complete = len(points) == len(cases)
-        # from the first one on: equal points must have the slope 0, not that of rounding
-        slope = np.polyfit(np.arange(len(cases)), points - points[0], 1)[0] if complete else np.nan
-        slopes.append(slope)
+        if other is None:
+            points = [nothing if a is None else a for a, _ in pairs]
+        else:
+            points = [_difference(a, b, nothing, ratio=False) for a, b in pairs]
+        slopes.append(_slope(np.array(points, dtype=float)))
     label = f"slope of {claim.method}" + ("" if other is None else f" − {other}")
     region = Region(0.0, np.inf) if measurements.higher else Region(-np.inf, 0.0)
-    methods = (claim.method,) if other is None else (claim.method, other)
-    return _Sample(label, np.array(slopes, dtype=float), region, methods)
+    methods = claim.method if other is None else f"{claim.method} or {other}"
+    return _Sample(label, np.array(slopes, dtype=float), region, (methods,))
+
+
+def _slope(points: NDArray[np.float64]) -> float:
+    """Return the least-squares slope of equally spaced points.
+
+    It is infinite if some are infinite and all of these tilt it the same way, and not a number if
+    they do not.
+
+    >>> _slope(np.array([5.0, 3.0, 1.0])), _slope(np.array([np.inf, 3.0, 1.0]))
+    (-2.0, -inf)
+    """
+    offsets = np.arange(len(points)) - (len(points) - 1) / 2
+    if not np.isfinite(points).all():
+        with np.errstate(invalid="ignore"):
+            return float((offsets * points).sum())
+    # from the first one on: equal points must have the slope 0, not that of rounding
+    return float(offsets @ (points - points[0]) / (offsets @ offsets))
 
 
 def _compare(
