@@ -239,6 +239,7 @@ class _Sample:
     region: Region
     methods: tuple[str, ...]
     ratios: bool = False  # the numbers are logarithms of ratios
+    slopes: bool = False
 
 
 def _samples(claim: Claim, cases: Sequence[str], measurements: Measurements) -> list[_Sample]:
@@ -342,8 +343,8 @@ def _slopes(
         slopes.append(_slope(np.array(points, dtype=float)))
     label = f"slope of {claim.method}" + ("" if other is None else f" − {other}")
     region = Region(0.0, np.inf) if measurements.higher else Region(-np.inf, 0.0)
-    methods = claim.method if other is None else f"{claim.method} or {other}"
-    return _Sample(label, np.array(slopes, dtype=float), region, (methods,))
+    methods = (claim.method,) if other is None else (claim.method, other)
+    return _Sample(label, np.array(slopes, dtype=float), region, methods, slopes=True)
 
 
 def _slope(points: NDArray[np.float64]) -> float:
@@ -415,7 +416,8 @@ def _describe(
     if count < measurements.seeds:
         seeds += f" of the {measurements.seeds} needed"
     if not np.isfinite(sample.numbers).all():
-        return f"{sample.label}: {_missing(sample, measurements.higher)}, {seeds}"
+        missing = _missing_slopes if sample.slopes else _missing
+        return f"{sample.label}: {missing(sample, measurements.higher)}, {seeds}"
     mean = float(np.mean(sample.numbers))
     low, high = interval or (math.nan, math.nan)
     if sample.ratios:
@@ -428,6 +430,18 @@ def _describe(
             text += f" [{low:.{digits}f}, {high:.{digits}f}]"
     text += sample.region.describe(digits)
     return f"{text}, " + ("independent of the seed" if measurements.seeds == 1 else seeds)
+
+
+def _missing_slopes(sample: _Sample, higher: bool) -> str:
+    """Return the signs of slopes over cases of which some have no number."""
+    worse = -np.inf if higher else np.inf
+    counts = [
+        ("better", (sample.numbers == -worse).sum()),
+        ("worse", (sample.numbers == worse).sum()),
+        ("neither better nor worse", np.isnan(sample.numbers).sum()),
+    ]
+    found = ", ".join(f"{sign} in {count}" for sign, count in counts if count)
+    return f"{found}, without a size as some cases give no number"
 
 
 def _missing(sample: _Sample, higher: bool) -> str:
