@@ -71,7 +71,7 @@ class Audit:
         cutoffs: the error of FedAU's weights for each cutoff.
         learning_rates: by method, if `training` was given.
         advice: the methods, best first; with `privacy`, those that it accepts.
-        limits: what no weights can correct, in sentences.
+        limits: what no weights can correct, and what the intervals leave out, in sentences.
         simulated: whether the methods were replayed at length.
         wanted_source: where the wanted weights come from: "equal", the "roster" or "samples".
         left_out: the methods that `privacy` refuses.

@@ -103,7 +103,8 @@ class BatchPlan:
 
     def single_client(self, position: int) -> BatchPlan:
         """Return the plan of the client at this position of the cohort, with its own steps."""
-        own, steps = self.select(np.array([position])), self.steps[position]
+        own = self.select(np.array([position]))
+        steps = own.steps[0]
         return replace(own, **own._map(lambda part: part[:steps]) | {"active": None})
 
     def _map(self, function: Callable[[NDArray[Any]], NDArray[Any]]) -> dict[str, Any]:

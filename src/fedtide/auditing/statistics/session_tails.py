@@ -15,8 +15,7 @@ _SHARES: dict[Stays, tuple[float, ...]] = {"sessions": (0.05,), "absences": (0.0
 """The shares of the longest ones that show the tail.
 
 Rounds that a client misses within a session are absences, too. Where most are of this kind, the
-longest ones of any law lie far from the mean of all, but not those of a smaller share from the
-others.
+longest ones of any law lie far from the mean of all, but in long logs less far from one another.
 """
 _MIN_LONGEST = 10
 """Fewer of them show nothing."""
