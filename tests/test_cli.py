@@ -664,13 +664,20 @@ def test_resuming_another_experiment_names_the_differences(fedtide):
     file = write(EXPERIMENT)
     fedtide("run", file, "--out", "here")
     before = {path: Path(path).read_bytes() for path in everything("here") if Path(path).is_file()}
-    message = refused(fedtide("run", file, "rounds=9", "local.lr=0.5", "--out", "here", "--resume"))
+    message = refused(fedtide("run", file, "rounds=5", "local.lr=0.5", "--out", "here", "--resume"))
     assert message.startswith("resume: here ")
     assert "local.lr (was 0.05, is 0.5)" in message
-    assert "rounds (was 6, is 9)" in message
+    assert "rounds (was 6, is 5)" in message
     assert before == {
         path: Path(path).read_bytes() for path in everything("here") if Path(path).is_file()
     }
+
+
+def test_a_finished_run_continues_for_more_rounds(fedtide):
+    file = write(EXPERIMENT)
+    fedtide("run", file, "--out", "here")
+    fedtide("run", file, "rounds=9", "--out", "here", "--resume")
+    assert json.loads(Path("here", "summary.json").read_text())["rounds"] == 9
 
 
 def test_a_run_that_diverges_is_refused_with_its_checkpoint(fedtide):

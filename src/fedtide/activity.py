@@ -21,8 +21,8 @@ _under_way: list[str] = []
 def activity(what: str) -> Iterator[None]:
     """Tell the listeners what is done in this context, and what was under way before at its end."""
     _under_way.append(what)
-    _tell(what)
     try:
+        _tell(what)
         yield
     finally:
         _under_way.remove(what)

@@ -76,6 +76,18 @@ def test_callbacks_are_told_that_trainers_are_measured(regression):
     assert activities[-1] == ""
 
 
+def test_an_error_of_a_callback_in_an_activity_does_not_outlive_its_run(regression):
+    class Fails(Callback):
+        def on_activity(self, activity):
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        ft.simulate(**regression, callbacks=[Fails()])
+    recorder = Recorder()
+    ft.simulate(**regression, callbacks=[recorder])
+    assert [what for kind, what in recorder.calls if kind == "activity"][-1] == ""
+
+
 def test_a_view_shows_the_model_the_clients_and_the_experiment(regression):
     seen = []
 

@@ -148,7 +148,7 @@ def test_killed_at_any_write(moment, regression, results, tmp_path, monkeypatch)
     assert number > 12
 
 
-def _killed_at_write(fields, out, left, moment, monkeypatch):
+def _killed_at_write(fields, out, left, moment, monkeypatch, **how):
     """Run until so many files were written; say whether that killed the run."""
     original = type(out).replace
 
@@ -163,7 +163,7 @@ def _killed_at_write(fields, out, left, moment, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(type(out), "replace", replace)
         try:
-            ft.simulate(**fields, out=out)
+            ft.simulate(**fields, out=out, **how)
         except Killed:
             return True
     return False
@@ -250,6 +250,73 @@ def test_a_finished_run_is_left_alone(regression, tmp_path):
     assert again.metrics.equals(whole.metrics)
     assert again.participation.equals(whole.participation)
     assert again.clients.equals(whole.clients)
+
+
+@pytest.mark.parametrize("algorithm", ["fedau", "scaffold", {"type": "averaged", "inner": "mifa"}])
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_goes_on_for_more_rounds(
+    algorithm, finished, regression, results, killed_at, tmp_path
+):
+    """Its results are those of a run that had all rounds from the beginning."""
+    fields = regression | {"algorithm": algorithm, "evaluation": {"every": 4}}
+    ft.simulate(**fields, out=tmp_path / "whole")
+    shorter = fields | {"rounds": 8}
+    if finished:
+        ft.simulate(**shorter, out=tmp_path / "run")
+    else:
+        killed_at(5, shorter, tmp_path / "run")
+    longer = ft.simulate(**fields, out=tmp_path / "run", resume=True)
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+    in_memory = ft.simulate(**fields)
+    assert longer.metrics.equals(in_memory.metrics)
+    assert longer.participation.equals(in_memory.participation)
+    assert longer.clients.equals(in_memory.clients)
+    assert ft.Experiment.load(tmp_path / "run" / "experiment.yaml").rounds == 12
+
+
+@pytest.mark.parametrize("moment", ["before a file is in place", "after it is in place"])
+def test_killed_at_any_write_of_more_rounds(moment, regression, results, tmp_path, monkeypatch):
+    """The folder of a finished run always holds either that run or one under way."""
+    fields = regression | {"evaluation": {"every": 3}, "rounds": 6}
+    shorter = fields | {"rounds": 3}
+    ft.simulate(**fields, out=tmp_path / "whole")
+    for number in itertools.count():
+        ft.simulate(**shorter, out=(out := tmp_path / f"killed-{number}"))
+        again = {"resume": True}
+        if not _killed_at_write(fields, out, [number], moment, monkeypatch, **again):
+            break
+        ft.simulate(**fields, out=out, **again)
+        assert results(out) == results(tmp_path / "whole")
+        assert not (out / "log").exists()
+    assert number > 8
+
+
+def test_fewer_rounds_than_the_folder_has(regression, tmp_path):
+    ft.simulate(**regression, out=tmp_path / "run")
+    before = contents(tmp_path)
+    with pytest.raises(ft.InvalidInputError, match=r"rounds \(was 12, is 11\)"):
+        ft.simulate(**(regression | {"rounds": 11}), out=tmp_path / "run", resume=True)
+    assert contents(tmp_path) == before
+
+
+def test_more_rounds_need_a_checkpoint(regression, tmp_path):
+    whole = ft.simulate(**regression, out=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(ft.InvalidInputError, match="no intact checkpoint"):
+        ft.simulate(**(regression | {"rounds": 20}), out=tmp_path / "run", resume=True)
+    again = ft.simulate(**regression, out=tmp_path / "run", resume=True)
+    assert again.metrics.equals(whole.metrics)
+
+
+def test_a_run_that_a_callback_has_stopped_gets_no_more_rounds(regression, tmp_path):
+    class Stop(ft.callbacks.Callback):
+        def on_round_end(self, run):
+            if run.round == 4:
+                run.stop("enough")
+
+    ft.simulate(**regression, out=tmp_path / "run", callbacks=[Stop()])
+    with pytest.raises(ft.InvalidInputError, match=r"rounds \(was 12, is 20\)"):
+        ft.simulate(**(regression | {"rounds": 20}), out=tmp_path / "run", resume=True)
 
 
 def test_a_run_is_killed_again_and_again(regression, results, killed_at, tmp_path):
@@ -341,7 +408,7 @@ def test_a_folder_of_an_earlier_version_has_the_defaults_of_later_fields(
     del plain["evaluation"]["last"], plain["dropout"]
     file.write_text(yaml.safe_dump(plain))
     with pytest.raises(ft.InvalidInputError, match=r"rounds \(was"):
-        ft.simulate(**(regression | {"rounds": 99}), out=out, resume=True)
+        ft.simulate(**(regression | {"rounds": 9}), out=out, resume=True)
     resumed = ft.simulate(**regression, out=out, resume=True)
     np.testing.assert_array_equal(resumed.model, ft.simulate(**regression).model)
 

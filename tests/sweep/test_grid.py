@@ -315,9 +315,24 @@ def test_a_folder_with_other_contents_is_refused(sweep, tmp_path):
     with pytest.raises(ft.InvalidInputError, match=r"^out: .*full .*; choose another$"):
         run_sweep(found, full)
     run_sweep(found, tmp_path / "out", workers=1)
-    changed = sweep(["rounds=4"], seeds=[1, 2])
-    with pytest.raises(ft.InvalidInputError, match=r"^resume: .*rounds \(was 3, is 4\)"):
+    changed = sweep(["rounds=2"], seeds=[1, 2])
+    with pytest.raises(ft.InvalidInputError, match=r"^resume: .*rounds \(was 3, is 2\)"):
         run_sweep(changed, tmp_path / "out")
+
+
+def test_a_sweep_goes_on_for_more_rounds(sweep, results, tmp_path):
+    shorter, longer = (
+        sweep([f"rounds={rounds}", "evaluation.every=3"], seeds=[1, 2]) for rounds in (3, 6)
+    )
+    whole = run_sweep(longer, tmp_path / "whole", workers=1)
+    run_sweep(shorter, tmp_path / "out", workers=1)
+    before = read_results(longer.runs, tmp_path / "out")
+    assert before["status"].to_list() == ["unfinished"] * 2
+    grown = run_sweep(longer, tmp_path / "out", workers=1)
+    timed = ("folder", "rounds_per_second")
+    assert grown.drop(timed).equals(whole.drop(timed))
+    for run in longer.runs:
+        assert results(tmp_path / "out" / run.path) == results(tmp_path / "whole" / run.path)
 
 
 def test_a_folder_has_one_sweep_at_a_time(sweep, tmp_path):

@@ -34,7 +34,12 @@ def run_command(
         typer.Option(help="Output folder.", show_default="runs/NAME, or the next free one"),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted run in the folder.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the run in the folder: an interrupted one, or with a larger number of "
+            "rounds a finished one.",
+        ),
     ] = False,
     force_resume: ForceResume = False,
     workers: Workers = None,

@@ -116,8 +116,9 @@ def simulate(
         seeds: several seeds instead of `seed`, run one after another; the results come as `Results`
             and the folder `out` has one run folder `seed-SEED` for each.
         out: the run folder to write; None: run in memory.
-        resume: whether to continue the run in the folder; "force": also if its data, files or
-            imported code have changed since it began.
+        resume: whether to continue the run in the folder: an interrupted one, or a finished one
+            that had fewer `rounds`; "force": also if its data, files or imported code have changed
+            since it began.
         progress: whether to show rounds, speed and the remaining time on standard error; None: in a
             terminal and in a notebook.
         callbacks: objects that watch the run and may end it early, such as

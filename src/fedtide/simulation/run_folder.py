@@ -115,6 +115,17 @@ class RunFolder:
         """Whether the run is complete; its summary is the last file to be written."""
         return self.summary.exists()
 
+    def has_ended(self, rounds: int) -> bool:
+        """Return whether the run is finished and has so many rounds, or a callback stopped it.
+
+        Raises:
+            UnreadableFileError: the summary of a finished run is damaged.
+        """
+        if not self.finished:
+            return False
+        summary = self.read_json(self.summary, ["rounds"])
+        return "stopped" in summary or summary["rounds"] >= rounds
+
     def read_json(self, file: Path, keys: Iterable[str] = ()) -> dict[str, Any]:
         """Return the content of one of the JSON files.
 
@@ -152,8 +163,8 @@ class RunFolder:
 
         Raises:
             InvalidInputError: not a folder, not empty without `resume`, or a folder of another
-                experiment with `resume`; a path that is too long, or below a folder that cannot be
-                entered.
+                experiment with `resume`, unless that only has fewer rounds; a path that is too
+                long, or below a folder that cannot be entered.
         """
         with folder_errors(self.path):
             self._check(experiment, resume)
@@ -168,7 +179,11 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInputError(f"out: {self.path} is a file; give a folder")
         if self.experiment.exists() and resume:
-            if changed := list_differences(read_yaml(self.experiment), experiment):
+            before = read_yaml(self.experiment)
+            rounds = experiment["rounds"]
+            if self._is_longer(experiment, before) and not self.has_ended(rounds):
+                before["rounds"] = rounds
+            if changed := list_differences(before, experiment):
                 raise InvalidInputError(
                     f"resume: {self.path} holds another experiment: {'; '.join(changed)}; "
                     "give the same experiment or another folder"
@@ -178,6 +193,12 @@ class RunFolder:
             if self.experiment.exists():
                 hint = "choose another, or continue with --resume (in Python resume=True)"
             raise InvalidInputError(f"out: {self.path} is not empty; {hint}")
+
+    @staticmethod
+    def _is_longer(experiment: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+        """Return whether an experiment has more rounds than the one that the folder holds."""
+        rounds = before.get("rounds")
+        return isinstance(rounds, int) and experiment["rounds"] > rounds
 
     def check_fingerprints(self, now: Fingerprints, resume: Resume) -> None:
         """Check that data, files and code are still those with which the run in the folder began.
@@ -218,11 +239,7 @@ class RunFolder:
         ]
         for pattern in DRAFT_PATTERNS:
             later += filter(Path.is_file, self.path.rglob(pattern))
-        for file in later:
-            try:
-                file.unlink()
-            except OSError as error:
-                raise unwritable("out", file, error) from None
+        _remove(later)
 
     def add_to_log(self, ended: int, rows: pl.DataFrame) -> None:
         """Write the rows since the last call as the part of the log up to round `ended`."""
@@ -282,6 +299,14 @@ class RunFolder:
         with suppress(OSError):  # it does not exist, or holds other files
             self.log_parts.rmdir()
 
+    def drop_results(self) -> None:
+        """Remove the results of a finished run that goes on, the summary first.
+
+        Raises:
+            InvalidInputError: a file cannot be removed.
+        """
+        _remove([self.summary, self.metrics, self.participation])
+
     @contextmanager
     def lock(
         self, experiment: dict[str, Any], resume: Resume, fingerprints: Fingerprints | None = None
@@ -295,9 +320,11 @@ class RunFolder:
         """
         with lock_folder(self.path, "out", "wait for it or choose another"):
             self.check(experiment, resume)
-            if fingerprints is not None:
+            if fingerprints is not None and not self.has_ended(experiment["rounds"]):
                 self._write_fingerprints(fingerprints)
-            if not self.experiment.exists():
+            if not self.experiment.exists() or self._is_longer(
+                experiment, read_yaml(self.experiment)
+            ):
                 write_yaml(self.experiment, experiment)
             yield
 
@@ -305,7 +332,7 @@ class RunFolder:
         """Write the fingerprints of a run that begins, or that continues with others."""
         if not self.experiment.exists():
             write_json(self.fingerprints, dict(now))
-        elif self.fingerprints.exists() and not self.finished:
+        elif self.fingerprints.exists():
             before = self.read_json(self.fingerprints)
             if list_changes(before, now):
                 earlier = [*before.pop("earlier", []), before]
@@ -328,6 +355,19 @@ def folder_errors(path: Path) -> Iterator[None]:
 def read_frame(file: Path) -> pl.DataFrame:
     """Return a Parquet file of a run; brackets and stars in its path are no pattern."""
     return pl.read_parquet(file, glob=False)
+
+
+def _remove(files: Iterable[Path]) -> None:
+    """Remove files.
+
+    Raises:
+        InvalidInputError: one that cannot be removed.
+    """
+    for file in files:
+        try:
+            file.unlink()
+        except OSError as error:
+            raise unwritable("out", file, error) from None
 
 
 def _chain(before: str, part: Path) -> str:

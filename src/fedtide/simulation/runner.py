@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
+import polars as pl
 import torch
 
 from fedtide.activity import PREPARING, activity, listen
@@ -25,7 +26,7 @@ from fedtide.simulation.interruption import Interruption
 from fedtide.simulation.loop import Run
 from fedtide.simulation.result import Result
 from fedtide.simulation.result_files import collect_result, read_result, write_results
-from fedtide.simulation.run_folder import Failure, Resume, RunFolder
+from fedtide.simulation.run_folder import Failure, Resume, RunFolder, read_frame
 from fedtide.simulation.watched_run import WatchedRun
 from fedtide.training.devices import lacks_bfloat16, lacks_memory
 from fedtide.training.threads import restored_threads
@@ -120,19 +121,26 @@ def _in_folder(
     folder.check(plain, resume)
     fingerprints = fingerprint_experiment(experiment)
     folder.check_fingerprints(fingerprints, resume)
+    has_ended = folder.has_ended(experiment.rounds)  # then it is only read
     checkpoint = _load_checkpoint(folder) if resume else None
-    # a finished run is only read
-    run = _prepare(experiment, checkpoint, folder, None if folder.finished else cluster, alike)
+    if folder.finished and not has_ended and checkpoint is None:
+        raise InvalidInputError(
+            f"resume: {folder.path} has no intact checkpoint from which its finished run could "
+            "continue; start again in another folder"
+        )
+    run = _prepare(experiment, checkpoint, folder, None if has_ended else cluster, alike)
     stopped = checkpoint.facts.get("stopped", "") if checkpoint else ""
     del checkpoint  # which may be larger than all else
     with folder.lock(plain, resume, fingerprints):
-        if folder.finished:
+        if folder.has_ended(experiment.rounds):
             folder.drop_partial_results()
             return read_result(run, folder)
         watchers = [_FolderCallback(folder), *callbacks]
         watched = WatchedRun(run, watchers, folder.path)
         watched.view.stopped = stopped
         with watched:
+            if folder.finished:
+                _reopen(watched, folder)
             _loop_in_folder(watched, folder)
             log, clients = write_results(run, folder, watched.view.stopped, _log_warnings(run))
     result = collect_result(run, log, clients, folder.path, watched.view.stopped)
@@ -231,6 +239,20 @@ def _version_errors(checkpoint: Checkpoint, folder: RunFolder) -> Iterator[None]
             f"resume: the checkpoint of round {checkpoint.round} in {folder.path} is of another "
             f"version ({error!r:.80}); start again in another folder"
         ) from None
+
+
+def _reopen(watched: WatchedRun, folder: RunFolder) -> None:
+    """Turn a finished run into one that is under way after as many rounds.
+
+    A process that is killed meanwhile leaves one or the other behind.
+    """
+    ended = watched.run.ended
+    folder.drop_partial_results()
+    folder.log_chain = ""
+    log = read_frame(folder.participation)
+    folder.add_to_log(ended, log.filter(pl.col("round") < ended))
+    _save(watched, folder)
+    folder.drop_results()
 
 
 def _loop_in_folder(watched: WatchedRun, folder: RunFolder) -> None:

@@ -38,7 +38,7 @@ def check_runs(runs: Sequence[SweepRun], out: Path, strict: bool, resume: Resume
             folder.check_fingerprints(fingerprint_experiment(run.experiment), resume)
     if single:
         return  # it is checked when it starts
-    left = [run for run in runs if not RunFolder(out / run.path).finished]
+    left = [run for run in runs if not RunFolder(out / run.path).has_ended(run.experiment.rounds)]
     untried = [run for run in left if RunFolder(out / run.path).read_failure() is None]
     for run in left if strict else untried[:1]:  # a failure is on record, and others are not run
         with error_prefix(run.path):

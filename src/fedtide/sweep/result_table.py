@@ -44,7 +44,7 @@ def _read_row(run: SweepRun, fields: Sequence[str], out: Path) -> dict[str, Any]
     failure = folder.read_failure()
     if failure is not None:
         row |= {"status": "failed", "error": failure.sentence}
-    elif not folder.finished:
+    elif not folder.has_ended(run.experiment.rounds):
         row |= {"status": "unfinished", "error": None}
     else:
         row |= {"status": "done", "error": None, **_read_metrics(folder)}

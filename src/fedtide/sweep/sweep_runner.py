@@ -233,7 +233,7 @@ class _Execution:
         """Return whether a run has finished or diverged, and if so show it as ended."""
         folder = RunFolder(self.out / run.path)
         failure = None if self.strict else folder.read_failure()
-        if folder.finished:
+        if folder.has_ended(run.experiment.rounds):
             self.progress.finish(run.path, "done")
         elif failure is not None and failure.permanent:
             self.progress.finish(run.path, "failed")
