@@ -8,7 +8,6 @@ from fedtide.auditing.log.participation_log import Ints, ParticipationLog
 from fedtide.auditing.log.refusals import format_reasons
 from fedtide.auditing.recommend.findings import Findings
 from fedtide.auditing.statistics.churn import Churn
-from fedtide.auditing.statistics.session_tails import measure_tail
 from fedtide.auditing.statistics.stages import AvailabilityBias, SelectionBias
 from fedtide.auditing.statistics.unseen import UnseenClients
 
@@ -40,26 +39,16 @@ def list_limits(
         )
     if once := int((log.counts == 1).sum()):
         limits.append(f"{_count(once, log.size)} took part only once, with a single update")
-    if findings.pattern.family == "drifting":
+    is_drifting = findings.pattern.family == "drifting"
+    if is_drifting:
         limits.append("the rates drift: results for this log may not hold for the next one")
-    if findings.rates.intervals:
-        limits += _describe_intervals(findings)
-    return limits
-
-
-def _describe_intervals(findings: Findings) -> list[str]:
-    """Return why the intervals of the rates may be too narrow."""
-    found, pattern = [], findings.pattern
     memory = findings.rates.dispersion.long_memory
-    if memory > _LONG_MEMORY and pattern.family != "drifting":
-        found.append(
+    if findings.rates.intervals and memory > _LONG_MEMORY and not is_drifting:
+        limits.append(
             f"participation may depend on times before the log (probability {memory:.0%}); if it "
             "does, the intervals are too narrow"
         )
-    absences = measure_tail(pattern.leave_out_pauses(findings.log), "absences")
-    if absences.may_lack_variance:
-        found.append(f"absences are {absences.describe()}; if it is, the intervals are too narrow")
-    return found
+    return limits
 
 
 def _describe_unused(

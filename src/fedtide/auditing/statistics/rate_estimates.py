@@ -11,7 +11,7 @@ from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
 from fedtide.auditing.statistics.distributions import student_t_isf
 from fedtide.auditing.statistics.pattern import MIN_ROUNDS, Pattern
-from fedtide.auditing.statistics.session_tails import measure_tail
+from fedtide.auditing.statistics.session_tails import measure_session_tail
 
 _LONG_MEMORY = 0.5
 """The probability of long memory above which there are no intervals."""
@@ -144,9 +144,13 @@ def _find_obstacle(log: ParticipationLog, pattern: Pattern, dispersion: Dispersi
             "most of the chance in the rates is due to clients that stay or are away for long, and "
             f"is known no better than from {rounds:.0f} independent rounds of one client"
         )
-    tail = measure_tail(log, "sessions")
+    tail = measure_session_tail(log)
     if tail.may_lack_variance:
-        return f"sessions are {tail.describe()}: one to come may outweigh the log"
+        low, high = tail.interval
+        return (
+            f"sessions are so uneven in length (tail index {tail.index:.2g}, 95%: {low:.2g} to "
+            f"{high:.2g}) that their variance may be infinite: one to come may outweigh the log"
+        )
     return None
 
 
