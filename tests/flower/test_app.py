@@ -255,6 +255,38 @@ def test_the_server_evaluates_the_initial_model_and_every_new_one():
     assert seen == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("algorithm", [A.FedProx(mu=0.5), A.Scaffold(option=1)])
+def test_a_client_trains_and_evaluates_on_its_device(algorithm, monkeypatch):
+    """The device "meta" refuses to mix its tensors with others; what is read from it is 1 here."""
+    read = []
+
+    def read_ones(values):
+        if values.device.type == "meta":
+            read.append(values.shape)
+            return torch.ones(values.shape, dtype=values.dtype)
+        return values
+
+    for name in ("__bool__", "__float__"):
+        original = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda values, original=original: original(read_ones(values))
+        )
+    monkeypatch.setattr(torch.Tensor, "cpu", read_ones)
+    federation = grid(ft.LocalTraining(steps=2, batch_size=8, lr=0.1), device="meta")
+    strategy = FedTide(algorithm, clients=4, fraction_evaluate=1.0, clock=federation.clock)
+    result = strategy.start(federation, initial_arrays(network()), num_rounds=2, timeout=60)
+    assert result.train_metrics_clientapp[2]["clients"] == 4
+    assert result.evaluate_metrics_clientapp[2]["clients"] == 4
+    assert read.count((15,)) >= 8  # an update of each client and round
+
+
+def test_a_device_that_is_not_there(caplog):
+    federation = grid(ft.LocalTraining(steps=1, lr=0.1), device="cuda:99")
+    strategy = FedTide(A.FedAvg(), clients=4, clock=federation.clock)
+    strategy.start(federation, initial_arrays(network()), num_rounds=1, timeout=60)
+    assert "device: 'cuda:99' is not available; use 'cpu'" in caplog.text
+
+
 def test_momentum_is_refused_if_gradients_are_derived_from_updates():
     strategy, _ = trained(A.Scaffold(), ft.LocalTraining(steps=2, lr=0.1, momentum=0.9))
     start = torch.cat([p.detach().flatten() for p in network().parameters()])

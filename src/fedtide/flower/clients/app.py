@@ -32,6 +32,7 @@ from fedtide.flower.protocol import (
 )
 from fedtide.problems.layout import Params
 from fedtide.training import LocalTraining
+from fedtide.training.devices import require_device
 from fedtide.training.minibatches import MinibatchPlanner, check_minibatches
 from fedtide.training.trainers.reference import ReferenceTrainer
 
@@ -55,6 +56,7 @@ def client(
     available: Available | None = None,
     memory: Callable[[Context], Path] | None = None,
     mods: Sequence[Mod] | None = None,
+    device: str = "cpu",
 ) -> ClientApp:
     """Return an app that trains a PyTorch model on this client's data, for any of the methods.
 
@@ -75,6 +77,7 @@ def client(
         memory: returns the folder in which this client remembers, for `ClientSideMemory`; a
             separate folder for each federation.
         mods: Flower's, for training (see `custom_client`).
+        device: where this client trains and evaluates, such as "cuda".
 
     A client that the operator did not register with a name calls itself by the "name" in its node
     config, else by its "partition-id".
@@ -88,7 +91,9 @@ def client(
     """
 
     def make_trainer(own: Data) -> _ClientTrainer:
-        return _ClientTrainer(ClientTask(model(), *own, loss), local)
+        require_device(device)
+        features, targets = (tensor.to(device) for tensor in own)
+        return _ClientTrainer(ClientTask(model().to(device), features, targets, loss), local)
 
     app = custom_client(
         lambda context: make_trainer(data(context)).train,
@@ -207,7 +212,7 @@ class _ClientTrainer:
         instructions = Instructions(x, correction, request.mu, request.gradients_at_start)
         delta = ReferenceTrainer(self._task, local).train(instructions, plan, lr).deltas[0]
         return Update(
-            update=self._task.layout.unflatten(delta),
+            update=self._task.layout.unflatten(delta.cpu()),
             samples=self._samples,
             lr=lr,
             steps=int(plan.steps[0]),
@@ -224,7 +229,7 @@ class _ClientTrainer:
     def _gradient(self, x: Tensor, planner: MinibatchPlanner) -> Params:
         """Return ∇F(x) over all samples."""
         plan = planner.full_batch_plan(np.zeros(1, dtype=np.int64))
-        return self._task.layout.unflatten(self._task.gradient(x, plan)[0])
+        return self._task.layout.unflatten(self._task.gradient(x, plan)[0].cpu())
 
     def _flatten(self, params: Params) -> Tensor:
         layout = self._task.layout

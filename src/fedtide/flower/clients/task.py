@@ -66,7 +66,7 @@ class ClientTask(Task):
         self.population = Population(1, samples=np.array([len(features)]))
         self.layout = Layout.from_params(self._model.params)
         self.start = self.layout.flatten(self._model.params)
-        self._seen: list[tuple[float, float]] = []
+        self._seen: list[tuple[Tensor, Tensor]] = []
         self.mixes_samples = mixes_samples(self._padded_loss, self._model.params, len(features))
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
@@ -90,8 +90,9 @@ class ClientTask(Task):
     @torch.no_grad()
     def _padded_loss(self, params: Params, samples: Tensor) -> Tensor:
         """Return the loss of samples, the last of which is padding."""
-        real = (torch.arange(len(samples)) < len(samples) - 1).to(self.start.dtype)
-        batch = (self._features[samples], self._targets[samples], real, torch.zeros(()).long())
+        real = (torch.arange(len(samples)) < len(samples) - 1).to(self.start)
+        key = torch.zeros((), dtype=torch.int64, device=real.device)
+        batch = (self._features[samples], self._targets[samples], real, key)
         return self.loss(params, *batch)
 
     def loss_and_buffers(
@@ -99,20 +100,21 @@ class ClientTask(Task):
     ) -> tuple[Tensor, Params]:
         """Return the loss of a local step, which also counts towards `mean_training_loss`."""
         loss = self.loss(params, *batch)
-        self._seen.append((float(loss.detach()), float(batch[2].sum())))
+        self._seen.append((loss.detach(), batch[2].sum()))
         return loss, buffers
 
     def mean_training_loss(self) -> float:
         """Return the mean loss of the samples in all local steps so far, each at its step."""
-        samples = sum(number for _, number in self._seen)
-        return sum(loss * number for loss, number in self._seen) / samples
+        losses, samples = (torch.stack(part).double() for part in zip(*self._seen, strict=True))
+        return float((losses * samples).sum() / samples.sum())
 
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
         """Return each step's sample positions, their weights, and the keys of its random draws."""
         assert plan.positions is not None
         mask = np.ones(plan.positions.shape) if plan.mask is None else plan.mask
-        weights = torch.from_numpy(mask.astype(np.float64)).to(self.start.dtype)
-        return torch.from_numpy(plan.positions.copy()), weights, torch.from_numpy(plan.keys)
+        weights = torch.from_numpy(mask.astype(np.float64)).to(self.start)
+        positions, keys = torch.from_numpy(plan.positions.copy()), torch.from_numpy(plan.keys)
+        return positions.to(weights.device), weights, keys.to(weights.device)
 
     def batch(self, *inputs: Tensor) -> Batch:
         """Return (features, targets, weights, key) of one step."""
