@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from tests.auditing.logs import to_frame
 
 import fedtide as ft
 from fedtide.algorithms import Algorithm, ClientUpdates, RoundDriver
@@ -62,11 +63,6 @@ def bursts(random: np.random.Generator) -> Present:
         stay = np.where(present[t - 1], rates + (1 - rates) * 0.9, rates * 0.1)
         present[t] = random.random(50) < stay
     return present
-
-
-def to_frame(present: Present) -> pl.DataFrame:
-    rounds, clients = np.nonzero(present)
-    return pl.DataFrame({"round": rounds, "client": clients})
 
 
 @cache

@@ -5,12 +5,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 import yaml
+from tests.auditing.logs import log_to_frame, simulate_log
 from typer.testing import CliRunner
 
 import fedtide as ft
@@ -19,9 +19,9 @@ from fedtide.errors import InvalidInputError
 from fedtide.participation import GroupCycle, Schedule, UniformOf
 
 
-def test_command_writes_json_and_page(tmp_path: Path, simulate_log: Any, to_frame: Any) -> None:
+def test_command_writes_json_and_page(tmp_path: Path) -> None:
     log = simulate_log(Schedule(GroupCycle(4, 10), UniformOf(3)), 20, 400, 0)
-    to_frame(log).rename({"round": "rnd"}).write_csv(tmp_path / "log.csv")
+    log_to_frame(log).rename({"round": "rnd"}).write_csv(tmp_path / "log.csv")
     arguments = ["audit", str(tmp_path / "log.csv"), "--columns", "round=rnd", "--clients", "25"]
     arguments += ["--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html")]
     done = CliRunner().invoke(app, [*arguments, "-L", "1.0"])

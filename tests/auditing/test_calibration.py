@@ -15,8 +15,9 @@ import numpy as np
 import polars as pl
 import pytest
 from numpy.typing import NDArray
+from tests.auditing.logs import Present, build_log
 
-from fedtide.auditing import ParticipationLog, audit
+from fedtide.auditing import audit
 from fedtide.auditing.statistics.churn import find_churn
 from fedtide.auditing.statistics.influence import ObjectiveComparison, compare_objectives
 from fedtide.auditing.statistics.pattern import find_pattern
@@ -25,7 +26,6 @@ from fedtide.auditing.statistics.recent_influence import measure_recent_influenc
 from fedtide.auditing.statistics.variance import VarianceModel
 
 Floats = NDArray[np.float64]
-Present = NDArray[np.bool_]
 Random = np.random.Generator
 
 CLIENTS, ROUNDS, LOGS = 40, 500, 60
@@ -209,14 +209,12 @@ FAMILIES: dict[str, Callable[[Random], Known]] = {
 
 
 def estimate(present: Present) -> tuple[RateEstimates, ObjectiveComparison]:
-    rounds, clients = np.nonzero(present)
-    length, size = present.shape
-    names = pl.Series("client", np.arange(size))
-    log = ParticipationLog.from_entries(names, rounds, clients.astype(np.int32), (0, length))
+    log = build_log(present)
     pattern = find_pattern(log)
     rates = estimate_rates(log, pattern)
     variances = VarianceModel(log, pattern, rates)
-    return rates, compare_objectives(log, variances, rates, np.full(size, 1 / size), 50)
+    wanted = np.full(log.size, 1 / log.size)
+    return rates, compare_objectives(log, variances, rates, wanted, 50)
 
 
 def share_covered(low: Floats, truth: Floats, high: Floats) -> float:
@@ -294,9 +292,7 @@ def test_outages_common_to_all_leave_the_objective_of_the_last_rounds_alone() ->
         up = np.ones(500, dtype=bool)
         for t in range(1, 500):
             up[t] = random.random() < (59 / 60 if up[t - 1] else 1 / 20)
-        rounds, clients = np.nonzero(up[:, None] & (random.random((500, 60)) < rates))
-        names = pl.Series("client", np.arange(60))
-        log = ParticipationLog.from_entries(names, rounds, clients.astype(np.int32), (0, 500))
+        log = build_log(up[:, None] & (random.random((500, 60)) < rates))
         pattern = find_pattern(log)
         recent = measure_recent_influence(
             log, pattern, estimate_rates(log, pattern), np.full(60, 1 / 60)
@@ -339,9 +335,7 @@ def test_clients_that_left_or_joined_leave_the_interval_of_the_last_rounds_narro
     for _ in range(20):
         present = random.random((500, 80)) < 0.2
         present[250:, :10] = present[:200, 50:60] = present[:, 60:] = False
-        rounds, clients = np.nonzero(present)
-        names = pl.Series("client", np.arange(80))
-        log = ParticipationLog.from_entries(names, rounds, clients.astype(np.int32), (0, 500))
+        log = build_log(present)
         pattern = find_pattern(log)
         rates = estimate_rates(log, pattern)
         churn = find_churn(log, rates, pattern.leave_out_pauses(log))
@@ -369,9 +363,7 @@ def test_times_common_to_all_count_in_the_interval_of_the_last_rounds() -> None:
         times = np.ceil(random.exponential(12, 400)).astype(int)
         good = np.repeat(np.arange(400) % 2 == random.integers(2), times)[50:450]
         present = random.random((400, CLIENTS)) < np.where(good[:, None], rates, rates * falls)
-        rounds, clients = np.nonzero(present)
-        names = pl.Series("client", np.arange(CLIENTS))
-        log = ParticipationLog.from_entries(names, rounds, clients.astype(np.int32), (0, 400))
+        log = build_log(present)
         pattern = find_pattern(log)
         recent = measure_recent_influence(
             log, pattern, estimate_rates(log, pattern), np.full(CLIENTS, 1 / CLIENTS)

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from numpy.typing import NDArray
+from tests.auditing.logs import Present, build_log, draw_cohorts
 
 import fedtide as ft
-from fedtide.auditing import ParticipationLog
 from fedtide.auditing.statistics.churn import Churn, find_churn
 
-Present = NDArray[np.bool_]
 Random = np.random.Generator
 
 
@@ -64,20 +62,12 @@ def phones(random: Random, clients: int, rounds: int) -> Present:
     return present
 
 
-def select(random: Random, available: Present, size: int = 5) -> Present:
-    """Choose up to `size` of the available clients of each round."""
-    keys = np.where(available, random.random(available.shape), 2.0)
-    chosen = np.zeros_like(available)
-    np.put_along_axis(chosen, np.argsort(keys, axis=1)[:, :size], True, axis=1)
-    return chosen & available
-
-
 def selected_markov(random: Random, clients: int, rounds: int) -> Present:
-    return select(random, markov(random, clients, rounds))
+    return draw_cohorts(random, markov(random, clients, rounds), 5)
 
 
 def selected_weibull(random: Random, clients: int, rounds: int) -> Present:
-    return select(random, weibull(random, clients, rounds))
+    return draw_cohorts(random, weibull(random, clients, rounds), 5)
 
 
 def cool_down(random: Random, clients: int, rounds: int) -> Present:
@@ -104,10 +94,7 @@ def few_in_sessions(random: Random, clients: int, rounds: int) -> Present:
 
 
 def find(present: Present) -> Churn:
-    rounds, clients = np.nonzero(present)
-    names = pl.Series(range(present.shape[1]))
-    log = ParticipationLog.from_entries(names, rounds, clients.astype(np.int32), (0, len(present)))
-    size = present.shape[1]
+    log, size = build_log(present), present.shape[1]
     independent: Any = SimpleNamespace(
         intervals=True, autocorrelation_time=np.ones(size), freedom=np.full(size, np.inf)
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.auditing.logs import build_log, from_cohorts
 
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
@@ -22,13 +21,6 @@ from fedtide.auditing.statistics.variance import VarianceModel
 Floats = NDArray[np.float64]
 
 
-def build(from_cohorts: Any, present: NDArray[np.bool_]) -> ParticipationLog:
-    log: ParticipationLog = from_cohorts(
-        [np.flatnonzero(row).tolist() for row in present], present.shape[1]
-    )
-    return log
-
-
 def disperse(log: ParticipationLog, period: int | None = None) -> Dispersion:
     rates = log.counts / log.length
     return estimate_dispersion(log, None, rates, rates * (1 - rates), count_runs(log), period)
@@ -40,13 +32,11 @@ def spectrum(series: Floats) -> Floats:
 
 
 @pytest.mark.parametrize(("length", "period"), [(100, None), (7, None), (107, 10), (60, 20)])
-def test_periodograms_match_a_fourier_transform(
-    from_cohorts: Any, length: int, period: int | None
-) -> None:
+def test_periodograms_match_a_fourier_transform(length: int, period: int | None) -> None:
     """Of each client's part of the rounds less its share of all parts, in whole cycles."""
     random = np.random.default_rng(0)
     present = random.random((length, 6)) < [0.1, 0.3, 0.5, 0.9, 0.2, 0.0]
-    log = build(from_cohorts, present)
+    log = build_log(present)
     parts = random.random(length)
     means = random.random(6)
     used = length // (period or 1) * (period or 1)
@@ -99,14 +89,14 @@ def test_variance_of_densities_with_a_cusp(bend: float, corner: float) -> None:
     assert fit_shape(powers, np.ones(400)).level == pytest.approx(exact, rel=0.1)
 
 
-def test_causes_in_common_leave_few_independent_series(from_cohorts: Any) -> None:
+def test_causes_in_common_leave_few_independent_series() -> None:
     """30 clients of rates 0.5: independent, or all present in the same rounds."""
     random = np.random.default_rng(0)
     for present, low, high in (
         (random.random((400, 30)) < 0.5, 20, 45),
         (np.repeat(random.random((400, 1)) < 0.5, 30, axis=1), 0.99, 1.01),
     ):
-        log = build(from_cohorts, present)
+        log = build_log(present)
         found = client_periodograms(log, None, log.counts / 400, None)
         assert low < found.independent < high
 
@@ -117,10 +107,10 @@ def test_long_memory_is_recognised() -> None:
     assert fit_shape(np.tile(density, (200, 1)), np.ones(200)).long_memory > 0.9
 
 
-def test_dispersion_of_independent_rounds_is_one(from_cohorts: Any) -> None:
+def test_dispersion_of_independent_rounds_is_one() -> None:
     """Within 5% for 150 clients over 600 rounds: standard error 0.011."""
     present = np.random.default_rng(1).random((600, 150)) < np.linspace(0.05, 0.9, 150)
-    found = disperse(build(from_cohorts, present))
+    found = disperse(build_log(present))
     assert found.values.mean() == pytest.approx(1, abs=0.05)
     assert found.freedom.min() > 30
     slopes: Floats = np.linspace(-75, 74, 150)  # known as well as from 64 degrees of freedom
@@ -139,18 +129,18 @@ def draw_chains(rates: Floats, correlation: Floats, length: int, seed: int) -> N
     return present
 
 
-def test_rare_clients_have_a_memory_of_their_own(from_cohorts: Any) -> None:
+def test_rare_clients_have_a_memory_of_their_own() -> None:
     """D = (1 + ρ) / (1 − ρ) = 19 for 40 rare clients, beside 40 frequent ones without memory.
 
     The mean over 40 clients has a standard error of about 0.1 of it: 0.35 is 3.5 of them.
     """
     rates, correlation = np.repeat([0.3, 0.03], 40), np.repeat([0.0, 0.9], 40)
-    found = disperse(build(from_cohorts, draw_chains(rates, correlation, 2000, 3)))
+    found = disperse(build_log(draw_chains(rates, correlation, 2000, 3)))
     assert found.values[:40].mean() == pytest.approx(1, rel=0.35)
     assert found.values[40:].mean() == pytest.approx(19, rel=0.35)
 
 
-def test_visits_of_equal_rare_clients_do_not_predict_their_memory(from_cohorts: Any) -> None:
+def test_visits_of_equal_rare_clients_do_not_predict_their_memory() -> None:
     """Of 1000 clients in sessions of 4 rounds on average, 0.5 a client, many never come.
 
     D = (1 + ρ) / (1 − ρ) with 4 = 1 / ((1 − ρ) (1 − p)).
@@ -158,14 +148,14 @@ def test_visits_of_equal_rare_clients_do_not_predict_their_memory(from_cohorts: 
     correlation = 1 - 1 / (4 * (1 - 0.004))
     rates = np.full(1000, 0.004)
     present = draw_chains(rates, np.full(1000, correlation), 500, 4)
-    found = disperse(build(from_cohorts, present))
+    found = disperse(build_log(present))
     exact = (1 + correlation) / (1 - correlation)
     never = ~present.any(axis=0)
     assert never.sum() > 400
     assert found.values[never].mean() == pytest.approx(exact, rel=0.4)
 
 
-def test_the_variance_of_a_sum_is_that_of_the_clients_in_it(from_cohorts: Any) -> None:
+def test_the_variance_of_a_sum_is_that_of_the_clients_in_it() -> None:
     """Of the rare or the frequent clients alone: Σ ψ_n² p_n (1 − p_n) D_n / T.
 
     The mean over 20 logs has a standard error of about 0.08 of it, and 1.04 of it is due to t.
@@ -180,7 +170,7 @@ def test_the_variance_of_a_sum_is_that_of_the_clients_in_it(from_cohorts: Any) -
         for seed in range(20):
             present = draw_chains(rates, correlation, 1000, seed)
             series = (present - present.mean(axis=0)) @ slopes
-            found = disperse(build(from_cohorts, present))
+            found = disperse(build_log(present))
             ratios.append(found.variance_of_mean(series, slopes) / exact)
         assert np.mean(ratios) == pytest.approx(1.04, abs=0.3)
 
@@ -214,14 +204,14 @@ def test_a_sum_may_have_a_slower_memory_than_its_clients() -> None:
     assert alike < long_run_variance(powers, without) < 6 * alike
 
 
-def test_strict_cycles_leave_nothing_to_chance(from_cohorts: Any) -> None:
+def test_strict_cycles_leave_nothing_to_chance() -> None:
     place = (np.arange(240)[:, None] + np.arange(12)) % 24
-    found = disperse(build(from_cohorts, place < np.arange(4, 16)), period=24)
+    found = disperse(build_log(place < np.arange(4, 16)), period=24)
     assert found.values.max() < 1e-6
     np.testing.assert_allclose(found.means, np.arange(4, 16) / 24)
 
 
-def test_dispersion_falls_with_a_pause_and_rises_with_sessions(from_cohorts: Any) -> None:
+def test_dispersion_falls_with_a_pause_and_rises_with_sessions() -> None:
     """Renewals: the variance of counts relative to chance is (σ / μ)² / (1 − p) of the times."""
     random = np.random.default_rng(2)
     gaps = 10 + random.geometric(0.1, (100, 80))
@@ -230,15 +220,15 @@ def test_dispersion_falls_with_a_pause_and_rises_with_sessions(from_cohorts: Any
     for client, own in enumerate(rounds):
         present[own[(own >= 0) & (own < 800)], client] = True
     expected = 90 / 20**2 / (1 - 1 / 20)
-    found = disperse(build(from_cohorts, present))
+    found = disperse(build_log(present))
     assert np.median(found.values) == pytest.approx(expected, rel=0.3)
     lasting = np.repeat(random.random((60, 100)) < 0.3, 10, axis=0)
-    found = disperse(build(from_cohorts, lasting))
+    found = disperse(build_log(lasting))
     assert np.median(found.values) == pytest.approx(10, rel=0.3)
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 11])
-def test_logs_of_a_few_rounds_have_no_intervals(from_cohorts: Any, length: int) -> None:
+def test_logs_of_a_few_rounds_have_no_intervals(length: int) -> None:
     """Chance makes strict cycles of a few rounds, whose rates seemed to be known exactly."""
     log = from_cohorts([[t % 2] for t in range(length)], 3)
     found = estimate_rates(log, find_pattern(log))
@@ -249,7 +239,7 @@ def test_logs_of_a_few_rounds_have_no_intervals(from_cohorts: Any, length: int) 
     assert "too few rounds" in found.reason
 
 
-def test_clients_present_in_every_round_have_intervals(from_cohorts: Any) -> None:
+def test_clients_present_in_every_round_have_intervals() -> None:
     log = from_cohorts([[0, 1]] * 40, 2)
     found = estimate_rates(log, find_pattern(log))
     assert (found.high == 1).all()
@@ -258,7 +248,7 @@ def test_clients_present_in_every_round_have_intervals(from_cohorts: Any) -> Non
 
 @pytest.mark.parametrize(("clients", "first"), [(5, [2, 4]), (6, [0, 3, 5])])
 def test_a_log_with_power_at_one_frequency_has_intervals_or_a_reason(
-    from_cohorts: Any, clients: int, first: list[int]
+    clients: int, first: list[int]
 ) -> None:
     """No two frequencies can be compared, and the difference of equal sums may round below 0."""
     log = from_cohorts([first] + [list(range(clients))] * 3, clients)
@@ -266,29 +256,27 @@ def test_a_log_with_power_at_one_frequency_has_intervals_or_a_reason(
     assert found.intervals or found.reason
 
 
-def test_few_clients_in_long_sessions_leave_no_intervals(from_cohorts: Any) -> None:
+def test_few_clients_in_long_sessions_leave_no_intervals() -> None:
     """5 of 50 clients stay for 100 rounds at a time, three times in 1000; the others are quick."""
     random = np.random.default_rng(0)
     for _ in range(2):
         present = random.random((1000, 50)) < 0.2
-        log = build(from_cohorts, present)
+        log = build_log(present)
         assert estimate_rates(log, find_pattern(log)).intervals
         lasting = random.permuted(np.tile(np.arange(10) < 3, (5, 1)), axis=1)
         present[:, :5] = np.repeat(lasting.T, 100, axis=0)
-        log = build(from_cohorts, present)
+        log = build_log(present)
         assert not estimate_rates(log, find_pattern(log)).intervals
 
 
 @pytest.mark.parametrize("idle", [50, 2400, 20_000])
-def test_a_pause_of_the_server_leaves_the_intervals_of_weights_alone(
-    from_cohorts: Any, idle: int
-) -> None:
+def test_a_pause_of_the_server_leaves_the_intervals_of_weights_alone(idle: int) -> None:
     """Weights are means over the other rounds: as if the pause had not been."""
     present = np.random.default_rng(1).random((200, 20)) < 0.3
     paused = np.concatenate([present[:100], np.zeros((idle, 20), dtype=bool), present[100:]])
     intervals = []
     for one in (present, paused):
-        log = build(from_cohorts, one)
+        log = build_log(one)
         pattern = find_pattern(log)
         intervals.append(compare_influence(log, pattern, estimate_rates(log, pattern)))
     without, with_pause = intervals
@@ -297,20 +285,18 @@ def test_a_pause_of_the_server_leaves_the_intervals_of_weights_alone(
     assert without[0][0] == 0  # no skew
 
 
-def test_a_pause_of_whole_days_leaves_the_intervals_of_a_daily_log_alone(
-    from_cohorts: Any,
-) -> None:
+def test_a_pause_of_whole_days_leaves_the_intervals_of_a_daily_log_alone() -> None:
     """Clients with hours of their own, 13 of 24 in all, before and after a pause of 100 days."""
     hours = (np.arange(960)[:, None] + np.arange(20) % 6) % 24
     present = (np.random.default_rng(2).random((960, 20)) < 0.5) & (hours < 8)
     pause = np.zeros((24 * 100, 20), dtype=bool)
     paused = np.concatenate([present[:470], pause, present[470:]])
-    daily = build(from_cohorts, present)
+    daily = build_log(present)
     pattern = find_pattern(daily)
     assert pattern.period == 24
     rates = estimate_rates(daily, pattern)
     without = compare_influence(daily, pattern, rates)
-    with_pause = compare_influence(build(from_cohorts, paused), pattern, rates)
+    with_pause = compare_influence(build_log(paused), pattern, rates)
     for found, expected in zip(with_pause, without, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-9)
 

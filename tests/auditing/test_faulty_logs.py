@@ -12,31 +12,16 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.auditing.logs import error_of, list_entries
 
 import fedtide as ft
-from fedtide.auditing import ClientTable, ParticipationLog
+from fedtide.auditing import ClientTable
 from fedtide.auditing.log.reader import read_participation_log as read
-from fedtide.errors import InvalidInputError
 from fedtide.participation.log.ledger import Entry, Ledger
 from fedtide.population import Population
 
 START = datetime(2026, 3, 28, 12, tzinfo=UTC)
 HOUR = 3600
-
-
-def error_of(source: Any, **options: Any) -> str:
-    with pytest.raises(InvalidInputError) as caught:
-        read(source, **options)
-    sentence = str(caught.value)
-    assert ": " in sentence
-    assert "; " in sentence
-    return sentence
-
-
-def pairs(log: ParticipationLog) -> list[tuple[int, object]]:
-    rounds = np.repeat(np.arange(log.length), log.cohorts) + log.first_round
-    names = log.names.to_list()
-    return sorted((int(t), names[n]) for t, n in zip(rounds, log.clients, strict=True))
 
 
 def draw_hours(rounds: int = 400, clients: int = 30) -> pl.DataFrame:
@@ -134,7 +119,7 @@ def check_times(written: str, ahead: timedelta) -> None:
             for h in hours
         ]
         log = read(pl.DataFrame({"time": times, "client": list("abcde")}), round_seconds=HOUR)
-        assert pairs(log) == list(zip(hours, "abcde", strict=True))
+        assert list_entries(log) == list(zip(hours, "abcde", strict=True))
         assert any("begins at 2026-03-28T12:00:00Z" in note for note in log.notes)
 
 
@@ -184,9 +169,9 @@ def test_lists_may_have_a_row_for_each_stage(tmp_path: Path) -> None:
     frame.write_csv(tmp_path / "log.csv")
     for source in (frame, tmp_path / "log.csv"):
         log = read(source)
-        assert pairs(log) == sorted((t, n) for t, names in enumerate(COHORTS) for n in names)
+        assert list_entries(log) == sorted((t, n) for t, names in enumerate(COHORTS) for n in names)
         assert log.selected is not None
-        assert pairs(log.selected) == sorted(
+        assert list_entries(log.selected) == sorted(
             (t, n) for t, names in enumerate(COHORTS) for n in [*names, "zoe"]
         )
 
@@ -212,7 +197,7 @@ def test_a_log_of_lists_stays_one_where_a_batch_repeats_a_round(
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
     log = read(tmp_path / "log.jsonl")
     expected = [*COHORTS, ["ann", "bob", "eve", "joe"]]
-    assert pairs(log) == sorted((t, n) for t, names in enumerate(expected) for n in names)
+    assert list_entries(log) == sorted((t, n) for t, names in enumerate(expected) for n in names)
 
 
 @pytest.mark.parametrize("name", ["client", "clients"])
@@ -220,14 +205,14 @@ def test_a_log_of_lists_stays_one_where_a_batch_repeats_a_round(
 def test_lists_as_python_prints_them(tmp_path: Path, name: str, write: Any) -> None:
     cohorts = [[0, 1], [2], [0, 2, 5], [1, 5]]
     path = write_lists(tmp_path / "log.csv", name, [str(write(cohort)) for cohort in cohorts])
-    assert pairs(read(path)) == [(t, n) for t, ids in enumerate(cohorts) for n in ids]
+    assert list_entries(read(path)) == [(t, n) for t, ids in enumerate(cohorts) for n in ids]
 
 
 def test_numbers_separated_by_blanks_are_several_clients(tmp_path: Path) -> None:
     path = write_lists(tmp_path / "log.csv", "clients", ["0 1 2", "1  7", "2"])
-    assert pairs(read(path)) == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 7), (2, 2)]
+    assert list_entries(read(path)) == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 7), (2, 2)]
     path = write_lists(tmp_path / "log.csv", "clients", ["site 1,site 2", "site 1", "site 2"])
-    assert pairs(read(path)) == [(0, "site 1"), (0, "site 2"), (1, "site 1"), (2, "site 2")]
+    assert list_entries(read(path)) == [(0, "site 1"), (0, "site 2"), (1, "site 1"), (2, "site 2")]
 
 
 @pytest.mark.parametrize("cell", ["(ann, bob)", "{ann,bob}", "[0 1 2]", "{'a': 1}", "(0, 1"])
@@ -239,7 +224,7 @@ def test_brackets_that_hold_no_list_are_no_names(tmp_path: Path, cell: str) -> N
 def test_a_frame_of_many_chunks_is_one_batch() -> None:
     rows = [(t, name) for t in range(3) for name in ("a;b", "c", "d")]
     chunks = [pl.DataFrame([row], schema=["round", "client"], orient="row") for row in rows]
-    assert pairs(read(pl.concat(chunks, rechunk=False))) == rows
+    assert list_entries(read(pl.concat(chunks, rechunk=False))) == rows
 
 
 @pytest.mark.parametrize("blank", ["", " ", "nan", "-", None])
@@ -399,7 +384,7 @@ def test_tables_of_other_libraries_are_logs_and_rosters() -> None:
     roster = pa.table({"client": ["a", "b", "c"]})
     for log in (table, Exported(table)):
         read_log = read(log)
-        assert pairs(read_log) == [(0, "a"), (0, "b"), (1, "a")]
+        assert list_entries(read_log) == [(0, "a"), (0, "b"), (1, "a")]
         assert any("1 of 3 used rows has none" in note for note in read_log.notes)
         assert ft.audit(log, roster=Exported(roster)).log.size == 3
     pandas = pytest.importorskip("pandas")
@@ -428,7 +413,7 @@ def test_numbers_of_unusual_width_are_read_or_refused_in_a_sentence(tmp_path: Pa
         narrow = {column: pa.array(np.array(columns[column], dtype=np.float16))}
         pq.write_table(pa.table(columns | narrow), tmp_path / "log.parquet")
         log = read(tmp_path / "log.parquet", round_seconds=1 if column == "time" else None)
-        assert pairs(log) == [(0, 1), (1, 2), (1, 3)]
+        assert list_entries(log) == [(0, 1), (1, 2), (1, 3)]
         assert log.samples is not None
         assert log.samples.tolist() == [4, 5, 6]
 
@@ -455,7 +440,7 @@ def test_whole_numbers_that_a_database_gives_as_decimals() -> None:
     kinds = {"round": pl.Decimal(38, 0), "client": pl.Decimal(38, 2), "weight": pl.Decimal(9, 2)}
     columns = {"round": [0, 0, 1], "client": [7, 9, 7], "weight": [0.5, 0.25, 1.0]}
     log = read(pl.DataFrame(columns).cast(kinds))
-    assert pairs(log) == [(0, 7), (0, 9), (1, 7)]
+    assert list_entries(log) == [(0, 7), (0, 9), (1, 7)]
     assert log.weights.tolist() == [0.5, 0.25, 1.0]
     replayed = ft.participation.Replay(pl.DataFrame(columns | {"client": [1, 0, 1]}).cast(kinds))
     running = replayed.begin(Population(clients=2), seed=0)

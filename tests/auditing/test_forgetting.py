@@ -1,11 +1,11 @@
 """Forgetting, and the objective of the last rounds, on logs drawn with NumPy."""
 
-from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
 import polars as pl
 import pytest
+from tests.auditing.logs import build_log, from_cohorts, to_frame
 
 import fedtide as ft
 from fedtide.auditing import Audit, ParticipationLog
@@ -13,24 +13,13 @@ from fedtide.auditing.output.text import describe_forgetting
 from fedtide.auditing.statistics.forgetting import measure_forgetting
 from fedtide.auditing.statistics.pattern import find_pattern
 from fedtide.auditing.statistics.rate_estimates import estimate_rates
-from fedtide.auditing.statistics.recent_influence import (
-    RecentInfluence,
-    measure_recent_influence,
-)
+from fedtide.auditing.statistics.recent_influence import RecentInfluence, measure_recent_influence
 
 Present = np.ndarray
 
 
-def to_log(present: Present) -> ParticipationLog:
-    rounds, clients = np.nonzero(present)
-    names = pl.Series("client", np.arange(present.shape[1]))
-    return ParticipationLog.from_entries(names, rounds, clients.astype(np.int32), (0, len(present)))
-
-
 def run_audit(present: Present) -> Audit:
-    rounds, clients = np.nonzero(present)
-    frame = pl.DataFrame({"round": rounds, "client": clients})
-    return ft.audit(frame, clients=present.shape[1])
+    return ft.audit(to_frame(present), clients=present.shape[1])
 
 
 def groups_in_turn(seed: int, clients: int, groups: int, turn: int, rounds: int) -> Present:
@@ -62,7 +51,7 @@ def distance_by_hand(group: np.ndarray, groups: int, window: int) -> float:
 
 def test_groups_in_turn_forget_four_fifths_of_the_objective() -> None:
     """250 clients, five groups, turns of 100 rounds: within a turn the distance is 1 − 1/5."""
-    log = to_log(groups_in_turn(1, 250, 5, 100, 2000))
+    log = build_log(groups_in_turn(1, 250, 5, 100, 2000))
     found = measure_forgetting(log, cycle=500)
     group = log.clients[log.starts[:-1]] // 50
     assert found.window < 100
@@ -114,7 +103,7 @@ def test_independent_rounds_forget_nothing(kind: str) -> None:
             present = draws < random.uniform(0.02, 0.5, 30) * (0.2 if "empty" in kind else 1)
         if "nights" in kind or "pause" in kind:
             present = with_idle_rounds(present, kind)
-        found = measure_forgetting(to_log(present))
+        found = measure_forgetting(build_log(present))
         rejected += found.p_value < 0.05
         estimates.append(found.estimates.mean())
     assert rejected <= 6
@@ -134,7 +123,7 @@ def test_p_values_and_intervals_of_forgetting_hold_for_independent_rounds() -> N
         else:
             size = max(1, clients // 10)
             present = draws <= np.sort(draws, axis=1)[:, size - 1 : size]
-        found = measure_forgetting(to_log(present))
+        found = measure_forgetting(build_log(present))
         p_values.append(found.p_value)
         above += found.interval[0] > 0
     assert np.sum(np.array(p_values) < 0.05) <= 28
@@ -148,7 +137,7 @@ def test_forgetting_does_not_depend_on_the_order_of_cohort_sizes() -> None:
     present = np.zeros((400, 40), dtype=bool)
     for row in present:
         row[random.permutation(40)[: random.choice([2, 20])]] = True
-    found = measure_forgetting(to_log(present))
+    found = measure_forgetting(build_log(present))
     assert found.p_value > 0.01
     assert found.interval[0] == 0
 
@@ -160,7 +149,7 @@ def test_bursts_forget_within_a_burst_only() -> None:
     for t in range(1, 1000):
         stay = np.where(present[t - 1], 0.9, 0.1 / 3)
         present[t] = random.random(40) < stay
-    found = measure_forgetting(to_log(present))
+    found = measure_forgetting(build_log(present))
     assert found.window < 20
     assert found.p_value < 0.001
     assert found.halving_window is not None
@@ -170,15 +159,13 @@ def test_bursts_forget_within_a_burst_only() -> None:
 @pytest.mark.parametrize(
     "rows", [[[0]], [[0], [0], [1]], [[0, 1]] * 12, [[t % 3] for t in range(9)]]
 )
-def test_short_and_regular_logs_have_a_forgetting(
-    from_cohorts: Callable[..., ParticipationLog], rows: list[list[int]]
-) -> None:
+def test_short_and_regular_logs_have_a_forgetting(rows: list[list[int]]) -> None:
     found = measure_forgetting(from_cohorts(rows, 3))
     assert 0 <= found.interval[0] <= found.estimate <= found.interval[1] <= 1
 
 
 def test_a_client_alone_has_all_the_influence_whenever_it_takes_part() -> None:
-    found = measure_forgetting(to_log(np.random.default_rng(0).random((200, 1)) < 0.5))
+    found = measure_forgetting(build_log(np.random.default_rng(0).random((200, 1)) < 0.5))
     assert found.high.max() == 0
 
 
@@ -322,7 +309,7 @@ def test_chance_of_windows_of_rare_clients_is_what_windows_show() -> None:
     Visits are Poisson with the mean λ = 1 / 2 in a window, so E |K − λ| / λ = 2 exp(−λ).
     """
     random = np.random.default_rng(2)
-    log = to_log(random.random((200, 5000)) < 0.01)
+    log = build_log(random.random((200, 5000)) < 0.01)
     pattern = find_pattern(log)
     rates = estimate_rates(log, pattern)
     recent = measure_recent_influence(log, pattern, rates, np.full(5000, 1 / 5000))
@@ -355,7 +342,7 @@ def test_only_the_lower_end_bounds_the_distance_of_swinging_rates(
     random = np.random.default_rng(1)
     below = []
     for _ in range(20):
-        found = measure_forgetting(to_log(random.random(rates.shape) < rates))
+        found = measure_forgetting(build_log(random.random(rates.shape) < rates))
         count = 500 // found.window
         means = shares[: count * found.window].reshape(count, found.window, -1).mean(axis=1)
         distance = 0.5 * np.abs(means - shares.mean(axis=0)).sum(axis=1).mean()

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from tests.auditing.logs import error_of, list_entries
 
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.log.client_table import ClientTable
@@ -43,15 +44,9 @@ NAMED = draw_rows(["ann", "bob", "eve", "01"])
 NUMBERED = draw_rows([0, 1, 2, 3])
 
 
-def pairs(log: ParticipationLog) -> list[tuple[int, object]]:
-    rounds = np.repeat(np.arange(log.length), log.cohorts) + log.first_round
-    names = log.names.to_list()
-    return sorted((int(t), names[n]) for t, n in zip(rounds, log.clients, strict=True))
-
-
 def check_same(log: ParticipationLog, rows: Sequence[Row]) -> None:
     """The log has the rounds, clients and weights of the rows."""
-    assert pairs(log) == sorted((row["round"], row["client"]) for row in rows)
+    assert list_entries(log) == sorted((row["round"], row["client"]) for row in rows)
     if "weight" in rows[0]:
         assert log.weights is not None
         given = {(row["round"], row["client"]): row["weight"] for row in rows}
@@ -59,15 +54,6 @@ def check_same(log: ParticipationLog, rows: Sequence[Row]) -> None:
         names = log.names.to_list()
         for t, n, weight in zip(rounds, log.clients, log.weights, strict=True):
             assert weight == pytest.approx(given[int(t), names[n]], rel=1e-6)
-
-
-def error_of(source: Path | pl.DataFrame, **options: Any) -> str:
-    with pytest.raises(InvalidInputError) as caught:
-        read(source, **options)
-    sentence = str(caught.value)
-    assert ": " in sentence
-    assert "; " in sentence
-    return sentence
 
 
 def as_delimited(separator: str, decimal: str = ".") -> Callable[[Sequence[Row]], str]:
@@ -296,9 +282,11 @@ def test_text_that_may_be_a_list_is_refused_where_no_round_has_two_rows(
             sentence = error_of(source)
             assert sentence.startswith(f"client: {cell!r} may be one client or several")
             assert f"--columns client={name}" in sentence
-            assert pairs(read(source, columns={"client": name})) == rows
+            assert list_entries(read(source, columns={"client": name})) == rows
     twice = [*rows, (2, "eve")]
-    assert pairs(read(pl.DataFrame(twice, schema=["round", "client"], orient="row"))) == twice
+    assert (
+        list_entries(read(pl.DataFrame(twice, schema=["round", "client"], orient="row"))) == twice
+    )
 
 
 def test_text_that_may_be_a_list_is_refused_where_a_round_has_a_row_for_each_stage() -> None:
@@ -319,7 +307,7 @@ def test_a_matrix_of_cohorts_is_a_column_of_lists(tmp_path: Path) -> None:
     frame.write_parquet(tmp_path / "log.parquet")
     for source in (frame, tmp_path / "log.parquet"):
         log = read(source)
-        assert pairs(log) == [(0, 0), (0, 2), (1, 1), (1, 2), (2, 0), (2, 1)]
+        assert list_entries(log) == [(0, 0), (0, 2), (1, 1), (1, 2), (2, 0), (2, 1)]
         assert log.samples is not None
         assert log.samples.tolist() == [5, 15, 25]
 
@@ -344,7 +332,7 @@ def test_a_last_batch_of_one_row_has_names_as_the_batches_before(
         frame = pl.DataFrame(rows, schema=["round", "client"], orient="row")
         path = tmp_path / f"log{suffix}"
         frame.write_parquet(path) if suffix == ".parquet" else frame.write_ndjson(path)
-        assert pairs(read(path)) == sorted(rows)
+        assert list_entries(read(path)) == sorted(rows)
 
 
 def test_ids_of_nodes_in_json_need_all_64_bits(tmp_path: Path) -> None:
@@ -355,7 +343,7 @@ def test_ids_of_nodes_in_json_need_all_64_bits(tmp_path: Path) -> None:
     (tmp_path / "log.json").write_text(json.dumps({t: ids[t:] for t in range(3)}))
     expected = sorted((t, str(node)) for t in range(3) for node in ids[t:])
     for name in ("log.jsonl", "log.json"):
-        assert pairs(read(tmp_path / name)) == expected
+        assert list_entries(read(tmp_path / name)) == expected
     (tmp_path / "log.json").write_text(f'{{"0": [{2**63}, 1.5], "1": [1]}}')
     assert "mixed or too large" in error_of(tmp_path / "log.json")
 
@@ -441,7 +429,7 @@ def test_times_become_rounds_that_begin_at_multiples_of_their_length() -> None:
     for kind, column in columns.items():
         for name in ("time", "timestamp", "round"):
             log = read(pl.DataFrame({name: column, "client": clients}), round_seconds=3600)
-            assert pairs(log) == expected, kind
+            assert list_entries(log) == expected, kind
             assert any("1 of 5 rows repeat a client" in note for note in log.notes)
             begins = "0 s" if kind == "seconds from a start" else "2026-05-01T00:00:00Z"
             assert any(f"3600 s long; the first one begins at {begins}" in n for n in log.notes)
@@ -452,10 +440,10 @@ def test_times_become_rounds_that_begin_at_multiples_of_their_length() -> None:
 def test_zones_are_respected() -> None:
     local = pl.Series([at(0), at(3599), at(3600)]).dt.convert_time_zone("Asia/Kolkata")
     log = read(pl.DataFrame({"time": local, "client": ["a", "b", "c"]}), round_seconds=3600)
-    assert pairs(log) == [(0, "a"), (0, "b"), (1, "c")]
+    assert list_entries(log) == [(0, "a"), (0, "b"), (1, "c")]
     times = ["2026-05-01T00:30:00+02:00", "2026-04-30T22:40:00Z", "2026-05-01T00:00:00+0100"]
     log = read(pl.DataFrame({"time": times, "client": ["a", "b", "c"]}), round_seconds=1800)
-    assert pairs(log) == [(0, "a"), (0, "b"), (1, "c")]
+    assert list_entries(log) == [(0, "a"), (0, "b"), (1, "c")]
     mixed = pl.DataFrame({"time": [times[0], "2026-05-01T00:00:00"], "client": ["a", "b"]})
     assert error_of(mixed, round_seconds=60).startswith("time: only some times name a zone")
 
@@ -479,10 +467,10 @@ def test_rounds_of_times_merge_stages_and_sample_counts() -> None:
         "samples": [2, 2, 6, 6, 6],
     }
     log = read(pl.DataFrame(rows), round_seconds=10)
-    assert pairs(log) == [(0, "a"), (0, "b")]
+    assert list_entries(log) == [(0, "a"), (0, "b")]
     assert log.length == 2
     assert log.available is not None
-    assert pairs(log.available) == [(0, "a"), (0, "b"), (1, "b")]
+    assert list_entries(log.available) == [(0, "a"), (0, "b"), (1, "b")]
     assert log.weights is not None
     np.testing.assert_allclose(log.weights, [0.25, 0.75])
 
@@ -559,7 +547,9 @@ SAMPLED = ["245", "134", "234", "125", "125", "245", "124", "125", "235", "245",
 
 def test_nvflare_summary_of_a_job_is_read() -> None:
     log = read(FILES / "nvflare-2.9.0-sampled.json.gz")
-    assert pairs(log) == sorted((t, s) for t, digits in enumerate(SAMPLED) for s in sites(digits))
+    assert list_entries(log) == sorted(
+        (t, s) for t, digits in enumerate(SAMPLED) for s in sites(digits)
+    )
     assert log.available is None
 
 
@@ -569,11 +559,11 @@ def test_nvflare_clients_that_failed_were_selected_and_not_used() -> None:
     failed = {
         (t, s) for t in range(12) for s in sites("12345") if Random(f"{s}-{t}").random() < 0.4
     }
-    used = set(pairs(log))
+    used = set(list_entries(log))
     assert len(used) == 10
     assert not used & failed
     assert log.selected is not None
-    selected = set(pairs(log.selected))
+    selected = set(list_entries(log.selected))
     assert used < selected
     assert {(0, "site-2"), (0, "site-4"), (7, "site-1")} <= selected
     assert (2, "site-3") not in selected  # its result of round 1 was rejected in round 2
@@ -604,7 +594,9 @@ def test_nvflare_workflows_are_numbered_one_after_the_other(tmp_path: Path) -> N
         row["workflow"], row["round"] = 2, row["round"] - 6
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     log = read(tmp_path / "summary.json")
-    assert pairs(log) == sorted((t, s) for t, digits in enumerate(SAMPLED) for s in sites(digits))
+    assert list_entries(log) == sorted(
+        (t, s) for t, digits in enumerate(SAMPLED) for s in sites(digits)
+    )
 
 
 def test_nvflare_summary_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
 """The effective objective of logs whose truth is known; seeds are fixed."""
 
-from typing import Any
-
 import numpy as np
 import polars as pl
 import pytest
+from tests.auditing.logs import log_to_frame, simulate_log, uneven_rates
 
 import fedtide as ft
 from fedtide.auditing.statistics.influence import compare_objectives
@@ -14,7 +13,7 @@ from fedtide.auditing.statistics.variance import VarianceModel
 from fedtide.participation import Bernoulli, Schedule, Weighted
 
 
-def test_skew_interval_holds_the_exact_value_of_paper_004(simulate_log: Any) -> None:
+def test_skew_interval_holds_the_exact_value_of_paper_004() -> None:
     log = simulate_log(Schedule(Weighted(10, np.exp(-np.arange(100) / 10).tolist())), 100, 2000, 5)
     pattern = find_pattern(log)
     rates = estimate_rates(log, pattern)
@@ -26,11 +25,11 @@ def test_skew_interval_holds_the_exact_value_of_paper_004(simulate_log: Any) -> 
 
 
 @pytest.mark.statistical
-def test_weights_are_where_fedavg_ends(simulate_log: Any, to_frame: Any, uneven_rates: Any) -> None:
+def test_weights_are_where_fedavg_ends() -> None:
     """With unit-vector centres, the mean iterate of FedAvg along the log shows each weight."""
     clients, rounds = 12, 3000
     log = simulate_log(Schedule(Bernoulli(uneven_rates(clients, 2))), clients, rounds, 2)
-    rows = to_frame(log)
+    rows = log_to_frame(log)
     last = pl.DataFrame({"round": [rounds - 1], "client": [0]}).join(
         rows, on=["round", "client"], how="anti"
     )

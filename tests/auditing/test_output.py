@@ -4,7 +4,6 @@ import io
 import json
 import re
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from tests.auditing.logs import from_cohorts, log_to_frame, simulate_log
 
 import fedtide as ft
 from fedtide.auditing import Audit
@@ -30,13 +30,13 @@ def print_summary(result: Audit) -> str:
 
 
 @pytest.fixture(scope="module")
-def result(simulate_log: Any, to_frame: Any) -> Audit:
+def result() -> Audit:
     """The audit of a log in which the night shift has 8/3 of its share of the influence."""
     rates = [0.6 if n % 4 == 0 else 0.1 for n in range(40)]
     log = simulate_log(Schedule(Bernoulli(rates)), 40, 400, 0)
     shifts = ["night" if n % 4 == 0 else "day" for n in range(40)]
     roster = pl.DataFrame({"client": np.arange(40), "shift": shifts})
-    return ft.audit(to_frame(log), roster=roster, simulate=True, training=None)
+    return ft.audit(log_to_frame(log), roster=roster, simulate=True, training=None)
 
 
 def test_over_represented_group_is_measured(result: Audit) -> None:
@@ -344,15 +344,13 @@ def test_clients_without_a_wanted_share_have_no_ratio() -> None:
     assert ">nan" not in shown
 
 
-def test_one_client_unlike_all_others_is_in_the_summary(to_frame: Any, from_cohorts: Any) -> None:
+def test_one_client_unlike_all_others_is_in_the_summary() -> None:
     """Client 0 takes part in all rounds, the others once: quantiles alone look equal."""
     cohorts = [[0] if t % 3 else [0, 1 + t // 3] for t in range(60)]
-    text = print_summary(ft.audit(to_frame(from_cohorts(cohorts, 21))))
+    text = print_summary(ft.audit(log_to_frame(from_cohorts(cohorts, 21))))
     assert "for all clients that took part" not in text
 
 
-def test_half_of_the_influence_is_of_half_of_equal_clients(
-    to_frame: Any, from_cohorts: Any
-) -> None:
-    text = print_summary(ft.audit(to_frame(from_cohorts([list(range(10))] * 40, 10))))
+def test_half_of_the_influence_is_of_half_of_equal_clients() -> None:
+    text = print_summary(ft.audit(log_to_frame(from_cohorts([list(range(10))] * 40, 10))))
     assert "5 of 10 clients have half of the influence" in " ".join(text.replace("│", "").split())

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.auditing.logs import from_cohorts, simulate_log, uneven_rates
 
 from fedtide.auditing.statistics.pattern import (
     DISPERSION,
@@ -38,9 +39,7 @@ from fedtide.participation import (
     ],
     ids=["bernoulli", "uniform", "markov", "cyclic", "short cycle", "group cycle", "permutation"],
 )
-def test_family_and_period_are_recognised(
-    simulate_log: Any, uneven_rates: Any, process: Any, family: str, period: int | None
-) -> None:
+def test_family_and_period_are_recognised(process: Any, family: str, period: int | None) -> None:
     availability: Availability = process(uneven_rates(40, 3))
     found = find_pattern(simulate_log(Schedule(availability), 40, 500, 3))
     assert (found.family, found.period) == (family, period)
@@ -56,7 +55,7 @@ def test_family_and_period_are_recognised(
         assert p_value < 0.001
 
 
-def test_changing_rates_are_drift(from_cohorts: Any) -> None:
+def test_changing_rates_are_drift() -> None:
     random = np.random.default_rng(0)
     cohorts = [
         np.flatnonzero(random.random(30) < (0.1 if t < 250 else 0.3)).tolist() for t in range(500)
@@ -64,14 +63,14 @@ def test_changing_rates_are_drift(from_cohorts: Any) -> None:
     assert find_pattern(from_cohorts(cohorts, 30)).family == "drifting"
 
 
-def test_constant_presence_is_always(from_cohorts: Any) -> None:
+def test_constant_presence_is_always() -> None:
     found = find_pattern(from_cohorts([[0, 1]] * 20, 3))
     assert found.family == "always"
     assert found.clients.tolist() == ["always", "always", "never"]
 
 
 @pytest.mark.parametrize("rounds", [15, 18, 19, 40, 600, 20_000])
-def test_rates_are_excluded_up_to_a_bound_that_holds(from_cohorts: Any, rounds: int) -> None:
+def test_rates_are_excluded_up_to_a_bound_that_holds(rounds: int) -> None:
     """A client with the stated rate is there in each of T rounds with probability 0.05 at most."""
     found = find_pattern(from_cohorts([[0, 1]] * rounds, 2))
     text = found.reason or found.find_evidence(PRESENCE).result
@@ -80,7 +79,7 @@ def test_rates_are_excluded_up_to_a_bound_that_holds(from_cohorts: Any, rounds: 
     assert 0.05 ** (1 / rounds) - float(stated) < 0.1 * (1 - float(stated))
 
 
-def test_short_log_is_undecided(from_cohorts: Any) -> None:
+def test_short_log_is_undecided() -> None:
     random = np.random.default_rng(1)
     cohorts = [np.flatnonzero(random.random(4) < 0.5).tolist() for _ in range(20)]
     assert find_pattern(from_cohorts(cohorts, 4)).family == "undecided"

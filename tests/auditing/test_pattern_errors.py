@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 from numpy.typing import NDArray
+from tests.auditing.logs import Present, build_log, from_cohorts, to_frame
 
 import fedtide as ft
-from fedtide.auditing import ParticipationLog
 from fedtide.auditing.output.text import describe_forgetting, describe_pattern
 from fedtide.auditing.statistics.autocorrelation import (
     estimate_autocorrelation,
@@ -22,19 +21,7 @@ from fedtide.auditing.statistics.autocorrelation import (
 from fedtide.auditing.statistics.change import detect_drift
 from fedtide.auditing.statistics.pattern import BEYOND, DRIFT, NEIGHBOURS, find_pattern
 
-Present = NDArray[np.bool_]
 Random = np.random.Generator
-
-
-def build_log(present: Present) -> ParticipationLog:
-    rounds, clients = np.nonzero(present)
-    names = pl.Series("client", np.arange(present.shape[1]))
-    return ParticipationLog.from_entries(names, rounds, clients.astype(np.int32), (0, len(present)))
-
-
-def to_frame(present: Present) -> pl.DataFrame:
-    rounds, clients = np.nonzero(present)
-    return pl.DataFrame({"round": rounds, "client": clients})
 
 
 def chains(
@@ -389,7 +376,7 @@ def test_intervals_of_correlations_end_at_one() -> None:
         assert interval is None or -1 <= interval[0] <= interval[1] <= 1
 
 
-def test_one_round_says_nothing(from_cohorts: Any) -> None:
+def test_one_round_says_nothing() -> None:
     found = find_pattern(from_cohorts([[0, 1]], 3))
     assert found.reason == "1 round: too few to say anything about the pattern"
     assert found.clients.tolist() == ["undecided", "undecided", "never"]
@@ -403,7 +390,7 @@ def test_constant_presence_excludes_rates(rounds: int, family: str) -> None:
     assert "in each of" in describe_pattern(result)
 
 
-def test_gaps_in_the_numbers_of_rounds_are_no_cycle(from_cohorts: Any) -> None:
+def test_gaps_in_the_numbers_of_rounds_are_no_cycle() -> None:
     random = np.random.default_rng(0)
     cohorts = [np.flatnonzero(random.random(20) < 0.3).tolist() for _ in range(40)]
     spread = [cohorts[t // 7] if t % 7 == 0 else [] for t in range(280)]

@@ -6,20 +6,14 @@ import numpy as np
 import polars as pl
 import pytest
 from numpy.typing import NDArray
+from tests.auditing.logs import Present, build_log, draw_chains
 
 import fedtide as ft
-from fedtide.auditing import Audit, ParticipationLog
+from fedtide.auditing import Audit
 from fedtide.auditing.statistics.stages import measure_shift
 
-Present = NDArray[np.bool_]
 Random = np.random.Generator
 STAGES = np.array(["none", "available", "selected", "reported", "used"])
-
-
-def build_log(present: Present) -> ParticipationLog:
-    rounds, clients = np.nonzero(present)
-    names = pl.Series(range(present.shape[1]))
-    return ParticipationLog.from_entries(names, rounds, clients.astype(np.int32), (0, len(present)))
 
 
 def select(random: Random, available: Present, weights: NDArray[np.float64], size: int) -> Present:
@@ -158,15 +152,6 @@ def test_inverse_selection_reaches_its_inclusion_probabilities() -> None:
     assert result.selection.alternatives["by inverse availability"] == pytest.approx(expected)
 
 
-def markov(random: Random, rates: NDArray[np.float64], rounds: int) -> Present:
-    """Correlation 0.9 between neighbouring rounds."""
-    present = np.zeros((rounds, len(rates)), dtype=bool)
-    present[0] = random.random(len(rates)) < rates
-    for t, draws in enumerate(random.random((rounds - 1, len(rates))), start=1):
-        present[t] = draws < np.where(present[t - 1], 1 - 0.1 * (1 - rates), 0.1 * rates)
-    return present
-
-
 @pytest.mark.statistical
 def test_uniform_selection_is_not_called_uneven() -> None:
     """At level 0.05 on bursty availability, in 120 logs: at most 14 rejections, P < 0.001."""
@@ -174,7 +159,7 @@ def test_uniform_selection_is_not_called_uneven() -> None:
     rates = np.clip(random.gamma(2.0, 0.15, 40), 0.05, 0.9)
     rejected = covered = 0
     for _ in range(120):
-        available = markov(random, rates, 200)
+        available = draw_chains(random, rates, 200, 0.1)
         used = select(random, available, np.ones(40), 4)
         shift = measure_shift(build_log(available), build_log(used))
         rejected += shift.p_value < 0.05
@@ -194,7 +179,7 @@ def test_interval_covers_the_shift_of_a_selection() -> None:
     weights = np.where(np.arange(40) % 2, 2.0, 1.0)
     covered = 0
     for _ in range(100):
-        available = markov(random, rates, 200)
+        available = draw_chains(random, rates, 200, 0.1)
         used = select(random, available, weights, 4)
         again = [influence(select(random, available, weights, 4)) for _ in range(60)]
         truth = np.abs(np.mean(again, axis=0) - influence(available)).sum()

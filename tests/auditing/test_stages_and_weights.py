@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from tests.auditing.logs import list_entries
 
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.log.reader import read_participation_log as read
@@ -19,9 +20,7 @@ COUNTS = pl.DataFrame({"round": [0, 0, 1], "client": list("abb"), "weight": [600
 def pairs(log: ParticipationLog | None) -> set[tuple[int, object]]:
     """Return the entries of a log as (round, client)."""
     assert log is not None
-    rounds = np.repeat(np.arange(log.length), log.cohorts) + log.first_round
-    names = log.names.to_list()
-    return {(int(t), names[n]) for t, n in zip(rounds, log.clients, strict=True)}
+    return set(list_entries(log))
 
 
 def draw_levels(seed: int, rounds: int = 12, clients: int = 7) -> np.ndarray:

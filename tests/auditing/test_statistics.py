@@ -1,7 +1,6 @@
 """Statistics of small random logs against brute-force computations."""
 
 from itertools import combinations, product
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -9,10 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.auditing.logs import Present, build_log, from_cohorts, to_frame
 
 import fedtide as ft
+from fedtide.auditing import ParticipationLog
+from fedtide.auditing.log.reader import read_participation_log
+from fedtide.auditing.recommend import cutoff
+from fedtide.auditing.statistics import autocorrelation, churn, forgetting, session_tails, windows
 from fedtide.auditing.statistics.coverage import measure_coverage
+from fedtide.auditing.statistics.forgetting import measure_forgetting
 from fedtide.auditing.statistics.influence import average_fedau_weights, average_over_cohorts
+from fedtide.auditing.statistics.pattern import find_pattern
 from fedtide.auditing.statistics.rate_estimates import count_clients_for_half, wilson_interval
 from fedtide.auditing.statistics.runs_test import (
     count_runs,
@@ -28,23 +34,22 @@ tables = st.integers(2, 5).flatmap(
 )
 
 
-def build_log(from_cohorts: Any, rows: list[list[bool]]) -> tuple[Any, NDArray[np.bool_]]:
+def index(rows: list[list[bool]]) -> tuple[ParticipationLog, Present]:
     present = np.array(rows)
-    cohorts = [np.flatnonzero(row).tolist() for row in present]
-    return from_cohorts(cohorts, present.shape[1]), present
+    return build_log(present), present
 
 
 @given(rows=tables)
-def test_both_orders_hold_the_same_entries(from_cohorts: Any, rows: list[list[bool]]) -> None:
-    log, present = build_log(from_cohorts, rows)
+def test_both_orders_hold_the_same_entries(rows: list[list[bool]]) -> None:
+    log, present = index(rows)
     np.testing.assert_array_equal(log.counts, present.sum(axis=0))
     np.testing.assert_array_equal(log.cohorts, present.sum(axis=1))
     np.testing.assert_array_equal(log.indicators(np.arange(log.size)), present.T)
 
 
 @given(rows=tables)
-def test_coverage_counts_absences(from_cohorts: Any, rows: list[list[bool]]) -> None:
-    log, present = build_log(from_cohorts, rows)
+def test_coverage_counts_absences(rows: list[list[bool]]) -> None:
+    log, present = index(rows)
     found = measure_coverage(log)
     between = []
     for n in range(log.size):
@@ -57,8 +62,8 @@ def test_coverage_counts_absences(from_cohorts: Any, rows: list[list[bool]]) -> 
 
 
 @given(rows=tables)
-def test_run_counts(from_cohorts: Any, rows: list[list[bool]]) -> None:
-    log, present = build_log(from_cohorts, rows)
+def test_run_counts(rows: list[list[bool]]) -> None:
+    log, present = index(rows)
     found = count_runs(log)
     x = present.astype(int)
     np.testing.assert_array_equal(found.pairs, (x[1:] * x[:-1]).sum(axis=0))
@@ -67,7 +72,7 @@ def test_run_counts(from_cohorts: Any, rows: list[list[bool]]) -> None:
 
 
 @pytest.mark.parametrize("present", [(0, 1, 2, 6), (0, 3, 5), (1, 2), (0, 2, 4, 6)])
-def test_runs_test_is_exact(from_cohorts: Any, present: tuple[int, ...]) -> None:
+def test_runs_test_is_exact(present: tuple[int, ...]) -> None:
     """Against the number of runs in all arrangements."""
     length = 7
     log = from_cohorts([[0] if t in present else [] for t in range(length)], 1)
@@ -87,7 +92,7 @@ def count_second_order(x: NDArray[np.int64]) -> int:
 
 
 @given(series=st.lists(st.booleans(), min_size=3, max_size=11).filter(any))
-def test_second_order_moments_are_exact(from_cohorts: Any, series: list[bool]) -> None:
+def test_second_order_moments_are_exact(series: list[bool]) -> None:
     """A Markov chain gives all series with the same transitions and ends the same probability."""
     x = np.array(series, dtype=int)
     every = np.array(list(product((0, 1), repeat=len(x))))
@@ -108,8 +113,8 @@ def test_second_order_moments_are_exact(from_cohorts: Any, series: list[bool]) -
 
 
 @given(rows=tables)
-def test_cohort_average_weights_and_scale(from_cohorts: Any, rows: list[list[bool]]) -> None:
-    log, present = build_log(from_cohorts, rows)
+def test_cohort_average_weights_and_scale(rows: list[list[bool]]) -> None:
+    log, present = index(rows)
     held = present[present.any(axis=1)]
     y = held / held.sum(axis=1, keepdims=True)
     weights, scale = average_over_cohorts(log)
@@ -118,11 +123,9 @@ def test_cohort_average_weights_and_scale(from_cohorts: Any, rows: list[list[boo
 
 
 @given(rows=tables, cutoff=st.one_of(st.none(), st.integers(1, 8)))
-def test_fedau_weights_match_the_algorithm(
-    from_cohorts: Any, rows: list[list[bool]], cutoff: int | None
-) -> None:
+def test_fedau_weights_match_the_algorithm(rows: list[list[bool]], cutoff: int | None) -> None:
     """Against Algorithm 2 of paper 001, client by client and round by round."""
-    log, present = build_log(from_cohorts, rows)
+    log, present = index(rows)
     expected = np.zeros(log.size)
     for n in range(log.size):
         closed: list[int] = []
@@ -138,8 +141,8 @@ def test_fedau_weights_match_the_algorithm(
 
 
 @given(rows=tables)
-def test_regularity_of_windows(from_cohorts: Any, rows: list[list[bool]]) -> None:
-    log, present = build_log(from_cohorts, rows)
+def test_regularity_of_windows(rows: list[list[bool]]) -> None:
+    log, present = index(rows)
     size = log.size
     y = present / np.maximum(present.sum(axis=1, keepdims=True), 1)
     wanted = np.full(size, 1 / size)
@@ -173,11 +176,11 @@ def test_wilson_interval_solves_its_equation() -> None:
         assert abs(0.3 - end) / np.sqrt(end * (1 - end) / 40) == pytest.approx(1.959964, abs=1e-5)
 
 
-def test_windows_of_a_log_with_idle_nights_become_regular(from_cohorts: Any) -> None:
+def test_windows_of_a_log_with_idle_nights_become_regular() -> None:
     """Windows of whole days have the mean weights of their busy hours."""
     hours = np.arange(960) % 24
     present = (np.random.default_rng(0).random((960, 20)) < 0.3) & (hours < 8)[:, None]
-    log, _ = build_log(from_cohorts, present.tolist())
+    log, _ = index(present.tolist())
     weights, _ = average_over_cohorts(log)
     found = measure_regularity(log, np.full(20, 0.05), weights, 0.1, 24)
     assert found.period is not None
@@ -185,11 +188,9 @@ def test_windows_of_a_log_with_idle_nights_become_regular(from_cohorts: Any) -> 
 
 
 @given(rows=tables, cycle=st.integers(1, 6))
-def test_idle_rounds_are_left_out_in_whole_cycles(
-    from_cohorts: Any, rows: list[list[bool]], cycle: int
-) -> None:
+def test_idle_rounds_are_left_out_in_whole_cycles(rows: list[list[bool]], cycle: int) -> None:
     """Against a walk over the rounds that drops a cycle of empty ones whenever one is complete."""
-    log, present = build_log(from_cohorts, rows)
+    log, present = index(rows)
     expected: list[int] = []
     empty = 0
     for t, row in enumerate(present):
@@ -226,3 +227,58 @@ def test_memory_beyond_the_log_is_said_or_leaves_no_intervals(hurst: float, said
         found += warned or not result.rates.intervals
     assert found >= said
     assert found == 0 or said
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_samples_of_large_logs_depend_neither_on_names_nor_on_the_order_of_rows(
+    monkeypatch: pytest.MonkeyPatch, weighted: bool
+) -> None:
+    """With low limits, each statistic of this log comes from a third of the clients or fewer."""
+    for module, limit, least in (
+        (autocorrelation, "_MAX_CELLS", 6000),
+        (churn, "_MAX_ENTRIES", 1000),
+        (session_tails, "_MOST_ENTRIES", 1000),
+        (forgetting, "_MAX_ENTRIES", 1000),
+        (windows, "_MAX_ENTRIES", 1000),
+        (cutoff, "_MAX_ENTRIES", 1000),
+    ):
+        monkeypatch.setattr(module, limit, least)
+    random = np.random.default_rng(0)
+    starts = random.random((120, 150)) < np.geomspace(0.05, 0.2, 150)
+    present = starts | np.roll(starts, 1, axis=0) | np.roll(starts, 2, axis=0)
+    rows = to_frame(present)
+    if weighted:
+        rows = rows.with_columns(samples=np.geomspace(10, 1000, 150).round()[rows["client"]])
+    renamed = rows.with_columns(client=random.permutation(150)[rows["client"]])
+    numbers = []
+    for log in (rows, renamed, rows.sample(fraction=1.0, shuffle=True, seed=1)):
+        found = read_participation_log(log)
+        silences = [churn._test_ends(found, reverse) for reverse in (False, True)]
+        tests = [(one.p_value, one.estimate) for one in find_pattern(found).evidence]
+        share = np.full(150, 1 / 150)
+        curve = measure_regularity(found, share, average_over_cohorts(found)[0], 0.1, None)
+        numbers.append(
+            [
+                *np.sort(np.nan_to_num(np.array(silences, dtype=float), nan=2.0)).ravel(),
+                *np.array(tests, dtype=float).ravel(),
+                *measure_forgetting(found).estimates,
+                *curve.values,
+                cutoff.choose_cutoff(found, independent=False).bias.sum(),
+                session_tails.measure_session_tail(found).index,
+            ]
+        )
+    assert numbers[1] == pytest.approx(numbers[0], rel=1e-9, nan_ok=True)
+    assert numbers[2] == pytest.approx(numbers[0], rel=1e-9, nan_ok=True)
+
+
+def test_a_sample_has_its_share_of_frequent_and_of_rare_clients() -> None:
+    """A tenth of the clients at random would have a tenth of the entries within some 30%."""
+    random = np.random.default_rng(0)
+    present = random.random((200, 400)) < random.permutation(np.geomspace(0.003, 0.9, 400))
+    present[:, :20] = False
+    log = build_log(present)
+    sample = log.sample_clients(0.1)
+    assert len(set(sample.tolist())) == len(sample) == round(np.count_nonzero(log.counts) / 10)
+    assert log.counts[sample].min() > 0
+    assert log.counts[sample].sum() == pytest.approx(len(log.clients) / 10, rel=0.03)
+    assert log.sample_clients(1.0).tolist() == list(range(400))

@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 from numpy.typing import NDArray
 from rich.console import Console
+from tests.auditing.logs import Present, draw_chains, draw_cohorts, to_frame
 
 import fedtide as ft
 from fedtide.auditing import Audit, ParticipationLog
@@ -28,7 +29,6 @@ from fedtide.auditing.statistics.stages import _draw_clients
 from fedtide.auditing.statistics.variance import VarianceModel
 
 Floats = NDArray[np.float64]
-Present = NDArray[np.bool_]
 ROUNDS, CLIENTS, SIZE = 400, 40, 8
 
 
@@ -36,14 +36,6 @@ def share(present: Present, counts: Floats) -> Floats:
     """Return each client's share of the samples of each round, (T, N)."""
     samples = present * counts
     return samples / samples.sum(axis=1, keepdims=True)
-
-
-def draw(random: np.random.Generator, available: Present, size: int) -> Present:
-    """Choose as many of the available clients uniformly in each round."""
-    keys = np.where(available, random.random(available.shape), 2.0)
-    chosen = np.zeros_like(available)
-    np.put_along_axis(chosen, np.argsort(keys, axis=1)[:, :size], True, axis=1)
-    return chosen & available
 
 
 @dataclass(frozen=True)
@@ -61,7 +53,7 @@ def sampled() -> Log:
     """Uniform cohorts of 8 of 40 clients, whose sample counts are uneven."""
     random = np.random.default_rng(1)
     counts = np.round(np.exp(random.normal(5, 1.2, CLIENTS))) + 1
-    present = draw(random, np.ones((ROUNDS, CLIENTS), dtype=bool), SIZE)
+    present = draw_cohorts(random, np.ones((ROUNDS, CLIENTS), dtype=bool), SIZE)
     rounds, clients = np.nonzero(present)
     frame = pl.DataFrame(
         {"round": rounds, "client": clients, "num_examples": counts[clients].astype(int)}
@@ -138,8 +130,7 @@ def test_summary_and_page_show_the_same_influence(sampled: Log) -> None:
 
 def test_weights_that_are_those_of_averaging_change_nothing(sampled: Log) -> None:
     """The weights 1 / |S_t| and equal sample counts: what is reported is that of no weights."""
-    rounds, clients = np.nonzero(sampled.present)
-    frame = pl.DataFrame({"round": rounds, "client": clients})
+    frame = to_frame(sampled.present)
     expected = ft.audit(frame, clients=CLIENTS)
     for column, value in (("weight", 1 / SIZE), ("samples", 7.0)):
         found = ft.audit(frame.with_columns(pl.lit(value).alias(column)), clients=CLIENTS)
@@ -181,7 +172,7 @@ def staged() -> Staged:
     random = np.random.default_rng(2)
     counts = np.round(np.exp(random.normal(5, 1.2, CLIENTS))) + 1
     available = random.random((ROUNDS, CLIENTS)) < 0.5
-    used = draw(random, available, SIZE)
+    used = draw_cohorts(random, available, SIZE)
     rounds, clients = np.nonzero(available)
     of_used = used[rounds, clients]
     rows = pl.DataFrame(
@@ -223,7 +214,9 @@ def test_other_selections_weighted_by_samples_are_those_of_a_plain_simulation(
     """Uniform selection by drawing 300 times, whose mean skew is off by less than 0.01."""
     random, counts = np.random.default_rng(3), staged.counts
     wanted = counts / counts.sum()
-    drawn = [share(draw(random, staged.available, SIZE), counts).mean(0) for _ in range(300)]
+    drawn = [
+        share(draw_cohorts(random, staged.available, SIZE), counts).mean(0) for _ in range(300)
+    ]
     uniform = np.abs(np.mean(drawn, axis=0) - wanted).sum()
     assert staged.result.selection is not None
     found = staged.result.selection.alternatives
@@ -269,7 +262,7 @@ def test_a_log_with_as_many_rows_as_rounds_has_the_interval_of_its_weights() -> 
     """
     random, counts = np.random.default_rng(0), np.arange(1.0, 13.0) ** 2
     active = np.arange(480) % 24 < 12
-    present = draw(random, np.tile(active[:, None], (1, 12)), 2)
+    present = draw_cohorts(random, np.tile(active[:, None], (1, 12)), 2)
     rounds, clients = np.nonzero(present)
     assert len(rounds) == len(active)
     weights = share(present[active], counts).ravel()
@@ -289,15 +282,6 @@ def test_a_log_with_as_many_rows_as_rounds_has_the_interval_of_its_weights() -> 
     assert truth / 2 < low < truth < high < 2 * truth
 
 
-def markov(random: np.random.Generator, rates: Floats, rounds: int) -> Present:
-    """Correlation 0.8 between neighbouring rounds."""
-    present = np.zeros((rounds, len(rates)), dtype=bool)
-    present[0] = random.random(len(rates)) < rates
-    for t, draws in enumerate(random.random((rounds - 1, len(rates))), start=1):
-        present[t] = draws < np.where(present[t - 1], 1 - 0.2 * (1 - rates), 0.2 * rates)
-    return present
-
-
 @pytest.mark.statistical
 @pytest.mark.parametrize("bursts", [False, True])
 def test_intervals_of_weighted_influence_cover(bursts: bool) -> None:
@@ -313,9 +297,9 @@ def test_intervals_of_weighted_influence_cover(bursts: bool) -> None:
 
     def present(rounds: int) -> Present:
         if bursts:
-            found = markov(random, rates, rounds)
+            found = draw_chains(random, rates, rounds, 0.2)
             return found[found.any(axis=1)]
-        return draw(random, np.ones((rounds, CLIENTS), dtype=bool), SIZE)
+        return draw_cohorts(random, np.ones((rounds, CLIENTS), dtype=bool), SIZE)
 
     truth = share(present(100_000), counts).mean(axis=0)
     groups = np.where(counts < np.median(counts), "small", "large")

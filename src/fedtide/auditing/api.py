@@ -240,7 +240,7 @@ def audit(
     watch("changes over time", 0.0)
     recent = measure_recent_influence(participation, pattern, rates, weights, churn)
     objectives = replace(objectives, recent=recent)
-    forgetting = measure_forgetting(participation, pattern.period, seed)
+    forgetting = measure_forgetting(participation, pattern.period)
     groupings = table.groups.items() if table else ()
     influence = [
         measure_group_influence(

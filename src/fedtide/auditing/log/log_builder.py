@@ -18,11 +18,7 @@ from fedtide.auditing.log.client_table import (
     list_clients,
     reject_decimals,
 )
-from fedtide.auditing.log.participation_log import (
-    Floats,
-    ParticipationLog,
-    repeated_client,
-)
+from fedtide.auditing.log.participation_log import Floats, ParticipationLog, repeated_client
 from fedtide.auditing.log.refusals import ReasonColumn, Refusals, format_reasons
 from fedtide.auditing.log.round_numbers import (
     check_length,
@@ -54,8 +50,8 @@ class LogBuilder:
 
     A row with a reason takes 12 bytes more.
 
-    Clients are numbered in the order of their first row at any stage: a client that was only
-    available or selected belongs to the federation too.
+    Clients have rows at any stage: one that was only available or selected belongs to the
+    federation, too.
 
     Args:
         table: where the rows come from.

@@ -14,6 +14,7 @@ from scipy import sparse
 
 from fedtide.auditing.log.refusals import Refusals
 from fedtide.errors import InvalidInputError, printable
+from fedtide.randomness import generator
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -86,12 +87,48 @@ class ParticipationLog:
 
         Args:
             values: one for each entry, ordered by client as `rounds` is, (E,).
-            chosen: positions of clients, ascending, (C,).
+            chosen: positions of clients, (C,); if these are all clients, ascending.
         """
         if len(chosen) == self.size:
             return values
         bounds = self.client_starts
         return np.concatenate([values[bounds[n] : bounds[n + 1]] for n in chosen])
+
+    def mark_clients(self, seed: int = 0) -> Floats:
+        """Return a number for each client that depends on the rounds of its entries alone, (N,).
+
+        It is the sum of a random number for each of these rounds, so that two clients have the same
+        only if they have the same rounds.
+        """
+        marks = generator(seed, "audit-replay-order").random(self.length)
+        of_entries = np.repeat(marks, self.cohorts)
+        return np.bincount(self.clients, of_entries, self.size).astype(np.float64, copy=False)
+
+    def sample_clients(self, share: float, among: NDArray[np.bool_] | None = None) -> Ints:
+        """Return a share of the clients that took part; all clients, ascending, if it is 1 or more.
+
+        They are evenly spaced in an order that depends on their entries alone. So the sample, which
+        has this order, depends neither on names nor on the order of rows; and it has frequent and
+        rare clients.
+
+        Args:
+            share: of the clients.
+            among: the clients to choose from, a mask, (N,); None: all.
+        """
+        clients = np.arange(self.size) if among is None else np.flatnonzero(among)
+        if round(share * len(clients)) >= len(clients):
+            return clients
+        kept = self.counts > 0 if among is None else among
+        order = self._order[kept[self._order]]
+        count = max(1, round(share * len(order)))
+        return order[((np.arange(count) + 0.5) * len(order) / count).astype(np.int64)]
+
+    @cached_property
+    def _order(self) -> Ints:
+        """The clients by their marks, which grow with their rounds, and by their weights, (N,)."""
+        weights = None if self.weights is None else self.weights.astype(np.float64)
+        sums = np.bincount(self.clients, weights, self.size)
+        return np.lexsort((sums, self.mark_clients()))
 
     def sort_by_client(self, values: NDArray[Number]) -> NDArray[Number]:
         """Return values of the entries by round, (E,), ordered by client as `rounds` is."""

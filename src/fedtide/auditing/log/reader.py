@@ -17,12 +17,7 @@ from fedtide.auditing.log.cohort_lists import CohortLists
 from fedtide.auditing.log.columns import ColumnNames, find_columns
 from fedtide.auditing.log.log_builder import LogBuilder
 from fedtide.auditing.log.participation_log import ParticipationLog
-from fedtide.auditing.log.table_source import (
-    Batches,
-    TableSource,
-    open_source,
-    read_frame,
-)
+from fedtide.auditing.log.table_source import Batches, TableSource, open_source, read_frame
 from fedtide.auditing.log.values import reject_absent
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.participation.log.tables import MemoryTable
@@ -139,15 +134,7 @@ def _read_rows(
     builder: LogBuilder,
     on_progress: OnProgress,
 ) -> None:
-    """Give the rows of a table to the builder, batch by batch.
-
-    Args:
-        table: of the log.
-        found: its columns.
-        lists: what its column of clients holds; None: a client a row.
-        builder: of the log.
-        on_progress: called after each batch.
-    """
+    """Give the rows of a table to the builder, batch by batch; without `lists`, a client a row."""
     for batch, share in table.read([*dict.fromkeys([*found.columns.values(), *found.flags])]):
         for flag in found.flags:
             reject_absent(flag, batch[flag])

@@ -110,10 +110,7 @@ class ReasonColumn:
         return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
     def count(
-        self,
-        rounds: NDArray[np.integer],
-        clients: NDArray[np.int32],
-        stages: NDArray[np.uint8],
+        self, rounds: NDArray[np.integer], clients: NDArray[np.int32], stages: NDArray[np.uint8]
     ) -> Refusals | None:
         """Return how often each client was left out for each reason; None: the log gives none.
 

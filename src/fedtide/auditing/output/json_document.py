@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, Ints
 from fedtide.auditing.recommend.advice import Advice
@@ -126,8 +127,8 @@ def _build_availability(audit: Audit, names: list[str]) -> dict[str, Any] | None
         return None
     return {
         **_build_skew(availability.objective),
-        "weights": dict(zip(names, availability.objective.weights.tolist(), strict=True)),
-        "rounds": dict(zip(names, availability.counts.tolist(), strict=True)),
+        "weights": _by_name(names, availability.objective.weights),
+        "rounds": _by_name(names, availability.counts),
         "never_available": [names[n] for n in availability.never],
         **_build_weighting(audit, availability.weighted),
     }
@@ -179,16 +180,15 @@ def _build_shift(shift: StageShift | None) -> dict[str, Any] | None:
 
 
 def _build_rates(audit: Audit, names: list[str]) -> dict[str, list[float]]:
-    table = np.stack([audit.rates.low, audit.rates.estimate, audit.rates.high], axis=1)
-    return dict(zip(names, table.tolist(), strict=True))
+    rates = audit.rates
+    return _by_name(names, np.stack([rates.low, rates.estimate, rates.high], axis=1))
 
 
 def _build_objective(audit: Audit, names: list[str]) -> dict[str, Any]:
     objectives = audit.objectives
     in_force = objectives.in_force
-
     document: dict[str, Any] = {
-        "weights": dict(zip(names, in_force.weights.tolist(), strict=True)),
+        "weights": _by_name(names, in_force.weights),
         "wanted_from": audit.wanted_source,
         "total_variation": in_force.total_variation,
         **_build_skew(in_force),
@@ -198,8 +198,10 @@ def _build_objective(audit: Audit, names: list[str]) -> dict[str, Any]:
     }
     if objectives.given is not None:
         for key, objective in (("given", objectives.given), ("plain", objectives.plain)):
-            weights = dict(zip(names, objective.weights.tolist(), strict=True))
-            document[key] = {"weights": weights, **_build_skew(objective)}
+            document[key] = {
+                "weights": _by_name(names, objective.weights),
+                **_build_skew(objective),
+            }
     return document
 
 
@@ -210,7 +212,7 @@ def _build_now(audit: Audit, names: list[str]) -> dict[str, Any]:
     series = zip(last_rounds, recent.skews.tolist(), recent.chance.tolist(), strict=True)
     return {
         "rounds": recent.window,
-        "weights": dict(zip(names, recent.objective.weights.tolist(), strict=True)),
+        "weights": _by_name(names, recent.objective.weights),
         **_build_skew(recent.objective),
         "series": [
             {"last_round": t, "l1_skew": skew, "by_chance": chance} for t, skew, chance in series
@@ -265,7 +267,7 @@ def _build_pattern(audit: Audit, names: list[str]) -> dict[str, Any]:
         "mixing_time": pattern.mixing_time,
         "idle_rounds_left_out": pattern.idle_rounds,
         "evidence": [_build_evidence(one) for one in audit.pattern.evidence],
-        "clients": dict(zip(names, pattern.clients.tolist(), strict=True)),
+        "clients": _by_name(names, pattern.clients),
     }
 
 
@@ -296,6 +298,11 @@ def _build_advice(advice: Advice) -> dict[str, Any]:
         "experiment": advice.experiment,
         "strategy": advice.strategy,
     }
+
+
+def _by_name(names: list[str], values: NDArray[Any]) -> dict[str, Any]:
+    """Return the value of each client, (N,) or (N, k), by its name."""
+    return dict(zip(names, values.tolist(), strict=True))
 
 
 def _replace_nonfinite(value: Any) -> Any:

@@ -33,10 +33,12 @@ def show(audit: Audit, console: Console) -> None:
 
 
 def _list_facts(audit: Audit) -> list[tuple[str, str]]:
+    churn = text.describe_churn(audit) if len(audit.churn.gone) or len(audit.churn.late) else []
     facts = [
         ("clients", "; ".join(text.describe_clients(audit))),
         ("rounds", "; ".join(text.describe_rounds(audit))),
         ("rates", text.describe_rates(audit)),
+        ("churn", "; ".join(churn)),
         ("weights", text.describe_plain_average(audit)),
         ("availability", "; ".join(text.describe_availability(audit))),
         ("selection", "; ".join(text.describe_selection(audit))),
@@ -44,8 +46,6 @@ def _list_facts(audit: Audit) -> list[tuple[str, str]]:
         ("pattern", text.describe_pattern(audit)),
         ("windows", text.describe_window(audit)),
     ]
-    if len(audit.churn.gone) or len(audit.churn.late):
-        facts.insert(3, ("churn", "; ".join(text.describe_churn(audit))))
     facts += [("groups", "; ".join(text.describe_groups(group))) for group in audit.groups[:2]]
     for method, numbers in audit.learning_rates.items():
         rates = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())

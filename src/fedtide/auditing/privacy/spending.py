@@ -155,8 +155,8 @@ class Spent:
             levels = np.ceil(np.log(distinct[positive]) / step) * step
             rounded = np.minimum(np.exp(levels), distinct[-1])
             distinct[positive] = np.maximum(rounded, distinct[positive])
-            values, again = np.unique(distinct, return_inverse=True)
-            return np.array([self.mechanism.epsilon(float(v)) for v in values])[again][where]
+            distinct, level = np.unique(distinct, return_inverse=True)
+            where = level[where]
         return np.array([self.mechanism.epsilon(float(v)) for v in distinct])[where]
 
 
@@ -337,13 +337,7 @@ def _find_cutoff(
     """Return the largest cutoff, of twelve up to that of the method, that keeps the allowed loss.
 
     The noise in the model stays as it is, z K C: a smaller cutoff lowers what an update can change.
-
-    Args:
-        log: the participation log.
-        mechanism: clipping and noise.
-        algorithm: the method.
-        horizon: how many rounds will ever be released; None: unknown.
-        allowed: the μ² that the client that loses most may lose.
+    `allowed` is the μ² that the client that loses most may lose.
     """
     inner = find_sum(make_private(algorithm, mechanism, seed=0)).inner
     if not isinstance(inner, FedAU) or inner.cutoff is None:

@@ -39,12 +39,11 @@ def choose_cutoff(log: ParticipationLog, independent: bool) -> Cutoffs:
     `theory.cutoff_moments`), otherwise those of the client's own intervals.
 
     Args:
-        log: the participation log; above two million entries, evenly spaced clients are used.
+        log: the participation log; above two million entries, a sample of the clients is used.
         independent: whether the rounds are independent.
     """
     candidates = [*(k for k in _CANDIDATES if k < log.length), log.length]
-    seen = np.flatnonzero(log.counts > 0)
-    chosen = seen[:: max(1, -(-len(log.clients) // _MAX_ENTRIES))]
+    chosen = log.sample_clients(_MAX_ENTRIES / len(log.clients), log.counts > 0)
     rate = log.counts[chosen] / log.length
     bias, deviation = [], []
     for cutoff in candidates:
@@ -65,8 +64,7 @@ def _interval_moments(
 ) -> tuple[Floats, Floats]:
     """Return the mean and variance of each client's intervals, cut off at K."""
     counts = log.counts[chosen]
-    parts = [log.rounds[log.client_starts[n] : log.client_starts[n + 1]] for n in chosen]
-    rounds = np.concatenate(parts).astype(np.int64)
+    rounds = log.of_clients(log.rounds, chosen).astype(np.int64)
     starts = np.concatenate([[0], np.cumsum(counts)])
     gaps = np.diff(rounds, prepend=-1)
     gaps[starts[:-1]] = rounds[starts[:-1]] + 1

@@ -230,11 +230,11 @@ def _make_runners(
         if settings["type"] in _AVERAGES:
             places.append((0, next(rows)))
             continue
-        kind, arguments = _find_runner(settings)
-        if (kind, *arguments) not in known:
-            known[kind, *arguments] = len(runners)
+        kind, arguments = key = _find_runner(settings)
+        if key not in known:
+            known[key] = len(runners)
             runners.append(kind(script, *arguments))
-        places.append((known[kind, *arguments], 0))
+        places.append((known[key], 0))
     return runners, places
 
 

@@ -59,22 +59,22 @@ def rank_methods(
     affordable = [loss for one, loss in found if one.memory_floats <= _MOST_FLOATS]
     best = min(affordable, key=lambda loss: loss.mean)
 
-    def is_tied(advice: Advice, loss: ReplayedLoss) -> bool:
-        if _is_right_average(advice, findings):
-            return _is_equivalent(loss, best)
-        return _is_tied(loss, best, advice.memory)
+    right = [_is_right_average(one, findings) for one, _ in found]
+    tied = [
+        _is_equivalent(loss, best) if is_right else _is_tied(loss, best, one.memory)
+        for (one, loss), is_right in zip(found, right, strict=True)
+    ]
+    simplicity = _order_by_simplicity([one for one, _ in found], bool(findings.swing))
 
     def rank(place: int) -> tuple[bool, bool, bool, float]:
         advice, loss = found[place]
-        tied = is_tied(advice, loss)
         dear = advice.memory_floats > _MOST_FLOATS
-        unfair = tied and _is_average(advice) and not _is_right_average(advice, findings)
-        return (dear, not tied, unfair, simplicity[place] if tied else loss.mean)
+        unfair = tied[place] and _is_average(advice) and not right[place]
+        return dear, not tied[place], unfair, simplicity[place] if tied[place] else loss.mean
 
-    simplicity = _order_by_simplicity([one for one, _ in found], bool(findings.swing))
-    order = sorted(range(len(found)), key=rank)
     ranked = [
-        replace(_report(*found[place], best, plain), tied=is_tied(*found[place])) for place in order
+        replace(_report(*found[place], best, plain), tied=tied[place])
+        for place in sorted(range(len(found)), key=rank)
     ]
     return _compare_memories(_put_auto_first(ranked, findings))
 
@@ -102,13 +102,10 @@ def _put_auto_first(ranked: list[Advice], findings: Findings) -> list[Advice]:
 def _order_by_simplicity(listed: list[Advice], swings: bool) -> list[float]:
     """Return the place of each method among tied ones; Amplified SCAFFOLD's depends on swings."""
     names = [one.algorithm for one in listed]
-    if swings and "scaffold" in names:
-        before_scaffold = names.index("scaffold") - 0.5
-        return [
-            before_scaffold if name == "amplified-scaffold" else float(place)
-            for place, name in enumerate(names)
-        ]
-    return [float(place) for place in range(len(names))]
+    places = [float(place) for place in range(len(names))]
+    if swings and {"scaffold", "amplified-scaffold"}.issubset(names):
+        places[names.index("amplified-scaffold")] = names.index("scaffold") - 0.5
+    return places
 
 
 def _choose_setting(variants: list[tuple[Advice, ReplayedLoss]]) -> tuple[Advice, ReplayedLoss]:

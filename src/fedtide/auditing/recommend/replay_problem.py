@@ -177,10 +177,8 @@ def _order_clients(log: ParticipationLog, wanted: Floats, seed: int) -> Ints:
 
     They are numbered by the rows and names of a source, of which the advice must not depend.
     """
-    marks = generator(seed, "audit-replay-order").random(log.length)
-    sums = np.bincount(log.clients, np.repeat(marks, log.cohorts), minlength=log.size)
     samples = np.zeros(log.size) if log.samples is None else log.samples
-    return np.lexsort((samples, wanted, sums))
+    return np.lexsort((samples, wanted, log.mark_clients(seed)))
 
 
 def _select(

@@ -13,7 +13,7 @@ from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLo
 from fedtide.auditing.statistics.distributions import student_t_isf
 
 _MAX_CELLS = 1 << 22
-"""Above this number of (client, round) cells, a subset of the clients is used."""
+"""Above this number of (client, round) cells, a sample of the clients is used."""
 _BATCH_CELLS = 1 << 20
 """Cells per Fourier transform."""
 _MIN_BATCHES, _MAX_BATCHES = 8, 25
@@ -95,17 +95,18 @@ class Autocorrelation:
 def estimate_autocorrelation(log: ParticipationLog) -> Autocorrelation | None:
     """Return the pooled autocorrelation; None if no client is sometimes present, sometimes absent.
 
-    Above 4 million (client, round) cells, evenly spaced clients are used instead of all.
+    Above 4 million (client, round) cells, a sample of the clients is used instead of all.
 
     Independent rounds give R a variance of tr Γ² / (tr Γ)² per pair of rounds, Γ the covariance
     matrix of the clients. If clients are independent, this is Σ γ_n(0)² / (Σ γ_n(0))². Otherwise
     it is larger; it is measured by the inner products of up to 128 rounds, and of 32 windows
     (`_measure_products`).
     """
-    clients = _sample_changing_clients(log)
-    if len(clients) == 0:
+    length, changing = log.length, (log.counts > 0) & (log.counts < log.length)
+    if not changing.any():
         return None
-    length = log.length
+    most = max(8, _MAX_CELLS // length)
+    clients = log.sample_clients(most / np.count_nonzero(changing), changing)
     size = fft.next_fast_len(2 * length, real=True)
     power = np.zeros(size // 2 + 1)
     chosen = _spread_rounds(length)
@@ -189,15 +190,6 @@ def estimate_neighbour_correlation(
     half_width = float(student_t_isf(0.025, batches - 1)) * spread / float(norms.mean())
     shift = correlation.integrated_time / length
     return (value + shift) / (1 + shift), half_width
-
-
-def _sample_changing_clients(log: ParticipationLog) -> Ints:
-    """Return clients that are neither always present nor always absent, evenly spaced."""
-    changing = np.flatnonzero((log.counts > 0) & (log.counts < log.length))
-    most = max(8, _MAX_CELLS // log.length)
-    if len(changing) <= most:
-        return changing
-    return changing[np.linspace(0, len(changing) - 1, most).astype(np.int64)]
 
 
 def _extend_geometrically(tail: Floats, length: int) -> NDArray[np.float64]:

@@ -19,7 +19,7 @@ _MIN_SHAPE, _MAX_SHAPE = 0.4, 0.5
 """Of the tail of silences: Weibull's shape. A higher one, up to 1 for the exponential tail of
 exchangeable rounds, finds more, but fails where all clients share bad weeks."""
 _MAX_ENTRIES = 1 << 22
-"""Above this number of entries, the silences of evenly spaced clients are used."""
+"""Above this number of entries, the silences of a sample of the clients are used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +211,7 @@ def _test_ends(log: ParticipationLog, reverse: bool) -> Floats | None:
     if reverse:
         first, last = log.length - 1 - last, log.length - 1 - first
     tested = log.counts >= 2
-    silences = _collect_silences(log, int(tested.sum()), reverse)
+    silences = _collect_silences(log, tested, reverse)
     if len(silences.scores) < _TAIL:
         return None
     start = (last - first)[tested]
@@ -221,9 +221,10 @@ def _test_ends(log: ParticipationLog, reverse: bool) -> Floats | None:
     return p_values
 
 
-def _collect_silences(log: ParticipationLog, tested: int, reverse: bool) -> _Silences:
+def _collect_silences(log: ParticipationLog, tested: NDArray[np.bool_], reverse: bool) -> _Silences:
     """Return the silences that ended in the second half of the log with a return."""
-    step = max(1, -(-len(log.clients) // _MAX_ENTRIES))
+    chosen = np.zeros(log.size, dtype=np.bool_)
+    chosen[log.sample_clients(_MAX_ENTRIES / len(log.clients))] = True
     parts, habits = [], np.zeros(log.size)
     for clients, entries, starts in log.iter_client_chunks():
         rounds = log.rounds[entries].astype(np.int64)
@@ -235,20 +236,21 @@ def _collect_silences(log: ParticipationLog, tested: int, reverse: bool) -> _Sil
         rank = np.arange(len(rounds)) - begins
         factors = _count_effectively(rounds, begins, rank)
         seen = counts > 0
-        own = np.zeros(len(counts))
-        own[seen] = factors[starts[1:][seen] - 1]
-        habits[clients] = own[::-1] if reverse else own
+        last = np.zeros(len(counts))
+        last[seen] = factors[starts[1:][seen] - 1]
+        habits[clients] = last[::-1] if reverse else last
         # Entry i ends a silence after entry i − 1, the (rank − 1)-th since the first.
         ends = np.flatnonzero((rank >= 2) & (rounds > log.length // 2))
         ends = ends[rounds[ends] - rounds[ends - 1] > 1]
-        if step > 1:
-            owner = np.repeat(np.arange(len(counts)), counts)
-            ends = ends[owner[ends] % step == 0]
+        if not chosen.all():
+            own = chosen[clients][::-1] if reverse else chosen[clients]
+            ends = ends[np.repeat(own, counts)[ends]]
         origin = rounds[begins[ends]]
         numbers = (factors[ends - 1], rounds[ends - 1] - origin, rounds[ends] - 1 - origin, origin)
         parts.append(np.stack(numbers).astype(np.float64))
     lasting, since, until, firsts = np.concatenate(parts, axis=1)
-    return _Silences(log.length, -(-tested // step), lasting, since, until, firsts, habits)
+    count = int((tested & chosen).sum())
+    return _Silences(log.length, count, lasting, since, until, firsts, habits)
 
 
 def _count_effectively(rounds: Ints, begins: Ints, rank: Ints) -> Floats:

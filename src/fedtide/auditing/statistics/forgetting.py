@@ -7,21 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtide.auditing.log.participation_log import (
-    MIN_REPEATS,
-    Floats,
-    Ints,
-    ParticipationLog,
-)
+from fedtide.auditing.log.participation_log import MIN_REPEATS, Floats, Ints, ParticipationLog
 from fedtide.auditing.statistics.distributions import student_t_isf, student_t_sf
 from fedtide.auditing.statistics.influence import recorded_weights
-from fedtide.randomness import generator
 
 _LEVEL = 0.05
 _FEWEST_WINDOWS, _MOST_BATCHES = 4, 16
 _POINTS = 16
 _MAX_ENTRIES = 100_000
-"""Above this number of entries, a random subset of the clients is used."""
+"""Above this number of entries, a sample of the clients is used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +74,7 @@ class Forgetting:
         return float(values[self.windows == self.window].sum())
 
 
-def measure_forgetting(
-    log: ParticipationLog, cycle: int | None = None, seed: int = 0
-) -> Forgetting:
+def measure_forgetting(log: ParticipationLog, cycle: int | None = None) -> Forgetting:
     """Return the forgetting in windows of 2 to T / 4 of the T rounds with participants.
 
     With y_t^n the client's part of round t (its recorded weight, else 1 / |S_t|), w_n its mean over
@@ -103,7 +95,6 @@ def measure_forgetting(
     Args:
         log: the participation log.
         cycle: the period, if there is one; its half and quarter are tried, too.
-        seed: of the subset of the clients of a large log.
     """
     if cycle is not None:
         cycle = round(cycle * log.nonempty_rounds / log.leave_out_idle(cycle)[0].length)
@@ -114,7 +105,7 @@ def measure_forgetting(
     if len(windows) == 0:
         none = np.zeros(0)
         return Forgetting(windows, none, none, none, none, 1.0, 0, None)
-    entries = _Entries(log, seed)
+    entries = _Entries(log)
     rows, p_values = [], []
     for window in windows.tolist():
         values, observed = entries.evaluate(window)
@@ -141,15 +132,11 @@ class _Entries:
     """The entries by client, so that those of one client in one window are adjacent.
 
     Args:
-        log: the participation log; of a large one, a random subset of the clients is used.
-        seed: of the subset.
+        log: the participation log; of a large one, a sample of the clients is used.
     """
 
-    def __init__(self, log: ParticipationLog, seed: int) -> None:
-        chosen = np.arange(log.size)
-        if len(log.clients) > _MAX_ENTRIES:
-            kept = max(1, round(log.size * _MAX_ENTRIES / len(log.clients)))
-            chosen = np.sort(generator(seed, "audit-forgetting").permutation(log.size)[:kept])
+    def __init__(self, log: ParticipationLog) -> None:
+        chosen = log.sample_clients(_MAX_ENTRIES / len(log.clients))
         counts = log.counts[chosen]
         self._length = log.length
         self._owner = np.repeat(np.arange(len(chosen)), counts)
@@ -159,7 +146,7 @@ class _Entries:
             shares = log.cohort_weights[self._rounds]
         else:
             shares = log.of_clients(log.sort_by_client(recorded), chosen)
-        # Influences sum to 1 over the log; those of a subset too, as if it were all clients.
+        # Influences sum to 1 over the log; those of a sample too, as if it were all clients.
         self._shares = shares * (log.length / max(float(shares.sum()), 1e-300))
         self._sums = np.bincount(self._owner, self._shares, minlength=len(chosen))
 

@@ -87,7 +87,6 @@ class ObjectiveComparison:
         wanted: a_n, (N,).
         low: lower end of a 95% interval of each weight of the objective in force, (N,).
         high: upper end, (N,).
-        chance: √(N Σ s_n²), s_n the standard error of each of these weights.
         dispersion: of the parts that these weights are means of.
         given: of the log's own weights, w_n ∝ Σ_t q_t^n, if it has any (see `recorded_weights`).
         recent: the objective in force in the last rounds, and its history.
@@ -98,7 +97,6 @@ class ObjectiveComparison:
     wanted: Floats
     low: Floats
     high: Floats
-    chance: float
     dispersion: Dispersion
     given: EffectiveObjective | None = None
     recent: RecentInfluence | None = None
@@ -165,7 +163,6 @@ def compare_objectives(
     )
     if not rates.intervals:
         low = high = np.full(log.size, np.nan)
-    errors = _standard_errors(weights, scale, dispersion.values / rounds)
     fedau = average_fedau_weights(log, cutoff)
     return ObjectiveComparison(
         plain=plain,
@@ -177,7 +174,6 @@ def compare_objectives(
         wanted=wanted,
         low=np.minimum(low * scale, weights),
         high=np.maximum(high * scale, weights),
-        chance=float(np.sqrt(log.size * (errors**2).sum())),
         dispersion=dispersion,
         given=given,
     )
@@ -198,7 +194,7 @@ def measure_influence(
         seen: who took part, also before this part of a longer log, (N,); None: in this log.
     """
     weights, scale, parts = list_parts(variances.log)
-    method = "fedavg" if recorded_weights(log) is None else "given"
+    method = "fedavg" if parts.entries is None else "given"
     targets = Targets.of(wanted, log.counts > 0 if seen is None else seen)
     return _objective(method, weights, scale, targets, variances, parts)
 
@@ -355,10 +351,7 @@ def _objective(
 
 
 def _summed(
-    method: str,
-    sums: Floats,
-    targets: Targets,
-    variances: VarianceModel,
+    method: str, sums: Floats, targets: Targets, variances: VarianceModel
 ) -> EffectiveObjective:
     """Return the objective of a method that adds weighted updates, Σ ω_n 1[n in S_t].
 

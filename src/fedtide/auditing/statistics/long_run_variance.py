@@ -158,12 +158,7 @@ def _pool(powers: NDArray[np.floating], independent: Floats, series: float) -> t
 
 
 def _log_likelihoods(pooled: Floats, clients: float) -> Floats:
-    """Return the largest log-likelihood of each hypothesis, up to a constant, shape (h,).
-
-    Args:
-        pooled: mean power of the clients, shape (m,).
-        clients: the equivalent number of equal, independent clients.
-    """
+    """Return the largest log-likelihood of each hypothesis, up to a constant, shape (h,)."""
     known, count = _list_hypotheses(), len(pooled)
     return np.asarray(-clients * (known.log_sums[:, count - 1] + count * np.log(_scales(pooled))))
 
@@ -176,12 +171,7 @@ def _scales(pooled: Floats) -> Floats:
 
 
 def _average_hypotheses(pooled: Floats, clients: float) -> SpectralShape:
-    """Return the posterior mean of the shapes.
-
-    Args:
-        pooled: mean power of the clients, shape (m,).
-        clients: the equivalent number of equal, independent clients.
-    """
+    """Return the posterior mean of the shapes; `pooled` and `clients` as returned by `_pool`."""
     known, count = _list_hypotheses(), len(pooled)
     posterior = special.softmax(np.log(known.prior) + _log_likelihoods(pooled, clients))
     scale = _scales(pooled)

@@ -78,7 +78,6 @@ class Pattern:
         run_counts: pattern counts of each client.
         correlation: pooled autocorrelation; None if no client is sometimes present, sometimes not.
         drift: the test for drift; None without autocorrelation.
-        profile: how the clients lie in the cycle, if cyclic.
         idle_rounds: pauses of the federation, which everything but `run_counts` leaves out.
     """
 
@@ -92,7 +91,6 @@ class Pattern:
     run_counts: RunCounts
     correlation: Autocorrelation | None = None
     drift: Drift | None = None
-    profile: CycleProfile | None = None
     idle_rounds: int = 0
 
     def find_evidence(self, test: str) -> Evidence:
@@ -178,7 +176,6 @@ def _classify(log: ParticipationLog, run_counts: RunCounts) -> Pattern:
         run_counts=run_counts,
         correlation=correlation,
         drift=results.drift,
-        profile=profile,
     )
 
 
@@ -246,14 +243,11 @@ def _say_what_is_open(results: TestResults) -> str:
     """Return what a log without significant dependence on the previous round leaves open."""
     open_questions = [_say_neighbour(results)]
     if not results.ends_with_previous:
-        open_questions.append(
-            f"correlation beyond the previous round {results.beyond.value:+.3f} "
-            f"({_say_interval(results.beyond)})"
-        )
+        open_questions.append(_say_beyond(results))
     slow = results.slow_dispersion
     if not results.is_even:
         open_questions.append(
-            f"variance of counts in {results.windows[1]} rounds {slow.value:.2f} times that of "
+            f"variance of counts in {slow.window} rounds {slow.value:.2f} times that of "
             f"independent rounds (95%: {slow.interval[0]:.2f} to {slow.interval[1]:.2f})"
         )
     if results.shows_drift:
@@ -269,6 +263,11 @@ def _say_neighbour(results: TestResults) -> str:
     )
 
 
+def _say_beyond(results: TestResults) -> str:
+    beyond = results.beyond
+    return f"correlation beyond the previous round {beyond.value:+.3f} ({_say_interval(beyond)})"
+
+
 def _say_interval(estimate: Estimate) -> str:
     if estimate.finite_interval is None:
         return "error unknown"
@@ -277,41 +276,23 @@ def _say_interval(estimate: Estimate) -> str:
 
 
 def _collect_evidence(results: TestResults) -> list[Evidence]:
+    def describe(test: str, text: str, estimate: Estimate, z: float) -> Evidence:
+        p_value = normal_two_sided(z)
+        return Evidence(test, text, p_value, estimate.value, estimate.finite_interval)
+
     neighbour, beyond = results.neighbour, results.beyond
     evidence = [
-        Evidence(
-            NEIGHBOURS,
-            _say_neighbour(results),
-            normal_two_sided(results.lag_one),
-            neighbour.value,
-            neighbour.finite_interval,
-        ),
-        Evidence(
-            BEYOND,
-            f"correlation beyond the previous round {beyond.value:+.3f} ({_say_interval(beyond)})",
-            normal_two_sided(beyond.z),
-            beyond.value,
-            beyond.finite_interval,
-        ),
+        describe(NEIGHBOURS, _say_neighbour(results), neighbour, results.lag_one),
+        describe(BEYOND, _say_beyond(results), beyond, beyond.z),
     ]
-    named = zip(
-        (DISPERSION, SLOW_DISPERSION),
-        results.windows,
-        (results.dispersion, results.slow_dispersion),
-        strict=True,
-    )
-    for name, window, ratio in named:
+    ratios = {DISPERSION: results.dispersion, SLOW_DISPERSION: results.slow_dispersion}
+    for test, ratio in ratios.items():
         low, high = ratio.interval
-        evidence.append(
-            Evidence(
-                name,
-                f"variance of counts in windows of {window} rounds {ratio.value:.2f} times that "
-                f"of independent rounds (95%: {low:.2f} to {high:.2f})",
-                normal_two_sided(ratio.z),
-                ratio.value,
-                ratio.finite_interval,
-            )
+        text = (
+            f"variance of counts in windows of {ratio.window} rounds {ratio.value:.2f} times that "
+            f"of independent rounds (95%: {low:.2f} to {high:.2f})"
         )
+        evidence.append(describe(test, text, ratio, ratio.z))
     evidence.append(_describe_drift(results.drift))
     if results.period is not None:
         strength = max(results.period.strength, 0)

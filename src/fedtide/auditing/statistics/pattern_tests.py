@@ -65,8 +65,15 @@ class Estimate:
         return low < self.interval[0] and self.interval[1] < high
 
 
+@dataclass(frozen=True)
 class Ratio(Estimate):
-    """An estimate relative to its value under independence, and its relative error."""
+    """The variance of counts in windows relative to independent rounds, and its relative error.
+
+    Args:
+        window: in rounds.
+    """
+
+    window: int
 
     @property
     def z(self) -> float:
@@ -94,7 +101,6 @@ class TestResults:
         beyond: the correlation beyond the previous round.
         dispersion: the relative variance of counts in windows.
         slow_dispersion: the same for the longest windows.
-        windows: of the two dispersions, in rounds.
         period: the best candidate; None in short logs.
         drift: the test for drift.
     """
@@ -108,7 +114,6 @@ class TestResults:
     beyond: Estimate
     dispersion: Ratio
     slow_dispersion: Ratio
-    windows: tuple[int, int]
     period: PeriodCandidate | None
     drift: Drift
 
@@ -180,9 +185,8 @@ def run_tests(
         lag_one=float(z / spread),
         neighbour=Estimate(neighbour, width / 1.96),
         beyond=Estimate(effect, float(error * spread)),
-        dispersion=Ratio(*correlation.window_dispersion(window)),
-        slow_dispersion=Ratio(*correlation.window_dispersion(longest)),
-        windows=(window, longest),
+        dispersion=Ratio(*correlation.window_dispersion(window), window),
+        slow_dispersion=Ratio(*correlation.window_dispersion(longest), longest),
         period=period,
         drift=detect_drift(log, cycle, run_counts.autocorrelation_time),
     )

@@ -29,7 +29,6 @@ class RateEstimates:
         low: lower end of the 95% interval, (N,).
         high: upper end, (N,).
         dispersion: of the clients' presence.
-        method: of the intervals, in words.
         reason: why the log allows no honest intervals, in a sentence; None: it does.
         variation: coefficient of variation of the rates of clients that took part.
         clients_for_half: the smallest number of clients that made half of all updates.
@@ -39,7 +38,6 @@ class RateEstimates:
     low: Floats
     high: Floats
     dispersion: Dispersion
-    method: str
     reason: str | None
     variation: float
     clients_for_half: int
@@ -112,7 +110,6 @@ def estimate_rates(log: ParticipationLog, pattern: Pattern) -> RateEstimates:
         low=np.minimum(low, estimate),
         high=np.maximum(high, estimate),
         dispersion=dispersion,
-        method="Wilson, for T / D rounds, D the variance relative to independent rounds",
         reason=reason,
         variation=float(seen.std() / seen.mean()),
         clients_for_half=count_clients_for_half(log.counts),

@@ -11,8 +11,6 @@ from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLo
 from fedtide.auditing.statistics.churn import Churn
 from fedtide.auditing.statistics.influence import (
     EffectiveObjective,
-    average_over_cohorts,
-    average_recorded,
     list_parts,
     measure_influence,
     recorded_weights,
@@ -87,7 +85,7 @@ def measure_recent_influence(
     if len(rounds) < log.length:
         pattern = replace(pattern, run_counts=count_runs(whole))
     recorded = recorded_weights(whole)
-    noise = _chance_of_one_round(whole, recorded, pattern.run_counts, wanted)
+    noise = _chance_of_one_round(whole, pattern.run_counts, wanted)
     end = 1 + int(np.flatnonzero(whole.cohorts)[-1])
     visits = np.maximum(whole.counts, 1) / whole.length
     least = 0.0 if recorded is None else _DRAWS * float((wanted**2 / visits).sum())
@@ -152,14 +150,10 @@ def _choose_window(length: int, noise: float, least: float, cycle: int | None) -
     return whole if whole <= length // 2 else window
 
 
-def _chance_of_one_round(
-    log: ParticipationLog, recorded: Floats | None, runs: RunCounts, wanted: Floats
-) -> float:
+def _chance_of_one_round(log: ParticipationLog, runs: RunCounts, wanted: Floats) -> float:
     """Return Σ √(2 / π) s_n for W = 1."""
-    if recorded is None:
-        scale = average_over_cohorts(log)[1] * (log.length / log.nonempty_rounds)
-    else:
-        scale = average_recorded(log, recorded)[1]
+    _, scale, parts = list_parts(log)
+    scale = scale * (log.length / parts.count_rounds())
     times = _measure_times(runs)
     return float(np.sqrt(2 / np.pi * np.maximum(wanted * (scale - wanted), 0) * times).sum())
 

@@ -56,7 +56,7 @@ def measure_session_tail(log: ParticipationLog) -> SessionTail:
     that the log cuts off count with the length that it shows, which makes tails lighter.
 
     Args:
-        log: the participation log; of very large ones, evenly spaced clients.
+        log: the participation log; of a large one, a sample of the clients is used.
     """
     lengths, relative = _list_sessions(log)
     k = int(_SHARE * len(relative))
@@ -73,21 +73,17 @@ def measure_session_tail(log: ParticipationLog) -> SessionTail:
 
 def _list_sessions(log: ParticipationLog) -> tuple[Floats, Floats]:
     """Return the sessions of clients with enough of them: lengths in rounds, and relative ones."""
-    step = max(1, -(-len(log.clients) // _MOST_ENTRIES))
-    lengths, relative = [], []
-    for _, entries, starts in log.iter_client_chunks():
-        rounds, counts = log.rounds[entries], np.diff(starts)
-        owner = np.repeat(np.arange(len(counts)), counts)
-        if step > 1:
-            kept = owner % step == 0
-            rounds, owner = rounds[kept], owner[kept]
-        changes = (np.diff(rounds, prepend=-2) != 1) | (np.diff(owner, prepend=-1) != 0)
-        begins = np.flatnonzero(changes)
-        spread = (np.arange(len(begins)) * 0.6180339887498949) % 1.0
-        own = np.diff(np.append(begins, len(rounds))) - spread
-        number = np.bincount(owner[begins], minlength=len(counts))[owner[begins]]
-        total = np.bincount(owner[begins], own, minlength=len(counts))[owner[begins]]
-        often = number >= _MIN_OWN
-        lengths.append(own[often])
-        relative.append((own * (number - 1) / np.maximum(total - own, 1e-9))[often])
-    return np.concatenate(lengths), np.concatenate(relative)
+    chosen = log.sample_clients(_MOST_ENTRIES / len(log.clients))
+    rounds, owner = log.of_clients(log.rounds, chosen), np.repeat(chosen, log.counts[chosen])
+    changes = (np.diff(rounds, prepend=-2) != 1) | (np.diff(owner, prepend=-1) != 0)
+    begins = np.flatnonzero(changes)
+    # By the records of the clients, as their numbers depend on their names.
+    order = np.lexsort((rounds[begins], log.mark_clients()[owner[begins]]))
+    spread = np.empty(len(begins))
+    spread[order] = (np.arange(len(begins)) * 0.6180339887498949) % 1.0
+    lengths = np.diff(np.append(begins, len(rounds))) - spread
+    number = np.bincount(owner[begins])[owner[begins]]
+    total = np.bincount(owner[begins], lengths)[owner[begins]]
+    often = number >= _MIN_OWN
+    relative = lengths * (number - 1) / np.maximum(total - lengths, 1e-9)
+    return lengths[often], relative[often]

@@ -36,12 +36,10 @@ class StageShift:
         distance: Σ |w_n − v_n|, w of averaging over the clients chosen, without weights, and v over
             those they were chosen from: of this log, and, with a 95% interval, of the mean weights
             to which the same way of choosing leads if each client is there in the same rounds.
-        chance: what the distance would be on average if each round's clients were drawn uniformly.
         p_value: of the hypothesis that they were, against uneven counts.
     """
 
     distance: SkewEstimate
-    chance: float
     p_value: float
 
 
@@ -203,7 +201,7 @@ def measure_shift(before: ParticipationLog, after: ParticipationLog) -> StageShi
     origin = _sum_over_rounds(before, np.where(chosen, before.cohort_weights, 0.0)) / rounds
     errors = np.sqrt(_sum_over_rounds(before, noise * after.cohort_weights**2)) / rounds
     distance = _estimate_distance(weights, origin, errors)
-    return StageShift(distance, float(np.sqrt(2 / np.pi) * errors.sum()), p_value)
+    return StageShift(distance, p_value)
 
 
 def _estimate_distance(weights: Floats, origin: Floats, errors: Floats) -> SkewEstimate:

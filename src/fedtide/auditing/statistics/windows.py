@@ -10,9 +10,9 @@ from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLo
 from fedtide.auditing.statistics.influence import recorded_weights
 
 _MAX_ENTRIES = 4_000_000
-"""Above this number of entries, a subset of the clients is used."""
+"""Above this number of entries, a sample of the clients is used."""
 _FEW_ENTRIES, _MIN_CLIENTS = 250_000, 2000
-"""Above the first, too, if the subset keeps at least this number of clients."""
+"""Above the first, too, if the sample has at least this number of clients."""
 _WORK = 12_000_000
 """Approximate number of entries processed for the whole curve."""
 
@@ -82,14 +82,14 @@ class _Windows:
     """The entries by client, so that those of one client in one window are adjacent.
 
     Args:
-        log: the participation log; of a large one, every k-th client is used.
+        log: the participation log; of a large one, a sample of the clients is used.
         wanted: a_n, (N,).
         weights: w_n of the whole log, (N,).
     """
 
     def __init__(self, log: ParticipationLog, wanted: Floats, weights: Floats) -> None:
         self._log, self._wanted = log, wanted
-        chosen = np.arange(0, log.size, _client_step(log))
+        chosen = log.sample_clients(1 / _client_step(log))
         counts = log.counts[chosen]
         self.rounds = log.of_clients(log.rounds, chosen)
         self._factor = len(log.clients) / max(1, int(counts.sum()))
@@ -105,7 +105,7 @@ class _Windows:
             self._share *= len(self._busy) / float(recorded.sum())
         terms = weights**2 - 2 * weights * wanted
         self.floor = float(log.size * ((weights - wanted) ** 2).sum())
-        # Control variate: correct the subset's sum with its known error over the whole log.
+        # Control variate: correct the sample's sum with its known error over the whole log.
         self._correction = log.size * float(terms.sum() - self._factor * terms[chosen].sum())
 
     def evaluate(self, period: int) -> tuple[float, float]:
@@ -127,7 +127,7 @@ class _Windows:
 
 
 def _client_step(log: ParticipationLog) -> int:
-    """Return the k for which every k-th client is used."""
+    """Return the k of which one client in k is used."""
     entries = len(log.clients)
     affordable = min(-(-entries // _FEW_ENTRIES), log.size // _MIN_CLIENTS)
     return max(1, -(-entries // _MAX_ENTRIES), affordable)
