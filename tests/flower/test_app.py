@@ -16,6 +16,7 @@ import fedtide.flower
 from fedtide.flower import client, initial_arrays
 from fedtide.flower.clients.task import ClientTask, cross_entropies
 from fedtide.flower.server.strategy import FedTide
+from fedtide.training.minibatches import MinibatchPlanner
 
 from .fake_grid import FakeGrid, Node
 
@@ -189,6 +190,110 @@ def test_clients_evaluate_on_their_own_test_part():
     assert found["accuracy"] == pytest.approx(float((model(x).argmax(1) == y).double().mean()))
 
 
+def test_a_client_without_test_samples_trains_and_does_not_evaluate(caplog):
+    """Told to decline its rounds, as a client without data is, it would be lost for training."""
+
+    def test(context):
+        x, y = shard(context.node_config["partition-id"])
+        return x[1:], y[1:]  # none of the last client's single sample
+
+    federation = grid(ft.LocalTraining(steps=1, lr=0.1), test=test)
+    strategy = FedTide(A.FedAvg(), clients=4, fraction_evaluate=1.0, clock=federation.clock)
+    result = strategy.start(federation, initial_arrays(network()), num_rounds=1, timeout=60)
+    assert result.train_metrics_clientapp[1]["clients"] == 4
+    assert result.evaluate_metrics_clientapp[1]["clients"] == 3
+    assert "not used" not in caplog.text
+
+
+class Counting(nn.Linear):
+    """Notes how many samples each forward pass has, in a list that copies share."""
+
+    def __init__(self, passes: list[int]) -> None:
+        super().__init__(4, 3, dtype=torch.float64)
+        self.note = passes.append
+
+    def forward(self, x):
+        self.note(len(x))
+        return super().forward(x)
+
+
+def large_shard() -> tuple[torch.Tensor, torch.Tensor]:
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(5000, 4, generator=draws, dtype=torch.float64)
+    return x, torch.randint(0, 3, (5000,), generator=draws)
+
+
+def test_a_large_set_is_evaluated_in_parts():
+    """All 5,000 images at once took gigabytes in a convolutional network."""
+    passes, (x, y) = [], large_shard()
+    net = Counting(passes)
+    task = ClientTask(net, x, y, cross_entropies)
+    passes.clear()
+    found = task.evaluate(task.start).metrics
+    assert max(passes) < 1000
+    wanted = nn.functional.cross_entropy(net(x), y).item()
+    assert found["loss"] == pytest.approx(wanted, rel=1e-12)
+    assert found["accuracy"] == pytest.approx(float((net(x).argmax(1) == y).double().mean()))
+
+
+def test_samples_that_influence_one_another_are_evaluated_together():
+    """This normalisation uses the samples beside it in evaluation, too."""
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    net, (x, y) = nn.Sequential(norm, nn.Linear(4, 3)).double(), large_shard()
+    x = x + torch.arange(5000)[:, None] / 1000
+    task = ClientTask(net, x, y, cross_entropies)
+    wanted = nn.functional.cross_entropy(net.eval()(x), y).item()
+    assert task.evaluate(task.start).metrics["loss"] == pytest.approx(wanted, rel=1e-9)
+
+
+def count_loss(outputs, targets):
+    rates = outputs.squeeze(-1)
+    return nn.functional.poisson_nll_loss(rates, targets.double(), reduction="none")
+
+
+def token_loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs.mT, targets, reduction="none").mean(1)
+
+
+@pytest.mark.parametrize(
+    ("last", "targets", "loss"),
+    [
+        (nn.Linear(3, 1), torch.arange(9) % 3, count_loss),
+        (nn.Linear(3, 10), torch.arange(18).view(9, 2) % 5, token_loss),
+    ],
+)
+def test_whole_numbers_that_are_no_classes_have_no_accuracy(last, targets, loss):
+    shape = nn.Unflatten(1, (2, 5)) if targets.dim() == 2 else nn.Identity()
+    net = nn.Sequential(nn.Linear(4, 3), last, shape).double()
+    task = ClientTask(net, shard(0)[0][:9], targets, loss)
+    found = task.evaluate(task.start).metrics
+    wanted = loss(net(shard(0)[0][:9]), targets).mean().item()
+    assert found["loss"] == pytest.approx(wanted, rel=1e-9)
+    assert "accuracy" not in found
+
+
+def test_only_minibatches_are_copied_to_the_device():
+    """The data may be larger than the memory of a GPU that several clients share."""
+
+    class Watched(torch.Tensor):
+        moved: list[int] = []  # noqa: RUF012
+
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if function is torch.Tensor.to:
+                cls.moved.append(args[0].shape.numel())
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    x, y = large_shard()
+    task = ClientTask(network(), x.as_subclass(Watched), y, cross_entropies, "meta")
+    local = ft.LocalTraining(steps=3, batch_size=16, lr=0.1)
+    plan = MinibatchPlanner(task.population, local, seed=0).plan(np.zeros(1, dtype=np.int64))
+    for features, *_ in task.batches(plan):
+        assert features.device.type == "meta"
+        assert features.shape == (1, 16, 4)
+    assert max(Watched.moved) < 1000
+
+
 def test_the_training_loss_is_the_mean_over_local_steps_and_samples():
     """With full gradients each sample counts once in each of the steps."""
     _, result = trained(A.FedAvg(), ft.LocalTraining(steps=2, lr=0.3), rounds=2)
@@ -284,7 +389,7 @@ def test_a_device_that_is_not_there(caplog):
     federation = grid(ft.LocalTraining(steps=1, lr=0.1), device="cuda:99")
     strategy = FedTide(A.FedAvg(), clients=4, clock=federation.clock)
     strategy.start(federation, initial_arrays(network()), num_rounds=1, timeout=60)
-    assert "device: 'cuda:99' is not available; use 'cpu'" in caplog.text
+    assert "device: 'cuda:99' is not available (" in caplog.text
 
 
 def test_momentum_is_refused_if_gradients_are_derived_from_updates():
@@ -360,6 +465,16 @@ def test_losses_that_would_train_another_model_are_refused(loss, message):
     x, y = shard(0)
     with pytest.raises(ft.InvalidInputError, match=rf"^loss: .*{re.escape(message)}"):
         ClientTask(scalar_model(1), x, y.double(), loss)
+
+
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_a_class_without_an_output_is_refused_at_once(wrong):
+    """On a GPU it would end in an assertion of the device, after which its process is unusable."""
+    x, y = shard(0)
+    y = y.clone()
+    y[20] = wrong
+    with pytest.raises(ft.InvalidInputError, match=rf"^data: .*class {wrong}, .* 3 outputs"):
+        ClientTask(network(), x, y, cross_entropies)
 
 
 def test_a_loss_that_reads_a_parameter_outside_the_model_is_refused():

@@ -97,6 +97,13 @@ def test_memories_of_clients_follow_the_plain_method(method, tmp_path):
     np.testing.assert_allclose(states[1], states[0], rtol=1e-3)
 
 
+def test_clients_that_train_in_bfloat16_send_float32(tmp_path):
+    """NumPy has no bfloat16; this method sends Δ, and not the sum of Δ and the model."""
+    federation = Federation(2, 0.375, memory=tmp_path, dtype=torch.bfloat16)
+    strategy = federation.train(ClientSideMemory(A.FedAU(cutoff=5)), rounds=2)
+    np.testing.assert_array_equal(state_of(strategy), [0.75, 0.75])
+
+
 def test_numbers_beyond_float16_are_sent_as_its_largest():
     """They would be infinite, and no client could train again."""
     federation = Federation(1, 5_000.0, dtype=torch.float32)

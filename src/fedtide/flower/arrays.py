@@ -111,9 +111,11 @@ def arrays_to_vector(
 def _encode(tensor: Tensor, blanks: bytes) -> Array:
     """Return a tensor as Flower's `Array(ndarray)` does, without a further copy of its values.
 
-    Without blanks the bytes are the same, too.
+    Without blanks the bytes are the same, too. bfloat16, which NumPy lacks, becomes float32.
     """
-    values = np.asarray(tensor.detach().cpu().numpy(), order="C")
+    tensor = tensor.detach().cpu()
+    numbers = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    values = np.asarray(numbers.numpy(), order="C")
     for header, dtype in _headers(values.shape):
         if values.dtype == dtype:
             if blanks:

@@ -58,8 +58,10 @@ def require_device(name: str) -> None:
     """
     try:
         torch.empty(0, device=name)
-    except (RuntimeError, AssertionError):
-        raise InvalidInputError(f"device: {name!r} is not available; use 'cpu'") from None
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidInputError(
+            f"device: {name!r} is not available ({first_line(error, 80)}); use 'cpu'"
+        ) from None
 
 
 def describe(name: str) -> str:

@@ -71,13 +71,15 @@ def client(
         local: steps, batch size and learning rate; an "lr" in the run's train_config overrides
             the learning rate.
         loss: of each sample; by default the cross-entropy of logits and classes.
-        test: returns the samples on which this client evaluates; None: those of `data`.
+        test: returns the samples on which this client evaluates, if it has any; None: those of
+            `data`.
         available: whether the client takes part in round t (absolute, from 0), or evaluates after
             it; None: always.
         memory: returns the folder in which this client remembers, for `ClientSideMemory`; a
             separate folder for each federation.
         mods: Flower's, for training (see `custom_client`).
-        device: where this client trains and evaluates, such as "cuda".
+        device: where this client trains and evaluates, such as "cuda"; its data may stay on the
+            CPU, from which minibatches are copied.
 
     A client that the operator did not register with a name calls itself by the "name" in its node
     config, else by its "partition-id".
@@ -92,8 +94,7 @@ def client(
 
     def make_trainer(own: Data) -> _ClientTrainer:
         require_device(device)
-        features, targets = (tensor.to(device) for tensor in own)
-        return _ClientTrainer(ClientTask(model().to(device), features, targets, loss), local)
+        return _ClientTrainer(ClientTask(model(), *own, loss, device), local)
 
     app = custom_client(
         lambda context: make_trainer(data(context)).train,
@@ -107,8 +108,10 @@ def client(
         t = read_round(message.content)
         if t is not None and available is not None and not available(t, context):
             return Message(build_declined_content(), reply_to=message)
-        evaluator = make_trainer((test or data)(context))
-        metrics = evaluator.evaluate(read_model(message.content))
+        own = (test or data)(context)
+        if test is not None and not len(own[0]):
+            return Message(build_declined_content(), reply_to=message)
+        metrics = make_trainer(own).evaluate(read_model(message.content))
         metrics.update(draw_nonce())
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 

@@ -23,6 +23,8 @@ from fedtide.problems.loss_checks import (
 from fedtide.problems.models import FunctionalModel
 from fedtide.problems.models.functional import mixes_samples
 
+_EVALUATED = 128  # samples in a forward pass: feature maps of all could exceed the memory
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 """The loss of each sample, shape (B,), of the model's outputs (B, C) and the targets (B, ...)."""
 
@@ -40,28 +42,32 @@ class ClientTask(Task):
         features: shape (n, ...).
         targets: shape (n, ...).
         loss: of each sample.
+        device: where the network is moved. The samples stay where they are: only those of a
+            minibatch are copied there.
 
     Raises:
         InvalidInputError: a network that cannot be trained as a pure function
             (see `FunctionalModel`), or that keeps running statistics; a loss that does not give
             one number for each sample, pairs all outputs with all targets, or depends on
-            parameters outside the network; no samples.
+            parameters outside the network; no samples, or one of a class without an output.
     """
 
-    def __init__(self, module: nn.Module, features: Tensor, targets: Tensor, loss: Loss) -> None:
+    def __init__(
+        self, module: nn.Module, features: Tensor, targets: Tensor, loss: Loss, device: str = "cpu"
+    ) -> None:
         if not len(features):
             raise InvalidInputError(
                 "data: no samples; let this client decline its rounds (available=)"
             )
-        self._model = FunctionalModel(module, (features[:2],))
+        self._features, self._targets, self._device = features, targets, torch.device(device)
+        self._model = FunctionalModel(module.to(device), self._select(slice(2))[:1])
         if self._model.buffers:
             layer = next(iter(self._model.buffers)).rpartition(".")[0]
             raise InvalidInputError(
                 f"model: layer {layer!r} keeps running statistics, which Flower clients do not "
                 "send; use GroupNorm, or track_running_stats=False"
             )
-        loss = adapt_loss(loss, features.device, next(module.parameters()).dtype)
-        self._features, self._targets, self._loss = features, targets, loss
+        self._loss = adapt_loss(loss, self._device, next(module.parameters()).dtype)
         self._check_loss()
         self.population = Population(1, samples=np.array([len(features)]))
         self.layout = Layout.from_params(self._model.params)
@@ -78,22 +84,32 @@ class ClientTask(Task):
 
     @torch.no_grad()
     def _check_loss(self) -> None:
-        outputs, targets = self._model.example_output, self._targets[:2]
+        outputs, targets = self._model.example_output, self._select(slice(2))[1]
+        if self._loss is cross_entropies and _are_classes(outputs, targets):
+            _require_classes(self._targets, outputs.shape[1])
         require_per_sample("loss", self._loss, outputs, targets)
         with torch.enable_grad():
             refuse_other_parameters(self._loss(outputs, targets), ())
         if outputs.numel() == targets.numel():  # they could be paired wrongly
-            rows = trial_rows(self._targets)
-            outputs = self._model.evaluate(self._model.params, (self._features[rows],))
-            depends_on_others("loss", self._loss, outputs, self._targets[rows])
+            features, targets = self._select(trial_rows(self._targets))
+            outputs = self._model.evaluate(self._model.params, (features,))
+            depends_on_others("loss", self._loss, outputs, targets)
+
+    def _select(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Return the features and targets of these samples, on the device."""
+        return self._features[rows].to(self._device), self._targets[rows].to(self._device)
 
     @torch.no_grad()
     def _padded_loss(self, params: Params, samples: Tensor) -> Tensor:
         """Return the loss of samples, the last of which is padding."""
         real = (torch.arange(len(samples)) < len(samples) - 1).to(self.start)
         key = torch.zeros((), dtype=torch.int64, device=real.device)
-        batch = (self._features[samples], self._targets[samples], real, key)
-        return self.loss(params, *batch)
+        return self.loss(params, *self._select(samples), real, key)
+
+    def _evaluated_losses(self, params: Params, samples: Tensor) -> Tensor:
+        """Return the losses of samples but the last, which are evaluated together."""
+        features, targets = self._select(samples)
+        return self._loss(self._model.evaluate(params, (features,)), targets)[:-1]
 
     def loss_and_buffers(
         self, params: Params, buffers: Params, *batch: Tensor
@@ -105,7 +121,8 @@ class ClientTask(Task):
 
     def mean_training_loss(self) -> float:
         """Return the mean loss of the samples in all local steps so far, each at its step."""
-        losses, samples = (torch.stack(part).double() for part in zip(*self._seen, strict=True))
+        parts = zip(*self._seen, strict=True)
+        losses, samples = (torch.stack(part).cpu().double() for part in parts)
         return float((losses * samples).sum() / samples.sum())
 
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
@@ -114,20 +131,48 @@ class ClientTask(Task):
         mask = np.ones(plan.positions.shape) if plan.mask is None else plan.mask
         weights = torch.from_numpy(mask.astype(np.float64)).to(self.start)
         positions, keys = torch.from_numpy(plan.positions.copy()), torch.from_numpy(plan.keys)
-        return positions.to(weights.device), weights, keys.to(weights.device)
+        return positions, weights, keys.to(self._device)
 
     def batch(self, *inputs: Tensor) -> Batch:
         """Return (features, targets, weights, key) of one step."""
         positions, weights, keys = inputs
-        return self._features[positions], self._targets[positions], weights, keys
+        return *self._select(positions), weights, keys
 
+    @torch.no_grad()
     def evaluate(
         self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
     ) -> Evaluation:
         """Return the mean loss over all samples, and the accuracy if the targets are classes."""
-        with torch.no_grad():
-            outputs = self._model.evaluate(self.layout.unflatten(x), (self._features,))
-            metrics = {"loss": float(self._loss(outputs, self._targets).mean())}
-            if self._targets.dtype == torch.int64:
-                metrics["accuracy"] = float((outputs.argmax(1) == self._targets).double().mean())
+        params, count = self.layout.unflatten(x), len(self._features)
+        is_apart = not mixes_samples(self._evaluated_losses, params, count)
+        losses, hits = [], []
+        for rows in torch.split(torch.arange(count), _EVALUATED if is_apart else count):
+            features, targets = self._select(rows)
+            outputs = self._model.evaluate(params, (features,))
+            losses.append(self._loss(outputs, targets))
+            if _are_classes(outputs, targets):
+                hits.append(outputs.argmax(1) == targets)
+        metrics = {"loss": float(torch.cat(losses).mean())}
+        if hits:
+            metrics["accuracy"] = float(torch.cat(hits).cpu().double().mean())
         return Evaluation(metrics)
+
+
+def _are_classes(outputs: object, targets: Tensor) -> bool:
+    """Return whether the outputs are several logits for each sample, and the targets classes."""
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or outputs.shape[1] == 1:
+        return False
+    return targets.dim() == 1 and targets.dtype == torch.int64
+
+
+def _require_classes(targets: Tensor, count: int) -> None:
+    """Raise InvalidInputError unless these are classes 0 to `count` - 1.
+
+    Training would fail at the first minibatch with another one, on a GPU without a reason.
+    """
+    for wrong in (int(targets.min()), int(targets.max())):
+        if not 0 <= wrong < count:
+            raise InvalidInputError(
+                f"data: a sample is of class {wrong}, and the model has {count} outputs, for the "
+                f"classes 0 to {count - 1}; number the classes alike at all sites"
+            )

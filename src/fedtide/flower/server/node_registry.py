@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, printable
 from fedtide.flower.protocol import is_name
 
 
@@ -109,8 +109,8 @@ class NodeRegistry:
         names: list[str] = plain["names"]
         if len(names) > self.size or (not self.open and names != self.names):
             raise InvalidInputError(
-                "clients: the saved state has other clients; give the same ones in the same "
-                "order, or another folder"
+                f"clients: the saved state has {printable(', '.join(names), 200) or 'none'}; give "
+                "these in this order, or another folder"
             )
         self.names = names
         self.nodes = {int(node_id): name for node_id, name in plain["nodes"].items()}
