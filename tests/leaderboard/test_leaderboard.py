@@ -5,26 +5,27 @@ import os
 import platform
 import signal
 import time
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.leaderboard.small_board import small_board
+from tests.leaderboard.small_board import plain_board, small_board
 
-from fedtide.algorithms import ALGORITHMS, ClientUpdates, Cohort, RoundDriver
+from fedtide.algorithms import ALGORITHMS, ClientUpdates, Cohort, FedAvg, RoundDriver
 from fedtide.algorithms.serialization import to_tensors
 from fedtide.cli.main import main
-from fedtide.errors import Interrupted, InvalidInputError
+from fedtide.errors import Interrupted, InvalidInputError, RunFailedError
 from fedtide.leaderboard import cell_runner
 from fedtide.leaderboard.cell_record import load_results, save_result
 from fedtide.leaderboard.cell_runner import estimate_seconds, run_cells
 from fedtide.leaderboard.leaderboard_page import render_page
 from fedtide.leaderboard.phone_sessions import PhoneSessions
-from fedtide.leaderboard.search import CellResult, Origin
-from fedtide.leaderboard.spec import load_leaderboard
+from fedtide.leaderboard.search import CellResult, Origin, tried_settings
+from fedtide.leaderboard.spec import load_leaderboard, parse_leaderboard
 from fedtide.leaderboard.standings import Standings, estimate, load_standings
 from fedtide.population import Population
 
@@ -372,11 +373,176 @@ methods:
     with pytest.raises(InvalidInputError, match=r"patterns: .*x"):
         load_leaderboard([file])
     file.write_text("")
-    with pytest.raises(InvalidInputError, match=r"not a mapping; write `patterns:` or `methods:`"):
+    with pytest.raises(
+        InvalidInputError, match=r"not a mapping; write `problems:`, `patterns:` or"
+    ):
         load_leaderboard([file])
     file.write_text("rounds: 7")
-    with pytest.raises(InvalidInputError, match="has 'rounds'; give patterns and methods"):
+    with pytest.raises(InvalidInputError, match="has 'rounds'; give mappings under problems, pat"):
         load_leaderboard([file])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("methods: {7: {algorithm: fedavg, tune: {}, memory: d}}", "methods: 7 cannot be a name"),
+        ("methods: {'a,b': {}}", "methods: 'a,b' cannot be a name"),
+        ("patterns: {'a|b': {}}", r"patterns: 'a\|b' cannot be a name"),
+        (
+            "methods: {x: {algorithm: {type: fedavg}, tune: {lr: [1, 1, 1, 2, 3]}, memory: d}}",
+            r"methods.x.tune: \[1.0, 1.0, .* do not rise",
+        ),
+        (  # only the second stage of the tuning may try the least value
+            "methods: {x: {algorithm: {type: fedavg}, tune: {server_lr: [-1, 1, 2, 3, 4]}, "
+            "memory: d}}",
+            "methods.x.algorithm.server_lr",
+        ),
+        (
+            "problems: {x: {type: imges}}",
+            "problems.x.type: unknown 'imges'; did you mean 'images'?",
+        ),
+    ],
+)
+def test_additions_that_cannot_be_used_are_refused_before_anything_runs(text, message, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidInputError, match=message):
+        load_leaderboard([file])
+
+
+def test_a_log_that_ends_before_the_runs_is_refused(tmp_path):
+    (tmp_path / "log.csv").write_text("round,client\n0,0\n7,1\n")
+    log = {"type": "replay", "log": str(tmp_path / "log.csv")}
+    mine = {"title": "", "source": "", "participation": log}
+    with pytest.raises(InvalidInputError, match=r"mine\.participation: ends after 8 of 9 rounds"):
+        small_board(patterns={"mine": mine})
+
+
+def test_cells_are_run_again_once_their_log_or_their_class_has_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    log, module = tmp_path / "log.csv", tmp_path / "changing_method.py"
+    log.write_text("round,client\n0,0\n8,3\n")
+    module.write_text("from fedtide.algorithms import FedAvg\nclass Mine(FedAvg): pass\n")
+    replay = {"title": "", "source": "", "participation": {"type": "replay", "log": "log.csv"}}
+    mine = {"algorithm": {"type": "changing_method:Mine"}, "memory": "d"}
+    mine["tune"] = {"server_lr": [0.5, 0.7, 1.0, 1.4, 2.0]}
+    plain = plain_board()
+    patterns = {"replay": replay, "even": plain["patterns"]["even"]}
+    methods = {"mine": mine, "fedavg": plain["methods"]["fedavg"]}
+    board = parse_leaderboard(plain | {"patterns": patterns, "methods": methods})
+    run_cells(board.cells(), tmp_path)
+    assert load_standings(board, tmp_path).missing() == []
+    module.write_text(module.read_text() + "# another version\n")
+    missing = {cell.place[1:] for cell in load_standings(board, tmp_path).missing()}
+    assert missing == {("replay", "mine"), ("even", "mine")}
+    log.write_text("round,client\n0,0\n8,4\n")
+    missing = {cell.place[1:] for cell in load_standings(board, tmp_path).missing()}
+    assert missing == {("replay", "mine"), ("even", "mine"), ("replay", "fedavg")}
+
+
+@dataclass(frozen=True)
+class Failing(FedAvg):
+    """Fails unless its server learning rate is small."""
+
+    def step(self, state, lr):
+        if self.server_lr > 1:
+            raise ValueError("a bug")
+        return super().step(state, lr)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_cell_that_fails_is_named_and_does_not_stop_the_others(workers, tmp_path):
+    whole = plain_board()
+    failing = whole["methods"]["fedavg"] | {"algorithm": {"type": f"{__name__}:Failing"}}
+    board = small_board(methods={"failing": failing} | whole["methods"])
+    with pytest.raises(RunFailedError, match=r"failing: ValueError: a bug \(failed: .*turns/fail"):
+        run_cells(board.cells(), tmp_path, workers)
+    missing = {cell.place[1:] for cell in load_standings(board, tmp_path).missing()}
+    assert missing == {("even", "failing"), ("turns", "failing")}
+
+
+def test_nothing_else_runs_on_a_problem_whose_reference_fails(small, tmp_path, monkeypatch):
+    def fail(cell):
+        raise InvalidInputError("problems.x: no data")
+
+    ended = []
+    monkeypatch.setattr(cell_runner, "run_cell", fail)
+    with pytest.raises(InvalidInputError, match="no data"):
+        run_cells(small.cells(), tmp_path, on_cell=lambda *_: ended.append(1))
+    assert not ended
+
+
+def test_records_of_commands_that_write_at_the_same_time_are_all_kept(small, tmp_path):
+    cell = small.cell("quadratic", "even", "fedavg")
+    cells = [replace(cell, method=f"m{i}") for i in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda one: save_result(one, result_of(one, (1.0,)), tmp_path), cells))
+    assert len(load_results(cells, tmp_path)) == 40
+
+
+def test_a_page_has_the_chosen_methods_and_the_reference(fedtide, tmp_path):
+    page = tmp_path / "page.md"
+    chosen = ("--problems", "digits", "--patterns", "phones,churn", "--methods", "auto")
+    records = ("--records", str(ROOT / "results" / "leaderboard"))
+    assert fedtide("leaderboard", *chosen, *records, "--write", str(page))[0] == 0
+    text = page.read_text(encoding="utf-8")
+    assert "2 methods under 2 patterns of participation, on\n1 problem " in text
+    assert "5 of 5 cells were run" in text
+    assert "| method | phones | churn |" in text
+    assert "](images/page.png)" in text
+    assert (tmp_path / "images" / "page.png").exists()
+    assert "mifa" not in text
+    assert "## Your own" not in text
+    assert "Not compared" not in text
+
+
+def test_the_trials_of_a_cell_are_shown(fedtide):
+    chosen = ("--problems", "digits", "--patterns", "phones", "--methods", "auto", "--trials")
+    status, out, _ = fedtide("leaderboard", *chosen, "--records", str(ROOT / "results/leaderboard"))
+    assert status == 0
+    file = ROOT / "results" / "leaderboard" / "digits" / "phones.json"
+    cell = json.loads(file.read_text(encoding="utf-8"))["cells"]["auto"]
+    lr, factor = cell["best"]
+    marked = [line.split() for line in out.splitlines() if "chosen" in line]
+    assert len(marked) == 2  # and the reference
+    assert marked[1] == [f"{lr:g}", f"{factor:g}", f"{min(cell['trials']):.3g}", "chosen"]
+    assert f"digits/phones/auto: {cell['figures'][0]:.3g} (seed 1), " in out
+
+
+def test_the_chosen_pair_of_every_record_is_that_of_its_best_trial(whole):
+    results = load_results(whole.cells(), ROOT / "results" / "leaderboard")
+    for cell in whole.cells():
+        result = results[cell.place]
+        settings = tried_settings(cell, result)
+        assert len(set(settings)) == len(settings) == 12
+        assert result.trials[settings.index(result.best)] == min(result.trials)
+
+
+@pytest.mark.process
+def test_the_problem_that_the_page_shows_can_be_run(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+    code, entry = page.split("# my_problem.py")[1].split("```")[:3:2]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_problem.py").write_text(code)
+    (tmp_path / "mine.yaml").write_text(entry.removeprefix("yaml"))
+    board = load_leaderboard([tmp_path / "mine.yaml"])
+    cells = [board.cell("products", "uniform", method) for method in ("scaffold", "mifa")]
+    cell, other = (replace(one, rounds=30, seeds=(1,)) for one in cells)
+    run_cells([cell, other], tmp_path, workers=2)
+    (value,) = load_results([cell], tmp_path)[cell.place].figures
+    tasks = cell.task.draw(board.clients, 1)
+    targets = tasks.targets.numpy()
+    assert 0 < value < 100  # better than 0 everywhere
+    point, everyone = tasks.start[None], torch.tensor([7])
+    eps = 1e-6 * torch.eye(len(tasks.start), dtype=torch.float64)
+
+    def objective(weights):
+        hidden = np.tanh(tasks.inputs[7].numpy() @ weights[:16].reshape(2, 8).numpy())
+        return ((hidden @ weights[16:].numpy() - targets[7]) ** 2).mean()
+
+    slopes = [(objective(point[0] + e) - objective(point[0] - e)) / 2e-6 for e in eps]
+    assert np.allclose(tasks.gradients(point, everyone, None)[0], slopes, atol=1e-6)
 
 
 class SleepingCell:

@@ -9,14 +9,20 @@ from typing import Annotated
 import typer
 
 from fedtide.errors import InvalidInputError
-from fedtide.leaderboard.cell_record import load_results
+from fedtide.leaderboard.cell_record import Results, load_results
 from fedtide.leaderboard.cell_runner import estimate_seconds, run_cells
-from fedtide.leaderboard.leaderboard_page import format_hours, regret_text, write_page
-from fedtide.leaderboard.search import CellResult
+from fedtide.leaderboard.leaderboard_page import (
+    format_hours,
+    regret_text,
+    value_text,
+    write_page,
+)
+from fedtide.leaderboard.search import CellResult, tried_settings
 from fedtide.leaderboard.spec import CellPlan, load_leaderboard
 from fedtide.leaderboard.standings import Standings, load_standings
 from fedtide.plotting.console import new_console
 from fedtide.plotting.wide_table import WideTable
+from fedtide.simulation.run_folder import Failure
 from fedtide.sweep.local_workers import available_cores
 from fedtide.validation import require_suffix
 
@@ -38,8 +44,8 @@ def leaderboard_command(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="A YAML file with further `patterns` and `methods`, written as in fedtide's "
-            "leaderboard.yaml; can be repeated. Use --records to keep them apart.",
+            help="A YAML file with further `problems`, `patterns` and `methods`, written as in "
+            "fedtide's leaderboard.yaml; can be repeated. Use --records to keep them apart.",
             show_default=False,
         ),
     ] = None,
@@ -54,9 +60,20 @@ def leaderboard_command(
         bool,
         typer.Option("--show", help="Show the recorded regrets and what is missing; run nothing."),
     ] = False,
+    trials: Annotated[
+        bool,
+        typer.Option(
+            "--trials",
+            help="Show the tuning trials of the recorded cells and the value with each seed; run "
+            "nothing.",
+        ),
+    ] = False,
     write: Annotated[
         Path | None,
-        typer.Option(help="Write all records as Markdown, with a heat map; run nothing."),
+        typer.Option(
+            help="Write the records of these problems, patterns and methods as Markdown, with a "
+            "heat map; run nothing."
+        ),
     ] = None,
 ) -> None:
     """Compare all methods under many patterns of participation, each tuned with the same budget.
@@ -82,14 +99,23 @@ def leaderboard_command(
     if write is not None:
         require_suffix("write", write, [".md"])
     board = load_leaderboard(add or ())
-    cells = board.cells(_split(problems), _split(patterns), _split(methods))
+    chosen = _split(problems), _split(patterns), _split(methods)
     if write is not None:
-        write_page(write, load_standings(board, records))
+        write_page(write, load_standings(board.restrict(*chosen), records))
         print(f"leaderboard: {write}")
         return
-    if not show:
+    cells = board.cells(*chosen)
+    if not show and not trials:
         run_cells(cells, records, workers or available_cores(), _Progress(cells, records))
-    _show(load_standings(board, records), cells)
+    standings = load_standings(board, records)
+    if trials:
+        _show_trials(cells, standings.results)
+    else:
+        _show_regrets(standings, cells)
+    missing = [cell for cell in cells if cell.place not in standings.results]
+    if missing:
+        left = format_hours(estimate_seconds(missing, standings.results))
+        print(f"not run: {len(missing)} of {len(cells)} cells, {left} of one core")
 
 
 class _Progress:
@@ -103,33 +129,48 @@ class _Progress:
             left = format_hours(estimate_seconds(missing, results))
             print(f"leaderboard: {len(missing)} cells, {left} of one core", file=sys.stderr)
 
-    def __call__(self, cell: CellPlan, result: CellResult, left: float) -> None:
+    def __call__(self, cell: CellPlan, outcome: CellResult | Failure, left: float) -> None:
         self._ended += 1
+        how = f"{outcome.seconds:.0f} s" if isinstance(outcome, CellResult) else outcome.sentence
         print(
-            f"[{self._ended}/{self._all}] {'/'.join(cell.place)}: {result.seconds:.0f} s; "
+            f"[{self._ended}/{self._all}] {'/'.join(cell.place)}: {how}; "
             f"{format_hours(left)} of one core left",
             file=sys.stderr,
             flush=True,
         )
 
 
-def _show(standings: Standings, cells: list[CellPlan]) -> None:
-    """Print the regrets of these cells, and what is missing."""
+def _show_trials(cells: list[CellPlan], results: Results) -> None:
+    """Print the trials of the recorded cells, and the value with each judged seed."""
     console = new_console()
-    for problem in dict.fromkeys(cell.problem for cell in cells):
-        console.print(_regrets(standings, [cell for cell in cells if cell.problem == problem]))
-    missing = [cell for cell in cells if cell.place not in standings.results]
-    if missing:
-        left = format_hours(estimate_seconds(missing, standings.results))
-        print(f"not run: {len(missing)} of {len(cells)} cells, {left} of one core")
+    for cell in cells:
+        if (result := results.get(cell.place)) is None:
+            continue
+        table = WideTable()
+        for head in ("γ", cell.tuning.tuned[0], f"value, seed {cell.tuning_seed}", ""):
+            table.add_column(head)
+        for setting, trial in zip(tried_settings(cell, result), result.trials, strict=True):
+            chosen = "chosen" if setting == result.best else ""
+            table.add_row(*(f"{one:g}" for one in setting), value_text(trial), chosen)
+        console.print(table)
+        values = zip(cell.seeds, result.figures, strict=True)
+        judged = ", ".join(f"{value_text(value)} (seed {seed})" for seed, value in values)
+        console.print(f"{'/'.join(cell.place)}: {judged}\n", highlight=False)
+
+
+def _show_regrets(standings: Standings, cells: list[CellPlan]) -> None:
+    """Print the regrets of these cells."""
+    console = new_console()
+    for name in dict.fromkeys(cell.problem for cell in cells):
+        task = standings.board.problems[name]
+        console.print(f"{task.title}; regret: {task.measure}", highlight=False)
+        console.print(_regrets(standings, [cell for cell in cells if cell.problem == name]))
 
 
 def _regrets(standings: Standings, cells: list[CellPlan]) -> WideTable:
     """Return the regrets on one problem: a row per method, a column per pattern."""
     board, problem = standings.board, cells[0].problem
-    table = WideTable(
-        title=f"{board.problems[problem].title}; regret: {board.problems[problem].figure}"
-    )
+    table = WideTable()
     patterns = [name for name in board.patterns if any(cell.pattern == name for cell in cells)]
     for head in ("method", *patterns):
         table.add_column(head)

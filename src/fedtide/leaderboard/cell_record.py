@@ -13,10 +13,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from fedtide.atomic_io import make_folder, write_text
+from fedtide.atomic_io import write_text
 from fedtide.errors import InvalidInputError
 from fedtide.leaderboard.search import CellResult, Origin
 from fedtide.leaderboard.spec import CellPlan, Place
+from fedtide.locking import lock_folder
 
 Results = Mapping[Place, CellResult]
 """The results of the recorded cells, by their places."""
@@ -24,6 +25,8 @@ Results = Mapping[Place, CellResult]
 
 def load_results(cells: Iterable[CellPlan], folder: Path) -> dict[Place, CellResult]:
     """Return the recorded results of those of the cells that were run with their present settings.
+
+    Those with recorded inputs were also run with the present files and own code.
 
     Raises:
         InvalidInputError: a file that is not a record.
@@ -35,7 +38,9 @@ def load_results(cells: Iterable[CellPlan], folder: Path) -> dict[Place, CellRes
         if file not in files:
             files[file] = _read(file)
         result = files[file].get(cell.method)
-        if result is not None and result.fingerprint == cell.fingerprint:
+        if result is None or result.fingerprint != cell.fingerprint:
+            continue
+        if result.inputs is None or result.inputs == cell.inputs:
             results[cell.place] = result
     return results
 
@@ -47,8 +52,8 @@ def save_result(cell: CellPlan, result: CellResult, folder: Path) -> None:
         InvalidInputError: a file that is not a record, or that cannot be written.
     """
     file = _file(folder, cell)
-    make_folder(file.parent, field="records")
-    write_results(file, _read(file) | {cell.method: result})
+    with lock_folder(file.parent, "records", "repeat the command", patience=60):
+        write_results(file, _read(file) | {cell.method: result})
 
 
 def write_results(file: Path, results: Mapping[str, CellResult]) -> None:
@@ -66,6 +71,8 @@ def write_results(file: Path, results: Mapping[str, CellResult]) -> None:
     for method, result in results.items():
         plain = asdict(result)
         origin = plain.pop("origin")
+        if result.inputs is None:
+            del plain["inputs"]
         plain |= {name: value for name, value in origin.items() if value != common[name]}
         lines.append(f"{json.dumps(method)}: {json.dumps(plain)}")
     cells = ",\n".join(lines)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import torch
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import Interrupted, InvalidInputError, RunFailedError, list_names
 from fedtide.leaderboard.cell_record import Results, load_results, save_result
 from fedtide.leaderboard.search import CellResult, run_cell
-from fedtide.leaderboard.spec import CellPlan
+from fedtide.leaderboard.spec import FULL, CellPlan, Place
+from fedtide.simulation.run_folder import Failure
 
-OnCell = Callable[[CellPlan, CellResult, float], None]
+OnCell = Callable[[CellPlan, CellResult | Failure, float], None]
 """Called with each cell that has ended, and the estimated seconds on one core that remain."""
 
 
@@ -25,6 +27,9 @@ def run_cells(
     cells: Sequence[CellPlan], folder: Path, workers: int = 1, on_cell: OnCell | None = None
 ) -> None:
     """Run the cells that have no record with their present settings, and record each as it ends.
+
+    A cell that fails does not end the others, except for that of full participation: without it,
+    no regret is known on its problem.
 
     Args:
         cells: of the leaderboard.
@@ -34,16 +39,36 @@ def run_cells(
 
     Raises:
         InvalidInputError: a cell that cannot be run, a damaged record, or a lost process.
+        RunFailedError: a cell failed by another exception, mostly of a user's own code.
         Interrupted: the user interrupted; what has ended is recorded.
     """
     results = load_results(cells, folder)
     missing = [cell for cell in cells if cell.place not in results]
-    for cell, result in _run(missing, workers):
-        save_result(cell, result, folder)
-        results[cell.place] = result
+    failed: dict[Place, Failure] = {}
+    for cell, outcome in _run(missing, workers):
+        if isinstance(outcome, Failure):
+            failed[cell.place] = outcome
+            if cell.pattern == FULL:
+                break
+        else:
+            save_result(cell, outcome, folder)
+            results[cell.place] = outcome
         if on_cell is not None:
-            left = (cell for cell in missing if cell.place not in results)
-            on_cell(cell, result, estimate_seconds(left, results))
+            left = (cell for cell in missing if cell.place not in {**results, **failed})
+            on_cell(cell, outcome, estimate_seconds(left, results))
+    if failed:
+        _raise_first(failed)
+
+
+def _raise_first(failed: Mapping[Place, Failure]) -> None:
+    """Raise the error of the first cell that failed, with the names of all."""
+    first, names = next(iter(failed.values())), ["/".join(place) for place in failed]
+    sentence = (
+        first.sentence if len(names) == 1 else f"{first.sentence} (failed: {list_names(names)})"
+    )
+    if first.trace:
+        raise RunFailedError(f"{names[0]}: {sentence}", first.trace)
+    raise InvalidInputError(sentence)
 
 
 def estimate_seconds(missing: Iterable[CellPlan], results: Results) -> float:
@@ -60,16 +85,28 @@ def estimate_seconds(missing: Iterable[CellPlan], results: Results) -> float:
     return total
 
 
-def _run(cells: Sequence[CellPlan], workers: int) -> Iterator[tuple[CellPlan, CellResult]]:
+def _attempt(cell: CellPlan) -> CellResult | Failure:
+    """Return the result of a cell, or why there is none: a user's class may raise anything."""
+    try:
+        return run_cell(cell)
+    except Interrupted:
+        raise
+    except Exception as error:
+        return Failure.of(error)
+
+
+def _run(
+    cells: Sequence[CellPlan], workers: int
+) -> Iterator[tuple[CellPlan, CellResult | Failure]]:
     """Yield the cells with their results as they end."""
     if min(workers, len(cells)) <= 1:
         with _single_thread():
             for cell in cells:
-                yield cell, run_cell(cell)
+                yield cell, _attempt(cell)
         return
     context, others = get_context("spawn"), set(active_children())
-    with ProcessPoolExecutor(workers, context, _prepare_worker) as pool:
-        futures = {pool.submit(run_cell, cell): cell for cell in cells}
+    with ProcessPoolExecutor(workers, context, _prepare_worker, (str(Path.cwd()),)) as pool:
+        futures = {pool.submit(_attempt, cell): cell for cell in cells}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -95,7 +132,8 @@ def _single_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _prepare_worker() -> None:
-    """Use one thread, and leave Ctrl-C to the parent."""
+def _prepare_worker(folder: str) -> None:
+    """Use one thread, find own classes in the folder, and leave Ctrl-C to the parent."""
+    sys.path.append(folder)
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

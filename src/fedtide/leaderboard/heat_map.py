@@ -48,7 +48,7 @@ def _draw_panel(panel: Axes, standings: Standings, problem: str) -> None:
     panel.set_xticks(range(len(patterns)), patterns, rotation=40, ha="right", fontsize=8)
     panel.set_yticks(range(len(methods)), methods, fontsize=8)
     task = board.problems[problem]
-    panel.set_title(f"{task.title}: regret ({task.figure})", fontsize="medium")
+    panel.set_title(f"{task.title}: regret ({task.measure})", fontsize="medium")
     panel.tick_params(length=0)
 
 

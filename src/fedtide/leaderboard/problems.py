@@ -95,13 +95,13 @@ class LeaderboardProblem(ABC):
 
     Args:
         title: its name in tables.
-        figure: what is compared, and its unit.
+        measure: what is compared, lower is better, and its unit.
         lr: the nine local rates γ, in rising order.
         seconds: that a cell takes on one core, roughly, until some are recorded.
     """
 
     title: str
-    figure: str
+    measure: str
     lr: Sequence[float]
     seconds: float
 

@@ -75,6 +75,8 @@ class CellResult:
         figures: of the judged seeds.
         seconds: of one core, for all runs.
         origin: what they were computed with.
+        inputs: a hash of files and own code, see `CellPlan`; None: there are none, or they were
+            not recorded.
     """
 
     fingerprint: str
@@ -83,6 +85,7 @@ class CellResult:
     figures: tuple[float | None, ...]
     seconds: float
     origin: Origin
+    inputs: str | None = None
 
 
 def coarse_pairs(rates: int, values: int) -> list[Pair]:
@@ -110,7 +113,7 @@ def run_cell(plan: CellPlan) -> CellResult:
     Raises:
         InvalidInputError: a method or pattern that cannot be run.
     """
-    start = time.process_time()
+    start, inputs = time.process_time(), plan.inputs
     rates, values = plan.task.lr, plan.tuning.tuned[1]
     with error_prefix("/".join(plan.place)):
         tuning = _draw(plan, plan.tuning_seed)
@@ -129,7 +132,24 @@ def run_cell(plan: CellPlan) -> CellResult:
         tuple(_plain(figure) for figure in judged),
         round(time.process_time() - start, 1),
         Origin.present(plan),
+        inputs,
     )
+
+
+def tried_settings(plan: CellPlan, result: CellResult) -> list[tuple[float, float]]:
+    """Return γ and the further number of each recorded trial, in the order of the trials.
+
+    Of pairs that recorded values do not tell apart, it is the neighbours of one from which the
+    chosen pair was reached.
+    """
+    rates, values = plan.task.lr, plan.tuning.tuned[1]
+    pairs = coarse_pairs(len(rates), len(values))
+    first = [np.inf if trial is None else trial for trial in result.trials[: len(pairs)]]
+    found: list[tuple[float, float]] = []
+    for pair, value in zip(pairs, first, strict=True):
+        if value == min(first) and result.best not in found:
+            found = [(rates[i], values[j]) for i, j in pairs + refined_pairs(pair)]
+    return found
 
 
 def _least(figures: NDArray[np.float64]) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +16,13 @@ import numpy as np
 
 from fedtide.algorithms import Algorithm
 from fedtide.errors import InvalidInputError, did_you_mean, error_prefix
+from fedtide.import_paths import is_import_path
 from fedtide.leaderboard.problems import CLASSES, PROBLEM_TYPES, LeaderboardProblem
 from fedtide.participation import Availability, Schedule, Selection
 from fedtide.population import Population
 from fedtide.simulation.experiment import BUILDER, put, read_yaml
-from fedtide.validation import require_choice, require_folder_name
+from fedtide.simulation.fingerprints import hash_code, hash_files
+from fedtide.validation import require_choice
 
 FULL = "full"
 """The pattern of the reference, in which everybody takes part in every round."""
@@ -27,6 +31,7 @@ REFERENCE = "fedavg"
 """The method that is trained under full participation."""
 
 _FILE = Path(__file__).with_name("leaderboard.yaml")
+_ADDED = ("problems", "patterns", "methods")  # what further files may hold
 _RATES, _VALUES = 9, 5  # tuned values of γ and of the further number
 
 Place = tuple[str, str, str]
@@ -98,6 +103,7 @@ class Method:
                 f"tune: {len(lengths)} fields with {lengths} values; give one field with "
                 f"{_VALUES} values, so that all methods have equally many trials"
             )
+        _require_rising("tune", self.tuned[1])
 
     @property
     def tuned(self) -> tuple[str, Sequence[float]]:
@@ -184,6 +190,26 @@ class Leaderboard:
         """Return why the method cannot be used under the pattern; "": it can."""
         return self.methods[method].lacks(self.patterns[pattern], self.clients)
 
+    def restrict(
+        self,
+        problems: Iterable[str] | None,
+        patterns: Iterable[str] | None,
+        methods: Iterable[str] | None,
+    ) -> Leaderboard:
+        """Return the leaderboard of these problems, patterns and methods, and of the reference.
+
+        Raises:
+            InvalidInputError: an unknown problem, pattern or method, or none of them.
+        """
+        shown = None if methods is None else [REFERENCE, *_select("methods", methods, self.methods)]
+        return replace(
+            self,
+            problems=_restricted("problems", problems, self.problems),
+            patterns=_restricted("patterns", patterns, self.patterns),
+            methods=_restricted("methods", shown, self.methods),
+            excluded=self.excluded if methods is None else {},
+        )
+
     def cells(
         self,
         problems: Iterable[str] | None = None,
@@ -249,13 +275,29 @@ class CellPlan:
         for part, names in _WORDS.items():
             for name in names:
                 (plain if part == "" else plain[part]).pop(name, None)
-        text = json.dumps(plain, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return _hash(plain)
+
+    @property
+    def inputs(self) -> str | None:
+        """A hash of the files and the user's own code that decide the result; None: there are none.
+
+        It is that of the present files, and not part of the fingerprint, which can be computed
+        without them.
+        """
+        schedule = self.participation.schedule
+        files = hash_files({"participation": schedule, "problem": self.task})
+        code = hash_code([schedule, self.task, self.tuning.algorithm])
+        return _hash([files, code, type(self.task).__qualname__]) if files or code else None
+
+
+def _hash(plain: Any) -> str:
+    text = json.dumps(plain, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 _WORDS = {
     "": ("problem", "pattern", "method"),
-    "task": ("title", "figure", "seconds"),
+    "task": ("title", "measure", "seconds"),
     "participation": ("title", "source"),
     "tuning": ("memory", "messages", "note"),
 }
@@ -277,20 +319,29 @@ def _select(
     return [name for name in options if name in names]
 
 
-def load_leaderboard(additions: Iterable[Path] = ()) -> Leaderboard:
-    """Return the leaderboard, with the patterns and methods of further files.
+def _restricted(
+    field_name: str, wanted: Iterable[str] | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {name: options[name] for name in _select(field_name, wanted, options)}
 
-    A further file has the keys `patterns` and `methods`, written as in leaderboard.yaml.
+
+def load_leaderboard(additions: Iterable[Path] = ()) -> Leaderboard:
+    """Return the leaderboard, with the problems, patterns and methods of further files.
+
+    A further file has some of the keys `problems`, `patterns` and `methods`, written as in
+    leaderboard.yaml.
 
     Raises:
         InvalidInputError: a file that cannot be read or used, or a name that is taken.
     """
     plain = read_yaml(_FILE)
     for file in additions:
-        added = read_yaml(file, "write `patterns:` or `methods:`")
+        added = read_yaml(file, "write `problems:`, `patterns:` or `methods:`")
         for key, entries in added.items():
-            if key not in ("patterns", "methods") or not isinstance(entries, Mapping):
-                raise InvalidInputError(f"add: {file} has {key!r}; give patterns and methods")
+            if key not in _ADDED or not isinstance(entries, Mapping):
+                raise InvalidInputError(
+                    f"add: {file} has {key!r}; give mappings under {', '.join(_ADDED)}"
+                )
             for name in entries:
                 if name in plain[key] or name == FULL:
                     raise InvalidInputError(f"add: {name!r} is taken; choose another name")
@@ -304,6 +355,9 @@ def parse_leaderboard(plain: Mapping[str, Any]) -> Leaderboard:
     Raises:
         InvalidInputError: an entry that cannot be used.
     """
+    for key in _ADDED:
+        for name in plain[key]:
+            _require_name(key, name)
     kinds = {"patterns": Pattern, "methods": Method}
     built: dict[str, Any] = {
         key: {
@@ -316,13 +370,18 @@ def parse_leaderboard(plain: Mapping[str, Any]) -> Leaderboard:
     }
     board = Leaderboard(**{**plain, **built})
     for key, pattern in board.patterns.items():
-        require_folder_name("patterns", key)  # of its records
         with error_prefix(f"patterns.{key}"):
-            pattern.schedule.start(_clients(board.clients), seed=0)
+            length = pattern.schedule.start(_clients(board.clients), seed=0).length
+            if length is not None and length < board.rounds:
+                raise InvalidInputError(
+                    f"participation: ends after {length} of {board.rounds} rounds; give a longer "
+                    "log, or a process"
+                )
         for name, method in board.methods.items():
             if not board.lacks(key, name):
                 with error_prefix(f"methods.{name}"):
-                    method.build(pattern, 0.1, method.tuned[1][1])
+                    for value in method.tuned[1]:
+                        method.build(pattern, 0.1, value)
     return board
 
 
@@ -332,9 +391,33 @@ def _clients(count: int) -> Population:
 
 
 def _problem(plain: Mapping[str, Any], path: str) -> LeaderboardProblem:
-    kind = PROBLEM_TYPES[plain["type"]]
-    settings = {key: value for key, value in plain.items() if key != "type"}
-    problem: LeaderboardProblem = BUILDER.build(kind, settings, path)
+    kind = LeaderboardProblem
+    if isinstance(plain, Mapping) and not is_import_path(plain.get("type")):
+        name = str(plain.get("type"))
+        if name not in PROBLEM_TYPES:
+            hint = f"{did_you_mean(name, PROBLEM_TYPES)}, or the import path of your class"
+            raise InvalidInputError(f"{path}.type: unknown {name!r}; {hint}")
+        kind, plain = PROBLEM_TYPES[name], {k: v for k, v in plain.items() if k != "type"}
+    problem: LeaderboardProblem = BUILDER.build(kind, plain, path)
     if len(problem.lr) != _RATES:
         raise InvalidInputError(f"{path}.lr: {len(problem.lr)} rates; give {_RATES}")
+    _require_rising(f"{path}.lr", problem.lr)
     return problem
+
+
+def _require_rising(field_name: str, values: Sequence[float]) -> None:
+    """Raise InvalidInputError unless each value is larger than the one before it.
+
+    The second stage of the search tries the neighbours of the best value of the first.
+    """
+    if not all(one < other for one, other in pairwise(values)):
+        raise InvalidInputError(f"{field_name}: {list(values)} do not rise; give rising values")
+
+
+def _require_name(field_name: str, name: object) -> None:
+    """Raise InvalidInputError unless a name fits in a list with commas, a table and a folder."""
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+-]{0,99}", name):
+        raise InvalidInputError(
+            f"{field_name}: {name!r:.60} cannot be a name; use letters, digits, -, +, . and _, and "
+            "put numbers in quotes"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from importlib.machinery import PathFinder
@@ -35,7 +35,10 @@ def fingerprint_experiment(experiment: Experiment) -> Fingerprints:
     """
     with error_prefix("problem"):
         data = once(content_key(experiment.problem), experiment.problem.fingerprint)
-    return {"data": data, "files": _hash_files(experiment), "code": _hash_code(experiment)}
+    parts = ("participation", "selection", "dropout", "problem", "algorithm", "local")
+    named = {name: getattr(experiment, name) for name in parts}
+    reading = {name: named[name] for name in parts[:3]}
+    return {"data": data, "files": hash_files(reading), "code": hash_code(named.values())}
 
 
 def list_changes(before: Fingerprints, now: Fingerprints) -> list[str]:
@@ -52,11 +55,11 @@ def list_changes(before: Fingerprints, now: Fingerprints) -> list[str]:
     return changes
 
 
-def _hash_files(experiment: Experiment) -> dict[str, str]:
-    """Return the hash of every file that the participation names, by its field."""
+def hash_files(parts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the hash of every file that an object or one in it names, by its dotted field."""
     found = {}
-    for name in ("participation", "selection", "dropout"):
-        for path, thing in _walk(name, getattr(experiment, name)):
+    for name, part in parts.items():
+        for path, thing in _walk(name, part):
             for field, kind in _field_types(thing).items():
                 named = getattr(thing, field) if Path in (kind, *get_args(kind)) else None
                 if isinstance(named, str | Path) and expand_home(named).is_file():
@@ -64,10 +67,13 @@ def _hash_files(experiment: Experiment) -> dict[str, str]:
     return found
 
 
-def _hash_code(experiment: Experiment) -> dict[str, str]:
-    """Return the hash of the source of every module that classes and functions come from."""
-    parts = ("problem", "participation", "algorithm", "local", "selection", "dropout")
-    walked = (thing for name in parts for _, thing in _walk(name, getattr(experiment, name)))
+def hash_code(parts: Iterable[Any]) -> dict[str, str]:
+    """Return the hash of the source of every module that classes and functions come from.
+
+    Args:
+        parts: objects, or plain data that name classes by their import paths.
+    """
+    walked = (thing for part in parts for _, thing in _walk("", part))
     modules = {module for thing in walked for module in _modules(thing)}
     files: dict[str, Path] = {}
     for name in modules:
