@@ -23,7 +23,7 @@ def lock_repeatedly(folder, times, queue):
     run_folder = RunFolder(folder)
     for _ in range(times):
         try:
-            with run_folder.lock({"rounds": 1}, resume=True):
+            with run_folder.lock({"rounds": 1}, resume=True, fingerprints={}):
                 locked += 1
                 try:  # only one process can create a file exclusively
                     os.close(os.open(folder / "inside", os.O_CREAT | os.O_EXCL))

@@ -308,6 +308,39 @@ def test_more_rounds_need_a_checkpoint(regression, tmp_path):
     assert again.metrics.equals(whole.metrics)
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"PAR1")])
+def test_more_rounds_need_the_log(damage, regression, tmp_path):
+    """Without it the finished run stays what it was."""
+    fields = regression | {"rounds": 8}
+    whole = ft.simulate(**fields, out=tmp_path / "run")
+    log = (tmp_path / "run" / "participation.parquet").read_bytes()
+    damage(tmp_path / "run" / "participation.parquet")
+    before = contents(tmp_path)
+    with pytest.raises(ft.InvalidInputError, match=r"participation\.parquet that cannot be read"):
+        ft.simulate(**regression, out=tmp_path / "run", resume=True)
+    assert contents(tmp_path) == before
+    (tmp_path / "run" / "participation.parquet").write_bytes(log)
+    again = ft.simulate(**fields, out=tmp_path / "run", resume=True)
+    assert again.metrics.equals(whole.metrics)
+
+
+def test_a_run_under_way_again_has_no_table_of_its_former_end(regression, killed_at, tmp_path):
+    """Without clients that are evaluated, nothing would replace it before the new end."""
+    fields = regression | {"evaluation": {"clients": False}}
+    ft.simulate(**(fields | {"rounds": 8}), out=tmp_path / "run")
+    assert (tmp_path / "run" / "clients.parquet").exists()
+    killed_at(11, fields, tmp_path / "run", resume=True)
+    assert not (tmp_path / "run" / "clients.parquet").exists()
+
+
+def test_tables_that_are_missing_do_not_matter_to_more_rounds(regression, tmp_path):
+    ft.simulate(**(regression | {"rounds": 8}), out=tmp_path / "run")
+    for name in ("metrics", "clients"):
+        (tmp_path / "run" / f"{name}.parquet").unlink()
+    longer = ft.simulate(**regression, out=tmp_path / "run", resume=True)
+    assert longer.metrics["round"].to_list() == [0, 5, 8, 10, 12]
+
+
 def test_a_run_that_a_callback_has_stopped_gets_no_more_rounds(regression, tmp_path):
     class Stop(ft.callbacks.Callback):
         def on_round_end(self, run):
@@ -315,7 +348,7 @@ def test_a_run_that_a_callback_has_stopped_gets_no_more_rounds(regression, tmp_p
                 run.stop("enough")
 
     ft.simulate(**regression, out=tmp_path / "run", callbacks=[Stop()])
-    with pytest.raises(ft.InvalidInputError, match=r"rounds \(was 12, is 20\)"):
+    with pytest.raises(ft.InvalidInputError, match=r"callback .*rounds \(was 12, is 20\)"):
         ft.simulate(**(regression | {"rounds": 20}), out=tmp_path / "run", resume=True)
 
 

@@ -335,6 +335,20 @@ def test_a_sweep_goes_on_for_more_rounds(sweep, results, tmp_path):
         assert results(tmp_path / "out" / run.path) == results(tmp_path / "whole" / run.path)
 
 
+def test_a_run_that_cannot_go_on_for_more_rounds_has_failed(sweep, tmp_path):
+    """It is no run that only has to be continued, and is tried again by the next call."""
+    shorter, longer = (sweep([f"rounds={rounds}"], seeds=[1, 2]) for rounds in (3, 6))
+    run_sweep(shorter, tmp_path / "out", workers=1)
+    checkpoints = tmp_path / "out" / longer.runs[0].path / "checkpoints"
+    checkpoints.rename(tmp_path / "kept")
+    grown = run_sweep(longer, tmp_path / "out", workers=1)
+    assert grown["status"].to_list() == ["failed", "done"]
+    assert "no intact checkpoint" in grown["error"][0]
+    (tmp_path / "kept").rename(checkpoints)
+    grown = run_sweep(longer, tmp_path / "out", workers=1)
+    assert grown["status"].to_list() == ["done"] * 2
+
+
 def test_a_folder_has_one_sweep_at_a_time(sweep, tmp_path):
     """A second one would report the runs of the first as failed, and replace its results."""
     out = tmp_path / "out"

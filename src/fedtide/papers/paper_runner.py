@@ -197,7 +197,7 @@ def _read_outcome(run: PlannedRun, folder: RunFolder) -> RunOutcome:
     Raises:
         InvalidInputError: it failed for another reason.
     """
-    if (failure := folder.read_failure()) is not None:
+    if (failure := folder.read_failure(run.resolved["rounds"])) is not None:
         if not failure.permanent:
             raise InvalidInputError(f"{run.folder}.{failure.sentence}")
         return RunOutcome(pl.DataFrame(), 0.0, stopped=failure.sentence.partition(";")[0])

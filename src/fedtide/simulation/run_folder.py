@@ -146,13 +146,13 @@ class RunFolder:
             raise UnreadableFileError(file, f"without {', '.join(missing)}")
         return content
 
-    def read_failure(self) -> Failure | None:
-        """Return why the run has failed; None if it has not.
+    def read_failure(self, rounds: int = 0) -> Failure | None:
+        """Return why the run has failed; None if it has not, or has ended, see `has_ended`.
 
         Raises:
-            UnreadableFileError: the record of the failure is damaged.
+            UnreadableFileError: the record of the failure, or the summary, is damaged.
         """
-        if self.finished or not self.failure.exists():
+        if not self.failure.exists() or self.has_ended(rounds):
             return None
         note = self.read_json(self.failure, ["sentence"])
         trace, permanent = str(note.get("trace", "")), bool(note.get("permanent", False))
@@ -179,9 +179,14 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInputError(f"out: {self.path} is a file; give a folder")
         if self.experiment.exists() and resume:
-            before = read_yaml(self.experiment)
-            rounds = experiment["rounds"]
-            if self._is_longer(experiment, before) and not self.has_ended(rounds):
+            before, rounds = read_yaml(self.experiment), experiment["rounds"]
+            if self._is_longer(experiment, before):
+                if self.has_ended(rounds):
+                    raise InvalidInputError(
+                        f"resume: a callback has stopped the run in {self.path}, so it gets no "
+                        f"more rounds (was {before['rounds']}, is {rounds}); give the same number "
+                        "or another folder"
+                    )
                 before["rounds"] = rounds
             if changed := list_differences(before, experiment):
                 raise InvalidInputError(
@@ -252,6 +257,20 @@ class RunFolder:
         parts = [p for p in numbered(self.log_parts, "parquet") if int(p.stem) <= ended]
         return reduce(_chain, parts, "")
 
+    def reopen_log(self, ended: int) -> None:
+        """Write the log of a finished run, up to round `ended`, as its only part.
+
+        Raises:
+            UnreadableFileError: the log is missing or damaged.
+        """
+        try:
+            log = read_frame(self.participation)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise UnreadableFileError(self.participation, type(error).__name__) from None
+        self.drop_partial_results()
+        self.log_chain = ""
+        self.add_to_log(ended, log.filter(pl.col("round") < ended))
+
     def read_log(self) -> list[pl.DataFrame]:
         """Return the parts of the log in order."""
         return [read_frame(part) for part in numbered(self.log_parts, "parquet")]
@@ -300,16 +319,16 @@ class RunFolder:
             self.log_parts.rmdir()
 
     def drop_results(self) -> None:
-        """Remove the results of a finished run that goes on, the summary first.
+        """Remove the tables of a finished run that goes on, after the summary.
 
         Raises:
             InvalidInputError: a file cannot be removed.
         """
-        _remove([self.summary, self.metrics, self.participation])
+        _remove([self.summary, self.metrics, self.participation, self.clients])
 
     @contextmanager
     def lock(
-        self, experiment: dict[str, Any], resume: Resume, fingerprints: Fingerprints | None = None
+        self, experiment: dict[str, Any], resume: Resume, fingerprints: Fingerprints
     ) -> Iterator[None]:
         """Create the folder for this experiment and lock it against other processes.
 
@@ -320,13 +339,16 @@ class RunFolder:
         """
         with lock_folder(self.path, "out", "wait for it or choose another"):
             self.check(experiment, resume)
-            if fingerprints is not None and not self.has_ended(experiment["rounds"]):
+            if not self.has_ended(experiment["rounds"]):
                 self._write_fingerprints(fingerprints)
-            if not self.experiment.exists() or self._is_longer(
-                experiment, read_yaml(self.experiment)
-            ):
+            if not self.experiment.exists():
                 write_yaml(self.experiment, experiment)
             yield
+
+    def raise_rounds(self, experiment: dict[str, Any]) -> None:
+        """Write the experiment if it has more rounds than the folder's, as `check` allows."""
+        if self._is_longer(experiment, read_yaml(self.experiment)):
+            write_yaml(self.experiment, experiment)
 
     def _write_fingerprints(self, now: Fingerprints) -> None:
         """Write the fingerprints of a run that begins, or that continues with others."""
@@ -365,7 +387,7 @@ def _remove(files: Iterable[Path]) -> None:
     """
     for file in files:
         try:
-            file.unlink()
+            file.unlink(missing_ok=True)
         except OSError as error:
             raise unwritable("out", file, error) from None
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-import polars as pl
 import torch
 
 from fedtide.activity import PREPARING, activity, listen
@@ -26,7 +25,7 @@ from fedtide.simulation.interruption import Interruption
 from fedtide.simulation.loop import Run
 from fedtide.simulation.result import Result
 from fedtide.simulation.result_files import collect_result, read_result, write_results
-from fedtide.simulation.run_folder import Failure, Resume, RunFolder, read_frame
+from fedtide.simulation.run_folder import Failure, Resume, RunFolder
 from fedtide.simulation.watched_run import WatchedRun
 from fedtide.training.devices import lacks_bfloat16, lacks_memory
 from fedtide.training.threads import restored_threads
@@ -138,9 +137,10 @@ def _in_folder(
         watchers = [_FolderCallback(folder), *callbacks]
         watched = WatchedRun(run, watchers, folder.path)
         watched.view.stopped = stopped
+        if folder.finished:
+            _reopen(watched, folder)
+        folder.raise_rounds(plain)
         with watched:
-            if folder.finished:
-                _reopen(watched, folder)
             _loop_in_folder(watched, folder)
             log, clients = write_results(run, folder, watched.view.stopped, _log_warnings(run))
     result = collect_result(run, log, clients, folder.path, watched.view.stopped)
@@ -245,12 +245,11 @@ def _reopen(watched: WatchedRun, folder: RunFolder) -> None:
     """Turn a finished run into one that is under way after as many rounds.
 
     A process that is killed meanwhile leaves one or the other behind.
+
+    Raises:
+        UnreadableFileError: the log is missing or damaged; nothing has changed.
     """
-    ended = watched.run.ended
-    folder.drop_partial_results()
-    folder.log_chain = ""
-    log = read_frame(folder.participation)
-    folder.add_to_log(ended, log.filter(pl.col("round") < ended))
+    folder.reopen_log(watched.run.ended)
     _save(watched, folder)
     folder.drop_results()
 

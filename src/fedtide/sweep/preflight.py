@@ -39,7 +39,7 @@ def check_runs(runs: Sequence[SweepRun], out: Path, strict: bool, resume: Resume
     if single:
         return  # it is checked when it starts
     left = [run for run in runs if not RunFolder(out / run.path).has_ended(run.experiment.rounds)]
-    untried = [run for run in left if RunFolder(out / run.path).read_failure() is None]
+    untried = [run for run in left if not RunFolder(out / run.path).failure.exists()]
     for run in left if strict else untried[:1]:  # a failure is on record, and others are not run
         with error_prefix(run.path):
             Run(run.experiment, trainer="reference")

@@ -41,7 +41,7 @@ def _read_row(run: SweepRun, fields: Sequence[str], out: Path) -> dict[str, Any]
     shown = {**run.fields, **_values_in_force(run.experiment, missing)}
     row = {"run": run.path, **{field: shown[field] for field in fields}}
     row["seed"] = run.experiment.seed
-    failure = folder.read_failure()
+    failure = folder.read_failure(run.experiment.rounds)
     if failure is not None:
         row |= {"status": "failed", "error": failure.sentence}
     elif not folder.has_ended(run.experiment.rounds):

@@ -232,7 +232,7 @@ class _Execution:
     def _has_ended(self, run: SweepRun) -> bool:
         """Return whether a run has finished or diverged, and if so show it as ended."""
         folder = RunFolder(self.out / run.path)
-        failure = None if self.strict else folder.read_failure()
+        failure = None if self.strict else folder.read_failure(run.experiment.rounds)
         if folder.has_ended(run.experiment.rounds):
             self.progress.finish(run.path, "done")
         elif failure is not None and failure.permanent:

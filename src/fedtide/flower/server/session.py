@@ -28,8 +28,10 @@ from fedtide.content_hash import fingerprint, is_data
 from fedtide.errors import InvalidInputError
 from fedtide.flower.arrays import widen_half
 from fedtide.flower.server.node_registry import NodeRegistry
+from fedtide.flower.server.saved_selection import SavedSelection
 from fedtide.flower.server.transport import PendingReplies
 from fedtide.flower.server.validated_updates import ValidatedUpdate, stack_updates
+from fedtide.participation import Selection
 from fedtide.participation.log.ledger import Entry
 from fedtide.population import Population
 from fedtide.problems.layout import Layout
@@ -54,8 +56,11 @@ class TrainingSession:
         layout: of the model; a folder with a state has arrays of the same names and shapes.
         model: x_0, shape (d,).
         folder: where the state is saved after every round, and restored from; None: nowhere.
+        selection: which clients are asked to train; None: the method's choice, or a sample.
+        seed: of the selection.
 
     Attributes:
+        selection: the started selection. One with other settings than before starts anew.
         folder: of the state.
         layout: of the model, in the order in which the training began.
         driver: holds the algorithm's state.
@@ -86,6 +91,8 @@ class TrainingSession:
         layout: Layout,
         model: Tensor,
         folder: Path | None = None,
+        selection: Selection | None = None,
+        seed: int = 0,
     ) -> None:
         if algorithm.centralised:
             raise InvalidInputError(
@@ -98,7 +105,11 @@ class TrainingSession:
             )
         self.registry, self.layout = registry, layout
         self.folder = folder
-        self.driver = RoundDriver(algorithm, model, _describe_population(registry))
+        population = _describe_population(registry)
+        self.driver = RoundDriver(algorithm, model, population)
+        self.selection = (
+            None if selection is None else SavedSelection(selection, population, seed)
+        )
         self.steps_taken = torch.zeros(registry.size, dtype=torch.int64)
         self.accepted_rounds = torch.full_like(self.steps_taken, -1)
         self.lr = 0.0
@@ -203,6 +214,10 @@ class TrainingSession:
             "entries": [vars(entry) for entry in self.entries],
             "ended_at": self.ended_at,
         }
+        if self.selection is not None:
+            kept = self.selection.to_tensors()
+            tensors |= {f"selection.{name}": tensor for name, tensor in kept.items()}
+            facts["selection"] = self.selection.settings
         save(self.folder, Checkpoint(self.round, tensors, facts), field="state")
 
     def mark_published(self) -> None:
@@ -270,6 +285,8 @@ class TrainingSession:
         self.pending = PendingReplies.from_json(facts["pending"])
         self.run = int(facts["run"])
         self.entries = [Entry(**entry) for entry in facts["entries"]]
+        if self.selection is not None and facts.get("selection") == self.selection.settings:
+            self.selection.restore(_strip(checkpoint.tensors, "selection."))
 
 
 def _read_published(path: Path) -> int:

@@ -46,6 +46,7 @@ from fedtide.flower.server.transport import (
 )
 from fedtide.flower.server.validated_updates import ValidatedUpdate, find_odd_rates
 from fedtide.locking import lock_folder
+from fedtide.participation import Selection
 from fedtide.participation.log.ledger import Ledger
 from fedtide.problems.layout import Layout
 from fedtide.randomness import generator
@@ -101,7 +102,7 @@ class FedTide(Strategy):
         federation: the federation's name in the ledger.
         fraction_train: the share of the clients that are online and owe no reply that is asked to
             train, sampled uniformly; with `privacy`, of those that may take part.
-        fraction_evaluate: the same for evaluations of the new model by clients; 0: none.
+        fraction_evaluate: the same share for evaluations of the new model by clients; 0: none.
         min_train_nodes: the least number of clients to ask to train, if so many are online.
         min_available_nodes: a round begins when so many nodes are online and owe no reply, or when
             `timeout` has passed; 0 never waits, so that a federation without nodes runs through
@@ -116,7 +117,7 @@ class FedTide(Strategy):
         evaluate_metrics_aggr_fn: the same for evaluations.
         ttl: seconds after which an unanswered request is given up; a few times what the slowest
             client needs.
-        seed: of the sampling.
+        seed: of the sampling, or of the selection.
         privacy: clipping and noise around the method's sums (`fedtide.privacy`). The noise comes
             from the operating system's source for cryptography; training ends early when no client
             may take part any more. Metrics of clients and the ledger are not protected.
@@ -138,6 +139,7 @@ class FedTide(Strategy):
         ledger: str | None = None,
         federation: str = "default",
         fraction_train: float = 1.0,
+        selection: Selection | None = None,
         fraction_evaluate: float = 0.0,
         min_train_nodes: int = 1,
         min_available_nodes: int = 1,
@@ -155,6 +157,7 @@ class FedTide(Strategy):
         self._clients = registry.names or registry.size  # names may come from an iterator
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
         self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
+        self.selection = selection
         self.close_after, self.ttl, self.seed = close_after, ttl, seed
         self.train_metrics_aggr_fn = train_metrics_aggr_fn
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
@@ -186,6 +189,15 @@ class FedTide(Strategy):
         _require_share("fraction_train", self.fraction_train)
         _require_share("fraction_evaluate", self.fraction_evaluate)
         require_whole_number("min_train_nodes", self.min_train_nodes, low=0)
+        if not isinstance(self.selection, Selection | None):
+            raise InvalidInputError(
+                f"selection: {self.selection!r:.60} is no selection; give one, such as "
+                "fedtide.participation.UniformOf(size=100)"
+            )
+        if self.selection is not None and (self.fraction_train, self.min_train_nodes) != (1, 1):
+            raise InvalidInputError(
+                "selection: given besides fraction_train or min_train_nodes; leave these out"
+            )
         require_whole_number("min_available_nodes", self.min_available_nodes, low=0)
         if self.min_available_nodes > clients:
             raise InvalidInputError(
@@ -336,6 +348,8 @@ class FedTide(Strategy):
         log.info("\t├──> Method: %s", self.algorithm)
         late = "used" if self.algorithm.accepts_stale_updates else "dropped"
         log.info("\t├──> Late updates: %s", late)
+        if self.selection is not None:
+            log.info("\t├──> Selection: %s", self.selection)
         log.info("\t├──> State: %s", self._state or "in memory only")
         log.info("\t└──> Rounds that have ended: %d", self._training.round)
 
@@ -351,7 +365,10 @@ class FedTide(Strategy):
         registry = NodeRegistry.from_clients(self._clients)
         layout, x = flatten_initial(initial_arrays)
         # In float16, sums over clients would stand still, or overflow.
-        training = TrainingSession(self.algorithm, registry, layout, widen_half(x), self._state)
+        start = widen_half(x)
+        training = TrainingSession(
+            self.algorithm, registry, layout, start, self._state, self.selection, self.seed
+        )
         run = get_run_id(grid)
         if training.run != run:  # replies to another run's messages cannot be pulled
             training.pending.messages.clear()
@@ -502,7 +519,11 @@ class FedTide(Strategy):
         candidates = present
         if self._private:  # else a sample of clients alone that may not take part adds mere noise
             candidates = sorted(self._choose(present).tolist())
-        sample = self._sample(candidates, self.fraction_train, "flower", self.min_train_nodes)
+        training = self._training
+        if training.selection is not None:
+            sample = training.selection.select(training.round, candidates)
+        else:
+            sample = self._sample(candidates, self.fraction_train, "flower", self.min_train_nodes)
         cohort = self._choose(sample)
         return cohort[torch.isin(cohort, torch.tensor(present))]
 

@@ -1,0 +1,79 @@
+"""The selection of a federation, whose state is part of that of the training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.errors import InvalidInputError, error_prefix
+from fedtide.participation.availability.base import AvailableClients
+from fedtide.participation.round_checks import check_selected, check_stream
+from fedtide.participation.selection.base import Selection, SelectionStream
+from fedtide.population import Population
+
+
+class SavedSelection:
+    """A selection for these clients, as a simulation starts it.
+
+    What its stream keeps between rounds is read from its attributes, which must be numbers and
+    arrays.
+
+    Args:
+        selection: which of the clients that are free are asked to train.
+        population: the clients.
+        seed: of its random draws.
+
+    Raises:
+        InvalidInputError: a parameter does not fit the population, or the stream keeps something
+            else.
+
+    >>> from fedtide.participation import LongestAbsent
+    >>> selection = SavedSelection(LongestAbsent(size=1), Population(clients=3), seed=0)
+    >>> [selection.select(t, [0, 2]) for t in range(3)]
+    [[0], [2], [0]]
+    """
+
+    def __init__(self, selection: Selection, population: Population, seed: int) -> None:
+        self.settings = repr(selection)
+        with error_prefix("selection"):
+            self._stream = selection.start(population, seed)
+            check_stream("start", self._stream, SelectionStream)
+        self.to_tensors()
+
+    def select(self, t: int, clients: list[int]) -> list[int]:
+        """Return which of these clients are asked to train in round t, sorted."""
+        available = np.array(clients, dtype=np.int64)
+        found = self._stream.select(t, AvailableClients(available.copy()))
+        selected: list[int] = check_selected(found, t, available).tolist()
+        return selected
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return what the stream keeps, by name."""
+        return {name: _to_tensor(name, value) for name, value in self._kept().items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from what `to_tensors` returned.
+
+        Raises:
+            KeyError: something is missing.
+        """
+        for name, value in self._kept().items():
+            saved = tensors[name].numpy()
+            restored = saved.copy() if isinstance(value, np.ndarray) else type(value)(saved)
+            setattr(self._stream, name, restored)
+
+    def _kept(self) -> dict[str, Any]:
+        return vars(self._stream) if self._stream.stateful else {}
+
+
+def _to_tensor(name: str, value: object) -> Tensor:
+    if isinstance(value, np.ndarray | np.number | int | float):
+        return torch.from_numpy(np.array(value))
+    raise InvalidInputError(
+        f"selection: its stream keeps {name}, of the type {type(value).__name__}; a federation "
+        "saves arrays and numbers alone: keep nothing else"
+    )
