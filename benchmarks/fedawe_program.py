@@ -319,12 +319,12 @@ def _beside_fedau() -> str:
             steps.append(np.prod(own["best"]) / other["best"][0])  # γ η; FedAU has η = 1
         better = sum(ratio < 1 for ratio in figures)
         words.append(
-            f"on {name} it is better in {better} of {len(figures)} patterns, its figure is "
+            f"on {name} it is better in {better} of {len(figures)} patterns, its value is "
             f"{np.median(figures):.2g} times and its γη {np.median(steps):.2g} times FedAU's"
         )
     return (
         "FedAWE compared with FedAU on the [leaderboard](leaderboard.md), both tuned (medians over "
-        f"the patterns; figures are excess losses or errors): {'; '.join(words)}."
+        f"the patterns; values are excess losses or errors): {'; '.join(words)}."
     )
 
 
