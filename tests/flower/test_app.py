@@ -418,6 +418,40 @@ def test_a_client_without_samples_says_so(caplog):
     assert all("data: no samples; let this client decline" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (torch.utils.data.TensorDataset(*shard(0)), "a TensorDataset; return (features, targets)"),
+        (torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*shard(0))), "a DataLoader; "),
+        (tuple(part.numpy() for part in shard(0)), "a tuple of ndarray and ndarray; return"),
+        (shard(0)[0], "a Tensor; return"),
+        (shard(0) * 2, "a tuple of 4; return"),
+        (None, "a NoneType; return"),
+        ((shard(0)[0], shard(1)[1]), "30 features and 17 targets; return"),
+        ((shard(0)[0], torch.tensor(1)), "a number in place of rows; return"),
+    ],
+)
+@pytest.mark.parametrize("part", ["data", "test"])
+def test_data_that_are_not_two_tensors_are_refused_in_one_sentence(part, found, message, caplog):
+    local, parts = ft.LocalTraining(steps=1, lr=0.1), {"data": lambda context: shard(0)}
+    parts[part] = lambda context: found
+    federation = FakeGrid({1: Node(client(network, local=local, **parts), {})})
+    strategy = FedTide(A.FedAvg(), clients=1, fraction_evaluate=1.0, clock=federation.clock)
+    strategy.start(federation, initial_arrays(network()), num_rounds=1, timeout=60)
+    lines = [r.getMessage() for r in caplog.records if " not used: " in r.getMessage()]
+    assert len(lines) == (2 if part == "data" else 1)
+    assert all(f"{part}: returned {message}" in line for line in lines)
+
+
+def test_data_may_be_a_list_of_two_tensors_as_torch_load_gives():
+    federation = FakeGrid(
+        {1: Node(client(network, lambda context: [*shard(0)], ft.LocalTraining(1, lr=0.1)), {})}
+    )
+    strategy = FedTide(A.FedAvg(), clients=1, clock=federation.clock)
+    strategy.start(federation, initial_arrays(network()), num_rounds=1, timeout=60)
+    assert strategy.training.accepted_rounds.tolist() == [0]
+
+
 def test_a_parameter_without_dimensions_keeps_its_shape():
     class Scaled(nn.Module):
         def __init__(self):
@@ -440,10 +474,67 @@ def test_a_parameter_without_dimensions_keeps_its_shape():
     assert found == pytest.approx(0.5 - 0.1 * module.scale.grad.item())
 
 
-def test_running_statistics_are_refused_because_clients_do_not_send_them():
-    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
-    with pytest.raises(ft.InvalidInputError, match=r"^model: layer '1' keeps .*; use GroupNorm"):
-        ClientTask(net, *shard(0), cross_entropies)
+def normalised(kind: type[nn.Module] = nn.BatchNorm1d) -> nn.Sequential:
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(4, 4), kind(4), nn.Linear(4, 3)).double()
+    with torch.no_grad():
+        net(2 * torch.randn(50, 4, dtype=torch.float64) + 1)  # statistics as after pretraining
+    return net
+
+
+def frozen() -> nn.Sequential:
+    net = normalised()
+    net[1].eval()
+    return net
+
+
+@pytest.mark.parametrize(
+    "net", [normalised(), normalised().eval()], ids=["training", "left in evaluation as a whole"]
+)
+def test_running_statistics_are_refused_because_clients_do_not_send_them(net):
+    for refuse in (initial_arrays, lambda net: ClientTask(net, *shard(0), cross_entropies)):
+        with pytest.raises(
+            ft.InvalidInputError, match=r"^model: layer '1' keeps .*; use GroupNorm.*layer\.eval"
+        ):
+            refuse(net)
+
+
+def test_statistics_that_stay_are_none_that_clients_would_have_to_send():
+    class Frozen(nn.Module):
+        """As torchvision's FrozenBatchNorm2d, which has no mode."""
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("running_mean", torch.ones(4))
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.linear(x - self.running_mean)
+
+    assert list(initial_arrays(Frozen())) == ["linear.weight", "linear.bias"]
+    assert "1.weight" in initial_arrays(frozen())
+    assert "1.weight" in initial_arrays(nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4)))
+
+
+def test_batch_normalisation_in_evaluation_trains_with_the_statistics_that_it_has():
+    """The usual way to fine-tune a pretrained ResNet; two steps with full gradients by hand."""
+    app = client(frozen, lambda context: shard(0), ft.LocalTraining(steps=2, lr=0.3))
+    federation = FakeGrid({1: Node(app, {})})
+    strategy = FedTide(A.FedAvg(), clients=1, fraction_evaluate=1.0, clock=federation.clock)
+    result = strategy.start(federation, initial_arrays(frozen()), num_rounds=1, timeout=60)
+    x, y = shard(0)
+    net = frozen()
+    optimizer = torch.optim.SGD(net.parameters(), 0.3)
+    for _ in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    found = frozen()
+    found.load_state_dict(result.arrays.to_torch_state_dict(), strict=False)
+    for name, tensor in net.state_dict().items():
+        torch.testing.assert_close(found.state_dict()[name], tensor)
+    loss = nn.functional.cross_entropy(net(x), y).item()
+    assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(loss)
 
 
 def scalar_model(*shape):

@@ -3,16 +3,19 @@
 import math
 
 import numpy as np
+import polars as pl
 import pytest
 from flwr.app import Array, ArrayRecord
+from torch import nn
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.flower.arrays import vector_to_arrays
 from fedtide.flower.server.strategy import FedTide
 from fedtide.participation.log.ledger import read_ledger, read_rounds
+from fedtide.privacy import Gaussian
 
-from .driver import TASK, N, deploy, federation, model, update_of
+from .driver import TASK, N, deploy, federation, model, node_of, update_of
 
 A = ft.algorithms
 FedAvg = A.FedAvg
@@ -26,6 +29,22 @@ def test_a_share_of_the_nodes_is_asked(fraction, url):
     assert set(per_round) == {max(1, int(N * fraction))}
     assert log.filter(stage="used")["client"].n_unique() == N
     assert len(log) == 20 * N  # the others were "available"
+
+
+@pytest.mark.parametrize("privacy", [None, Gaussian(1.0, 1.0, 1e-5)], ids=["plain", "private"])
+def test_a_number_of_nodes_is_asked_whoever_is_online(privacy, url):
+    """Then all of those that are online, where they are fewer."""
+    grid, began = federation(), 1_000.0
+    for n in range(3):
+        node_of(grid, n).online = lambda now: now < began + 3.0
+    options = {"fraction_train": 0.0, "min_train_nodes": 3, "privacy": privacy, "ledger": url}
+    deploy(grid, FedAvg(weights="all"), rounds=40, **options)
+    log = read_ledger(url)
+    counts = dict(log.group_by("round").len().iter_rows())
+    asked = dict(log.filter(pl.col("stage") == "used").group_by("round").len().iter_rows())
+    assert {(counts[t], asked[t]) for t in counts} == {(N, 3), (N - 3, 2)}
+    assert log.filter(stage="used", round=0)["client"].n_unique() == 3
+    assert log.filter(stage="used")["client"].n_unique() == N  # a sample, not the same ones
 
 
 @pytest.mark.parametrize(
@@ -65,6 +84,49 @@ def test_models_with_integer_arrays_are_refused():
     grid = federation()
     with pytest.raises(InvalidInputError, match=r"^initial_arrays: float64, int64; "):
         FedTide(FedAvg(), clients=2, clock=grid.clock).start(grid, counters)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        nn.BatchNorm1d(3).state_dict(),
+        nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double().state_dict(),
+    ],
+)
+def test_a_whole_state_dict_with_counters_is_refused_with_what_to_give(arrays):
+    grid, name = federation(), list(arrays)[-1]
+    with pytest.raises(InvalidInputError, match=rf"^initial_arrays: .*such as '{name}'.*\(model\)"):
+        FedTide(FedAvg(), clients=2, clock=grid.clock).start(grid, ArrayRecord(arrays))
+
+
+def summaries(caplog) -> list[str]:
+    """Return what warnings at the end of submissions say after this sentence."""
+    text, said = "No update was used in this submission ", [r.getMessage() for r in caplog.records]
+    return [line.removeprefix(text) for line in said if line.startswith(text)]
+
+
+def test_a_federation_without_any_update_says_why_at_its_end(tmp_path, caplog):
+    grid = federation()
+    for n in range(4):  # registered: their apps, which fail, are not asked for their names
+        node_of(grid, n).error, node_of(grid, n).name = 2, str(n)
+    node_of(grid, 4).seconds = lambda number: 0.1 if number == 0 else 200.0
+    deploy(grid, FedAvg(), rounds=3, state=tmp_path / "state")
+    assert summaries(caplog) == ["(rounds: 3): error (12), no reply (1)"]
+    for n in range(4):
+        node_of(grid, n).error = 0
+    caplog.clear()
+    deploy(grid, FedAvg(), rounds=4, state=tmp_path / "state")
+    deploy(grid, FedAvg(), rounds=4, state=tmp_path / "state")  # no round of its own
+    assert summaries(caplog) == []
+
+
+def test_a_federation_in_which_nobody_answers_at_all_says_so_at_its_end(caplog):
+    deploy(federation(present=np.zeros((2, N), dtype=bool)), FedAvg(), rounds=2)
+    deploy(federation(), FedAvg(), rounds=1, fraction_train=0.1, min_train_nodes=0)
+    assert summaries(caplog) == [
+        "(rounds: 2): none of the clients was online, or all declined",
+        "(rounds: 1): no client was asked to train",
+    ]
 
 
 NAMES = [str(n) for n in range(N)]

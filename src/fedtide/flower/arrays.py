@@ -40,11 +40,13 @@ def initial_arrays(model: nn.Module) -> ArrayRecord:
     """Return the trainable parameters of a model, from which a strategy starts.
 
     Raises:
-        InvalidInputError: parameters of a type that NumPy does not have, such as bfloat16.
+        InvalidInputError: parameters of a type that NumPy does not have, such as bfloat16; layers
+            that keep running statistics, which Flower clients do not send.
 
     >>> list(initial_arrays(nn.Linear(2, 1)))
     ['weight', 'bias']
     """
+    refuse_running_statistics(model)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.dtype not in _DTYPES.values():
             raise InvalidInputError(
@@ -52,6 +54,21 @@ def initial_arrays(model: nn.Module) -> ArrayRecord:
                 "give model.float()"
             )
     return params_to_arrays({n: p for n, p in model.named_parameters() if p.requires_grad})
+
+
+def refuse_running_statistics(model: nn.Module) -> None:
+    """Raise InvalidInputError if a layer keeps running statistics when the model is trained.
+
+    Layers in evaluation mode do not, unless the model is in it as a whole (see `FunctionalModel`).
+    """
+    for name, layer in model.named_modules():
+        counts = isinstance(getattr(layer, "num_batches_tracked", None), Tensor)
+        if counts and (layer.training or not model.training):
+            raise InvalidInputError(
+                f"model: layer {name!r} keeps running statistics, which Flower clients do not "
+                "send; use GroupNorm or track_running_stats=False, or call layer.eval() of each "
+                "such layer, which then keeps the statistics that it has, as of pretraining"
+            )
 
 
 def params_to_arrays(params: Mapping[str, Tensor], blanks: bytes = b"") -> ArrayRecord:
@@ -175,9 +192,11 @@ def flatten_initial(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
         ) from None
     if len(dtypes) != 1 or not dtypes <= _DTYPES.keys():
         found = ", ".join(sorted(map(str, dtypes))) or "no arrays"
+        counter = next((name for name, value in values.items() if value.dtype.kind in "iu"), None)
+        without = "" if counter is None else f", without counters such as {counter!r:.100}"
         raise InvalidInputError(
             f"initial_arrays: {found}; give floating-point arrays of one dtype, float16, float32 "
-            "or float64 in this machine's byte order, without counters"
+            f"or float64 in this machine's byte order{without}: initial_arrays(model)"
         )
     tensors = {name: torch.tensor(value) for name, value in values.items()}
     layout = Layout.from_params(tensors)

@@ -67,7 +67,8 @@ def client(
 
     Args:
         model: makes the network; a class will do.
-        data: returns this client's samples; `context.node_config` says which client it is.
+        data: returns this client's samples, two tensors; `context.node_config` says which client
+            it is.
         local: steps, batch size and learning rate; an "lr" in the run's train_config overrides
             the learning rate.
         loss: of each sample; by default the cross-entropy of logits and classes.
@@ -97,7 +98,7 @@ def client(
         return _ClientTrainer(ClientTask(model(), *own, loss, device), local)
 
     app = custom_client(
-        lambda context: make_trainer(data(context)).train,
+        lambda context: make_trainer(_require_tensors("data", data(context))).train,
         available=available,
         memory=memory,
         mods=mods,
@@ -108,7 +109,7 @@ def client(
         t = read_round(message.content)
         if t is not None and available is not None and not available(t, context):
             return Message(build_declined_content(), reply_to=message)
-        own = (test or data)(context)
+        own = _require_tensors("test" if test else "data", (test or data)(context))
         if test is not None and not len(own[0]):
             return Message(build_declined_content(), reply_to=message)
         metrics = make_trainer(own).evaluate(read_model(message.content))
@@ -176,6 +177,30 @@ def custom_client(
         return Message(content, reply_to=message)
 
     return app
+
+
+def _require_tensors(name: str, found: object) -> Data:
+    """Return what `data` or `test` returned, (features, targets).
+
+    Raises:
+        InvalidInputError: it is something else, such as a Dataset.
+    """
+    parts = list(found) if isinstance(found, tuple | list) else []
+    kinds = [type(part).__name__ for part in parts]
+    if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
+        what = f"a {type(found).__name__}"
+        if parts:
+            what += f" of {' and '.join(kinds) if len(parts) == 2 else len(parts)}"
+    elif not all(part.dim() for part in parts):
+        what = "a number in place of rows"
+    elif len(parts[0]) == len(parts[1]):
+        return parts[0], parts[1]
+    else:
+        what = f"{len(parts[0])} features and {len(parts[1])} targets"
+    raise InvalidInputError(
+        f"{name}: returned {what}; return (features, targets), two tensors with one row for each "
+        "sample, or train with custom_client"
+    )
 
 
 def client_name(context: Context) -> str:

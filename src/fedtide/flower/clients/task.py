@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedtide.errors import InvalidInputError
+from fedtide.flower.arrays import refuse_running_statistics
 from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Task
 from fedtide.problems.layout import Layout, Params
@@ -60,13 +61,8 @@ class ClientTask(Task):
                 "data: no samples; let this client decline its rounds (available=)"
             )
         self._features, self._targets, self._device = features, targets, torch.device(device)
+        refuse_running_statistics(module)
         self._model = FunctionalModel(module.to(device), self._select(slice(2))[:1])
-        if self._model.buffers:
-            layer = next(iter(self._model.buffers)).rpartition(".")[0]
-            raise InvalidInputError(
-                f"model: layer {layer!r} keeps running statistics, which Flower clients do not "
-                "send; use GroupNorm, or track_running_stats=False"
-            )
         self._loss = adapt_loss(loss, self._device, next(module.parameters()).dtype)
         self._check_loss()
         self.population = Population(1, samples=np.array([len(features)]))

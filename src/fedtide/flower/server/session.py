@@ -107,9 +107,7 @@ class TrainingSession:
         self.folder = folder
         population = _describe_population(registry)
         self.driver = RoundDriver(algorithm, model, population)
-        self.selection = (
-            None if selection is None else SavedSelection(selection, population, seed)
-        )
+        self.selection = None if selection is None else SavedSelection(selection, population, seed)
         self.steps_taken = torch.zeros(registry.size, dtype=torch.int64)
         self.accepted_rounds = torch.full_like(self.steps_taken, -1)
         self.lr = 0.0

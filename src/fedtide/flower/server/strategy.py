@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -103,7 +103,8 @@ class FedTide(Strategy):
         fraction_train: the share of the clients that are online and owe no reply that is asked to
             train, sampled uniformly; with `privacy`, of those that may take part.
         fraction_evaluate: the same share for evaluations of the new model by clients; 0: none.
-        min_train_nodes: the least number of clients to ask to train, if so many are online.
+        min_train_nodes: the least number of clients to ask to train, if so many are online; with
+            `fraction_train=0.0`, their number. (Flower's FedAvg does not train with this share.)
         min_available_nodes: a round begins when so many nodes are online and owe no reply, or when
             `timeout` has passed; 0 never waits, so that a federation without nodes runs through
             its rounds at once. With `privacy`, one of them must be a client whose budget is not
@@ -255,6 +256,7 @@ class FedTide(Strategy):
             self.summary()
             result = Result()
             self._evaluate_on_server(result, evaluate_fn)
+            first = self._training.round
             while self._training.round < num_rounds:
                 if self._training.is_finished:
                     log.info("The privacy budgets of all clients are spent: training ends")
@@ -265,6 +267,7 @@ class FedTide(Strategy):
                     config = evaluate_config or ConfigRecord()
                     self._evaluate_on_clients(result, grid, timeout, config)
                 self._evaluate_on_server(result, evaluate_fn)
+            _warn_without_updates(self._outcomes, self._training.round - first)
         result.arrays = self._writer.to_arrays(self._training.output)
         return result
 
@@ -386,6 +389,7 @@ class FedTide(Strategy):
         )
         self._discovery = Discovery(self._transport, registry)
         self._answered: dict[str, PendingReply] = {}
+        self._outcomes: Counter[str] = Counter()  # of clients in the rounds of this submission
         self._writer = ModelWriter(training.layout, sends_half=x.dtype == torch.float16)
         self._began = self._clock.now() - self._clock.tick()
 
@@ -427,6 +431,7 @@ class FedTide(Strategy):
         metrics = self.aggregate_train(t + 1, _drain(answered))[1]
         # 5. The state holds the entries too, in case of a crash before the ledger has them.
         training.entries, training.ended_at = self._round_log.close(), self._now()
+        self._outcomes.update(entry.reason or entry.stage for entry in training.entries)
         transport.warnings.close()
         training.save()
         if self._private:
@@ -638,6 +643,24 @@ def _require_rate(train_config: ConfigRecord) -> None:
     if isinstance(lr, bool) or not isinstance(lr, int | float):
         raise InvalidInputError(f"train_config.lr: {lr!r:.60} is no number; give a positive one")
     require_positive("train_config.lr", lr)
+
+
+def _warn_without_updates(outcomes: Counter[str], rounds: int) -> None:
+    """Log why no update was used, if there were rounds, and none of them used any.
+
+    Args:
+        outcomes: how often clients were not used for which reason, or reached which stage.
+        rounds: how many there were.
+    """
+    if not rounds or outcomes["used"]:
+        return
+    reasons = [f"{name} ({n})" for name, n in outcomes.most_common() if name != "available"]
+    if not reasons:
+        unasked = "available" in outcomes
+        absent = "none of the clients was online, or all declined"
+        reasons = ["no client was asked to train" if unasked else absent]
+    text = ", ".join(reasons[:3])
+    log.warning("No update was used in this submission (rounds: %d): %s", rounds, text)
 
 
 def _count_bytes(layout: Layout) -> int:
