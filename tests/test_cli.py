@@ -1,5 +1,6 @@
 """The command line: what it writes, how it refuses bad input, and how it is interrupted."""
 
+import dataclasses
 import errno
 import io
 import itertools
@@ -22,10 +23,12 @@ import pytest
 import typer
 import yaml
 
+import fedtide as ft
 import fedtide.simulation.loop as fedtide_loop
 from fedtide.cli.main import COMMANDS, app, main
 from fedtide.cli.options import Overrides
 from fedtide.examples import find_example
+from fedtide.participation import SELECTIONS
 from fedtide.simulation.checkpoint import load_newest
 from fedtide.sweep import Sweep
 
@@ -244,6 +247,34 @@ def test_participation_at_rate_0_is_refused(fedtide):
     assert everything() == ["experiment.yaml"]
 
 
+def test_keys_are_those_of_the_classes(fedtide):
+    status, out, _ = fedtide("keys")
+    assert status == 0
+    assert all(f" {field.name} " in out for field in dataclasses.fields(ft.Experiment))
+    for name in ("fedau", "algorithm.fedau"):
+        _, out, _ = fedtide("keys", name)
+        assert "ω_t^n is the mean length of the intervals" in " ".join(out.split())
+        assert re.search(
+            r"^ cutoff +whole number or null +50 +K >= 1; None is ∞", out, re.MULTILINE
+        )
+    for key, registry in (("selection", SELECTIONS), ("algorithm", ft.algorithms.ALGORITHMS)):
+        _, out, _ = fedtide("keys", key)
+        assert all(f"\n {name} " in out for name in registry)
+    assert "γ > 0" in fedtide("keys", "local.lr")[1]
+    found = re.findall(r"^ ([\w.-]+\.mu) ", fedtide("keys", "mu")[1], re.MULTILINE)
+    assert found == ["algorithm.fedprox.mu"]
+    for name in ("loss", "metrics", "dataset", "model", "sweep", "two-stage"):
+        assert fedtide("keys", name)[0] == 0
+    assert everything() == []
+
+
+def test_keys_that_are_near_an_unknown_one_are_named(fedtide):
+    message = refused(fedtide("keys", "fedua"))
+    assert message.startswith("name: unknown 'fedua'; did you mean fedau, fedawe, ")
+    assert " local.lr, " in refused(fedtide("keys", "locl.lr"))
+    assert refused(fedtide("keys", "§")).endswith("; begin with those of: fedtide keys")
+
+
 def test_methods_and_seeds_are_compared(fedtide):
     methods = {"weighted": {"algorithm": {"type": "fedau"}}, "plain": {"algorithm": "fedavg"}}
     plain = EXPERIMENT | {"seeds": [1, 2], "methods": methods}
@@ -254,10 +285,12 @@ def test_methods_and_seeds_are_compared(fedtide):
     assert "weighted" in out
     assert "±" in out
     assert len(everything("both/weighted/seed-2")) > 5
-    status, again, _ = fedtide("compare", "both", "--figure", "figure.pdf")
+    assert out.index("weighted ") < out.index("plain ")  # as in the file
+    status, again, _ = fedtide("compare", "both", "--figure", "figure.pdf", "--table", "t.csv")
     assert status == 0
-    assert again == out.partition("runs and figure: ")[0]  # whatever their order in the file
+    assert again == out.partition("runs and figure: ")[0]
     assert Path("figure.pdf").stat().st_size > 0
+    assert pl.read_csv("t.csv").equals(ft.compare("both").frame)
 
 
 @pytest.mark.usefixtures("fedtide")
@@ -692,6 +725,7 @@ def test_a_run_that_diverges_is_refused_with_its_checkpoint(fedtide):
     [
         (["compare", "here", "--figure", "x.xyz"], "figure", ".png, .pdf or .svg"),
         (["compare", "here", "--figure", "x"], "figure", ".png, .pdf or .svg"),
+        (["compare", "here", "--table", "x.xlsx"], "table", ".csv, .md or .tex"),
         (["report", "here", "--html", "x.pdf"], "html", ".html or .htm"),
         (["audit", "here/participation.parquet", "--html", "x.png"], "html", ".html or .htm"),
         (["audit", "here/participation.parquet", "--json", "x.csv"], "json", ".json"),
@@ -771,6 +805,7 @@ def test_places_that_cannot_be_written_are_refused(fedtide):
         ("figures", ("report", "runs", "--figures", place)),
         ("html", ("report", "runs", "--html", "file/page.html")),
         ("figure", ("compare", "runs", "--figure", "file/figure.png")),
+        ("table", ("compare", "runs", "--table", "file/table.md")),
     ):
         status, _, err = fedtide(*arguments)
         assert status == 2

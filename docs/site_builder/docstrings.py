@@ -7,11 +7,11 @@ from typing import Any
 
 import griffe
 
+from fedtide.cli.key_tables import split_docstring
 from site_builder.equations import to_mathml
 
 _RST_TABLE = re.compile(r"^(=+(?: +=+)+)\n(.+)\n\1\n((?:.+\n)+?)\1$", re.MULTILINE)
 _INDENTED = re.compile(r"(?<=\n\n)(?: {4}.*(?:\n|$)|\n(?= {4}))+")
-_SECTION = re.compile(r"^(?:Args|Attributes|Raises|Returns|Yields):$|^>>>", re.MULTILINE)
 
 
 def to_markdown(text: str) -> str:
@@ -25,12 +25,6 @@ def to_markdown(text: str) -> str:
     text = _RST_TABLE.sub(_markdown_table, text.strip() + "\n")
     text = _INDENTED.sub(lambda block: to_mathml(block[0]) + "\n\n", text)
     return re.sub(r"(?<![`\\])\*(?=\w)", r"\\*", text).strip()
-
-
-def split_docstring(text: str) -> tuple[str, str]:
-    """Return the prose of a docstring, and its sections and examples."""
-    start = found.start() if (found := _SECTION.search(text)) else len(text)
-    return text[:start], text[start:]
 
 
 def _markdown_table(match: re.Match[str]) -> str:

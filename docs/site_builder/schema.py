@@ -10,11 +10,11 @@ import numpy as np
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 
-from fedtide.configurable import field_types, is_union
+from fedtide.configurable import field_meanings, field_types, is_union
 from fedtide.problems import MODELS
 from fedtide.problems.models import MODEL_TYPES, Model
 from fedtide.simulation.experiment import BUILDER, Experiment
-from site_builder.keys import meanings, summary
+from site_builder.keys import summary
 
 Json = dict[str, Any]
 
@@ -77,7 +77,7 @@ def experiment_schema() -> Json:
 
 def _object(cls: type, definitions: Json, name: str | None = None) -> Json:
     """Return the schema of a mapping with the fields of a dataclass, and `type` if it has one."""
-    kinds, meaning = field_types(cls), meanings(cls)
+    kinds, meaning = field_types(cls), field_meanings(cls)
     properties: Json = {} if name is None else {"type": {"const": name}}
     required = [] if name is None else ["type"]
     for field in fields(cls):

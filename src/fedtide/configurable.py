@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import types
@@ -37,6 +38,8 @@ _WORDS = {
     Callable: ("a function", "functions"),
 }
 """What a field of this type takes, in words: one and several."""
+
+_ARGUMENTS = re.compile(r"^Args:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
 _DECIMAL_COMMA = re.compile(r"[+-]?(?![1-9]\d{0,2},\d{3}\b)\d*,\d+")  # 1,234 may be 1234
 _PER_CENT = re.compile(r"([+-]?\d*\.?\d+) ?%")
@@ -106,6 +109,43 @@ def field_types(cls: type) -> dict[str, Any]:
     """Return the evaluated annotation of every field of a dataclass that its constructor takes."""
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in fields(cls) if field.init}
+
+
+@cache
+def field_meanings(cls: type) -> dict[str, str]:
+    """Return what the docstring of a class, or of a base class, says of each argument.
+
+    >>> class Rate:
+    ...     '''A rate.
+    ...
+    ...     Args:
+    ...         value, share: of all
+    ...             clients.
+    ...     '''
+    >>> field_meanings(Rate)
+    {'value': 'of all clients.', 'share': 'of all clients.'}
+    """
+    meanings: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        block = _ARGUMENTS.search(inspect.cleandoc(base.__doc__ or ""))
+        for entry in re.split(r"\n(?=    \S)", block[1]) if block else ():
+            names, _, meaning = entry.strip().partition(": ")
+            meanings |= {name: " ".join(meaning.split()) for name in re.split(r",\s*", names)}
+    return meanings
+
+
+def describe_field(cls: type, name: str) -> str:
+    """Return what a field takes, in the words of the docstring or else of its annotation.
+
+    >>> from fedtide.problems import Dirichlet
+    >>> describe_field(Dirichlet, "alpha")
+    'a number: α > 0; small: few classes per client, large: all clients alike'
+    """
+    sentence = re.split(r"\.(?:\s|$)", field_meanings(cls).get(name, ""))[0]
+    kind = field_types(cls)[name]
+    if sentence and is_union(kind):
+        return sentence
+    return ": ".join(filter(None, (_name(kind), sentence)))
 
 
 def is_union(kind: Any) -> bool:

@@ -56,6 +56,20 @@ def of_one_client(method):
     return replace(method, groups=["a"]) if isinstance(method, FedAU) and method.groups else method
 
 
+@every_method
+def test_participants_exchange_as_many_vectors_as_they_are_instructed_to(method, monkeypatch):
+    counts, instruct = set(), type(method).instruct
+
+    def count(self, state, clients):
+        found = instruct(self, state, clients)
+        counts.add(2 + (found.correction is not None) + found.gradients + found.end_gradients)
+        return found
+
+    monkeypatch.setattr(type(method), "instruct", count)
+    run(method)
+    assert method.message_vectors == max(counts)
+
+
 def test_the_table_names_every_method():
     assert {type(method) for method in METHODS + BOUNDED} == set(ALGORITHMS.values())
 

@@ -71,6 +71,26 @@ def test_command_writes_what_it_advises(tmp_path: Path) -> None:
     assert document["objective"]["wanted_from"] == "equal"
 
 
+def test_command_writes_the_method_that_is_asked_for(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    rounds, clients = np.nonzero(random.random((60, 8)) < np.linspace(0.1, 0.8, 8))
+    pl.DataFrame({"round": rounds, "client": clients}).write_csv(tmp_path / "log.csv")
+    written = {name: str(tmp_path / name) for name in ("a.yaml", "a.py", "a.json")}
+    arguments = ["audit", str(tmp_path / "log.csv"), "--method", "fedau"]
+    refused = CliRunner().invoke(app, [*arguments, "--json", written["a.json"]])
+    assert str(refused.exception).startswith("method: without effect")
+    arguments += ["--experiment", written["a.yaml"], "--strategy", written["a.py"]]
+    done = CliRunner().invoke(app, [*arguments, "--json", written["a.json"]])
+    assert done.exit_code == 0, done.output
+    advice = json.loads((tmp_path / "a.json").read_text())["advice"]
+    fedau = next(one for one in advice if one["algorithm"] == "fedau")
+    assert fedau is not advice[0]
+    assert yaml.safe_load((tmp_path / "a.yaml").read_text()) == fedau["experiment"]
+    assert (tmp_path / "a.py").read_text() == fedau["strategy"]
+    unknown = CliRunner().invoke(app, [*arguments, "--method", "fedow"])
+    assert str(unknown.exception).startswith("method: 'fedow' is not advised for this log; take ")
+
+
 @pytest.mark.parametrize(
     ("content", "options", "field", "word"),
     [

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -18,8 +19,10 @@ from fedtide.auditing import Audit
 from fedtide.auditing.output.audit_figures import draw_history, draw_influence
 from fedtide.auditing.output.html_page import render_page
 from fedtide.auditing.output.terminal import show
-from fedtide.auditing.output.text import describe_pattern
+from fedtide.auditing.output.text import describe_pattern, describe_shift, describe_window
 from fedtide.auditing.statistics.pattern import NEIGHBOURS
+from fedtide.auditing.statistics.skew import SkewEstimate
+from fedtide.auditing.statistics.stages import StageShift
 from fedtide.participation import Bernoulli, Schedule
 
 
@@ -203,6 +206,151 @@ def test_headline_tells_now_from_the_whole_log() -> None:
     assert "Now, in the last" in text
     assert f"{now.total_variation:.0%} is misplaced" in text.replace("│ │ ", "")
     assert "The objective in force swings" in text.replace("│ │ ", "")
+
+
+UNEVEN = np.geomspace(0.6, 0.03, 40)
+
+
+def audit_of(present: np.ndarray, **options: Any) -> Audit:
+    rounds, clients = np.nonzero(present)
+    frame = pl.DataFrame({"round": rounds, "client": clients})
+    return ft.audit(frame, clients=present.shape[1], **options)
+
+
+def draw(rates: Any, rounds: int = 400, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).random((rounds, len(rates))) < rates
+
+
+def draw_turns() -> np.ndarray:
+    """Two halves of the clients take turns of 40 rounds: even on the whole, not at any time."""
+    turn = np.arange(960)[:, None] // 40 % 2
+    return draw(np.full(40, 0.3), 960) & (np.arange(40) % 2 == turn)
+
+
+def leave_out(present: np.ndarray) -> np.ndarray:
+    present = present.copy()
+    present[:, 20:] = False
+    return present
+
+
+def rise_and_fade() -> np.ndarray:
+    rise = np.linspace(0, 0.5, 500)[:, None]
+    return draw(np.full(30, 1.0), 500) & (
+        np.random.default_rng(1).random((500, 30)) < np.where(np.arange(30) < 15, rise, 0.5 - rise)
+    )
+
+
+@pytest.mark.parametrize(
+    ("present", "verdict", "favours"),
+    [
+        (draw(UNEVEN), "Yes: the training favours some clients beyond chance.", True),
+        (draw(np.full(40, 0.2)), "No: chance can explain", False),
+        (draw(np.where(np.arange(40) < 20, 0.192, 0.208), 8000), "No: the training favours", False),
+        (draw(UNEVEN, 8), "Not enough rounds to tell", None),
+        (draw_turns(), "Yes: the training favours other clients at other times", True),
+        (rise_and_fade(), "Yes: in the last ", True),
+        (leave_out(draw(np.full(40, 0.2))), "Yes, as 20 clients never took part and have", True),
+        (leave_out(draw(UNEVEN)), "Yes: the training favours some clients beyond chance.", True),
+    ],
+    ids=["uneven", "even", "little", "short", "turns", "now", "never", "never and uneven"],
+)
+def test_the_first_line_says_whether_clients_are_favoured_beyond_chance(
+    present: np.ndarray, verdict: str, favours: bool | None
+) -> None:
+    """The rule of "Acting on it" in docs/audit.md."""
+    result = audit_of(present)
+    head, *lines = print_summary(result).splitlines()[1:]
+    assert verdict in head.replace("│", "") + lines[0].replace("│", "")
+    assert result.to_dict()["objective"]["favours_clients"] is favours
+    assert f'<p class="lead">{verdict.split(":")[0]}' in render_page(result) or favours is False
+    starts = [line.strip("│ ").startswith("Over the whole log") for line in lines]
+    assert sum(starts) == 1  # on a line of its own
+
+
+def test_windows_agree_with_the_advice() -> None:
+    """Three time zones: the advice has the cycle of 24 rounds, whatever windows are even."""
+    day = np.arange(1200)[:, None] // 8 % 3 == np.arange(48) // 16
+    for rates in (np.full(48, 0.3), np.geomspace(0.9, 0.02, 48)):
+        result = audit_of(day & draw(rates, 1200))
+        periods = {one.parameters.get("period") for one in result.advice} - {None}
+        assert periods
+        assert not any(period % 24 for period in periods)
+        text = describe_window(result)
+        assert "none is a period" not in text
+        assert "shortest period" not in text
+        if periods == {result.regularity.period}:
+            assert text.endswith("): the period advised for amplified methods")
+        else:
+            listed = " or ".join(map(str, sorted(periods)))
+            end = "one cycle" if periods == {24} else "whole cycles"
+            assert text.endswith(f"for amplified methods is {listed} rounds, {end}")
+
+
+@pytest.mark.parametrize("by", ["roster", "samples"])
+def test_other_ways_of_averaging_are_judged_as_the_advice_judges_them(by: str) -> None:
+    """Where unequal weights are wanted, losses are multiplied; a third never took part."""
+    rounds, clients = np.nonzero(leave_out(draw(np.full(30, 0.3))))
+    frame = pl.DataFrame({"round": rounds, "client": clients})
+    wanted = np.arange(1, 31)
+    options: dict[str, Any] = {"clients": 30}
+    if by == "samples":
+        frame = frame.with_columns(samples=wanted[clients])
+    else:
+        options = {"roster": pl.DataFrame({"client": np.arange(30), "weight": wanted})}
+    result = ft.audit(frame, **options)
+    assert result.wanted_source == by
+    remaining = {
+        "known rates": next(one for one in result.advice if one.algorithm == "known-rates"),
+        "averaging over all clients": next(
+            one for one in result.advice if one.parameters.get("weights") == "all"
+        ),
+    }
+    page = render_page(result)
+    rows = dict(
+        re.findall(r'<th scope="row">([^<]*), losses multiplied</th><td class="n">(.*?)<', page)
+    )
+    rows = {
+        name.removesuffix(", without these weights"): float(skew) for name, skew in rows.items()
+    }
+    for name, advice in remaining.items():
+        assert rows[name] == pytest.approx(advice.remaining, abs=0.0006)
+    assert len(rows) == 4
+    assert "nan" not in page.lower().replace("nance", "")
+    equal = render_page(audit_of(draw(UNEVEN)))
+    assert "losses multiplied" not in equal.lower()
+
+
+def test_the_summary_shows_a_method_without_a_memory_of_every_client() -> None:
+    result = audit_of(draw(UNEVEN))
+    assert {one.memory for one in result.advice[:3]} == {"heavy"}
+    rank = next(n for n, one in enumerate(result.advice, start=1) if one.memory == "light")
+    text = print_summary(result)
+    assert f"\n{rank}. {result.advice[rank - 1].algorithm} " in text
+    assert "the first without a memory of all clients" in text
+    light = audit_of(draw(np.full(40, 0.2)))
+    assert "the first without a memory" not in print_summary(light)
+
+
+def test_what_no_method_corrects_is_told_from_the_rest_of_the_remaining_skew() -> None:
+    result = audit_of(leave_out(draw(UNEVEN)))
+    text = " ".join(print_summary(result).split())
+    assert "whatever the method, 1.00 of the remaining L1 skew is due to clients" in text
+    assert "20 clients never took part" in text
+    assert min(one.remaining for one in result.advice) == pytest.approx(1.0)
+    assert "whatever the method" not in print_summary(audit_of(draw(UNEVEN)))
+
+
+@pytest.mark.parametrize(
+    ("p_value", "end"),
+    [
+        (0.14, "which a uniform draw can explain (p = 0.14)"),
+        (0.0064, "which a uniform draw can explain (p = 0.0064, above the level 0.001)"),
+        (0.0004, "it is not uniform (p < 0.001)"),
+    ],
+)
+def test_a_small_p_value_that_is_not_enough_is_explained(p_value: float, end: str) -> None:
+    shift = StageShift(SkewEstimate(0.1, 0.1, (0.0, 0.2)), p_value)
+    assert describe_shift(shift).endswith(end)
 
 
 def test_recorded_weights_make_the_headline() -> None:

@@ -302,3 +302,69 @@ def test_negative_weights_are_refused_and_absent_ones_ignored() -> None:
     check_error(error_of(GOOD.with_columns(weight=pl.lit(-1.0))), "weight", "-1.0")
     assert ft.audit(GOOD.with_columns(weight=pl.lit(None))).objectives.given is None
     assert ft.audit(GOOD.with_columns(weight=pl.lit(0.0))).objectives.given is None
+
+
+COUNTED = pl.DataFrame(
+    {"round": [0, 0, 1, 1], "client": ["ann", "bob"] * 2, "samples": [10, 30, 10, 30]}
+)
+SHARES = pl.DataFrame({"client": ["ann", "bob", "cid"], "num_examples": [99, 30, 60]})
+
+
+def test_sample_counts_of_a_roster_are_those_of_clients_without_one_in_the_log() -> None:
+    """The influence is (1/4, 3/4, 0); wanted is (1, 3, 6) / 10, so the L1 skew is 1.2."""
+    result = ft.audit(COUNTED, roster=SHARES)
+    assert result.log.samples is not None
+    assert result.log.samples.tolist() == [10, 30, 60]
+    assert result.objectives.wanted.tolist() == pytest.approx([0.1, 0.3, 0.6])
+    assert result.objectives.in_force.l1_skew == pytest.approx(1.2)
+    assert result.groups == []
+    assert result.log.notes == (
+        "the roster gives the sample count of 1 client without one in the log",
+    )
+    some = ft.audit(COUNTED, roster=SHARES.with_columns(num_examples=pl.Series([1, 2, None])))
+    assert some.log.samples is not None
+    np.testing.assert_array_equal(some.log.samples, [10, 30, np.nan])
+    assert some.log.notes == (
+        "the sample counts of the roster are not used: the log has those of its clients",
+        "1 client has no sample count: where clients weigh by samples, the mean of the others, "
+        "20.0, stands in for it",
+    )
+    assert some.objectives.wanted.tolist() == pytest.approx([1 / 6, 1 / 2, 1 / 3])
+
+
+def test_sample_counts_of_a_roster_alone_are_wanted_weights() -> None:
+    """The clients of a round count alike, (1/2, 1/2, 0); wanted is (1, 3, 6) / 10."""
+    roster = SHARES.with_columns(num_examples=pl.Series(["10", "30", "60"]))
+    result = ft.audit(COUNTED.drop("samples"), roster=roster)
+    assert (result.wanted_source, result.objectives.given) == ("samples", None)
+    assert result.objectives.plain.l1_skew == pytest.approx(1.2)
+    assert "sample count of 3 clients" in result.log.notes[0]
+    equal = ft.audit(COUNTED.drop("samples"), roster=roster, wanted="equal")
+    assert equal.objectives.plain.l1_skew == pytest.approx(2 / 3)
+    weights = roster.with_columns(weight=pl.Series([1.0, 1.0, 0.0]))
+    assert ft.audit(COUNTED, roster=weights).wanted_source == "roster"
+
+
+def test_columns_of_a_roster_that_are_not_read_are_listed() -> None:
+    roster = pl.DataFrame(
+        {
+            "client": range(60),
+            "region": ["north", "south"] * 30,
+            "serial": [f"s{i}" for i in range(60)],
+            "model": ["x"] * 60,
+            "tags": [["a"]] * 60,
+            "uptime": [timedelta(1), timedelta(2)] * 30,
+        }
+    )
+    log = pl.DataFrame({"round": [0, 1], "client": [0, 1]})
+    (note,) = ft.audit(log, roster=roster).log.notes
+    assert note == "columns of the roster that are not read: 'serial', 'model', 'tags', 'uptime'"
+    (note,) = ft.audit(log, roster=roster, groups="serial").log.notes
+    assert note == "columns of the roster that are not read: 'region', 'model', 'tags', 'uptime'"
+    assert ft.audit(log, roster=roster.select("client", "region")).log.notes == ()
+
+
+def test_invalid_sample_counts_of_a_roster_are_refused() -> None:
+    for counts, found in (([1, -1, 2], "-1"), (["1", "many", "2"], "'many'")):
+        roster = SHARES.with_columns(num_examples=pl.Series(counts))
+        check_error(error_of(COUNTED, roster=roster), "roster", "in 'num_examples', ", found)

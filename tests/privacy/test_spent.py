@@ -176,6 +176,17 @@ def test_a_smaller_cutoff_meets_a_target_with_the_same_noise():
     assert spent(log_of(present), lower, FedAU(cutoff=cutoff)).epsilon <= 5.0
 
 
+def test_what_failed_has_cost_nothing():
+    log = pl.DataFrame(
+        {"round": [0, 0, 1], "client": ["ann", "bob", "bob"], "status": ["ok", "timeout", "ok"]}
+    )
+    mechanism = Gaussian(1.0, 1.0, 1e-5)
+    with pytest.raises(InvalidInputError, match="stages"):
+        spent(log, mechanism)
+    found = spent(log, mechanism, stages={"ok": "used", "timeout": "selected"})
+    assert found.clients["participations"].to_list() == [1, 1]
+
+
 def test_known_rates_need_them():
     with pytest.raises(InvalidInputError, match=r"^algorithm.rates: "):
         spent(log_of(np.ones((3, 2), bool)), Gaussian(1.0, 1.0, 1e-5), KnownRates())

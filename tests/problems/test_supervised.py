@@ -514,7 +514,11 @@ class WeightedError(nn.Module):
 
 WRONG = {
     "unknown-column": ({"inputs": ["a", "z"]}, "inputs: .*'z'"),
-    "text-input": ({"inputs": "kind"}, "inputs: .*text"),
+    "text-input": ({"inputs": "kind"}, "inputs: .*text.*'3%' into 0.03"),
+    "paths-of-images": (
+        {"train": columns() | {"scan": ["photos/a.PNG"] * 240}, "inputs": "scan"},
+        r"inputs: .*'photos/a.PNG' in row 0; .*cast_column\('scan', datasets.Image\(\)\)",
+    ),
     "text-for-numbers": ({"target": "kind"}, "target: .*text.*cross_entropy"),
     "numbers-for-classes": ({"loss": "cross_entropy"}, "target: .*for numbers a loss"),
     "wrong-width": (

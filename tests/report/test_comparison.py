@@ -1,5 +1,6 @@
 """The comparison table against the runs' own metrics, and the comparison figure."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -20,8 +21,9 @@ from fedtide.report.comparison import (
     format_mean,
 )
 from fedtide.report.figures.run_comparison import comparison_figure
-from fedtide.report.loading import load_runs
+from fedtide.report.loading import group_by_method, load_runs
 from fedtide.report.page import make_sections
+from fedtide.sweep import Sweep, run_sweep
 
 FIELDS = {
     "problem": {"type": "regression", "clients": 5, "samples": 50, "features": 3, "informative": 2},
@@ -72,6 +74,44 @@ def test_run_folders_can_be_given_one_by_one(folder):
     table = compare_runs(load_runs([folder / "a-1", folder / "b-2"]))
     assert table["method"].to_list() == ["a", "b"]
     assert table["loss"].to_list() == [last(folder, "a-1", "loss"), last(folder, "b-2", "loss")]
+
+
+@pytest.fixture(scope="module")
+def sweep_folder(tmp_path_factory):
+    """Return the folder of a sweep whose methods are not in the order of the alphabet."""
+    folder = tmp_path_factory.mktemp("sweep")
+    methods = {name: {"algorithm": "fedavg", "rounds": i} for i, name in enumerate("zcam", 1)}
+    fields = {"seeds": [1, 10, 2], "methods": methods, "grid": {"local.lr": [0.05, 0.01]}}
+    run_sweep(Sweep.from_dict(FIELDS | fields), folder / "sweep", workers=1)
+    shutil.rmtree(folder / "sweep" / "c" / "local.lr=0.01" / "seed-1")
+    return folder
+
+
+def methods_of(*folders):
+    return list(group_by_method(load_runs(folders)))
+
+
+def test_methods_are_in_the_order_of_their_sweep(sweep_folder):
+    both = [f"{name} local.lr={lr}" for name in "zcam" for lr in (0.01, 0.05)]
+    assert methods_of(sweep_folder / "sweep") == methods_of(sweep_folder) == both
+    assert ft.compare(sweep_folder).frame["method"].to_list() == both
+    runs = load_runs([sweep_folder])
+    assert [run.experiment["seed"] for run in runs][:5] == [1, 2, 10, 1, 2]
+    (section,) = make_sections(runs)
+    assert list(section.groups) == [row.method for row in section.target.rows] == both
+
+
+def test_a_given_order_of_folders_is_kept(sweep_folder):
+    given = [sweep_folder / "sweep" / name / "local.lr=0.05" for name in "amz"]
+    assert methods_of(*given) == [f"{name} local.lr=0.05" for name in "amz"]
+
+
+@pytest.mark.parametrize("text", ["methods:", "methods: 3", "- a", "{", "name: x"])
+def test_runs_beside_another_file_are_in_alphabetical_order(text, sweep_folder, tmp_path):
+    shutil.copytree(sweep_folder / "sweep", tmp_path / "runs")
+    (tmp_path / "runs" / "sweep.yaml").write_text(text)
+    names = [method[0] for method in methods_of(tmp_path)]
+    assert names == sorted(names)
 
 
 def test_the_terminal_table_has_a_row_per_method(folder):

@@ -1,7 +1,10 @@
 """`ft.compare` on results and folders, against the comparison of the folders."""
 
+from xml.etree import ElementTree
+
 import polars as pl
 import pytest
+from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
 import fedtide as ft
@@ -60,6 +63,51 @@ def test_the_representation_is_the_table(pair):
     assert [row[0] for row in rows if row][-2:] == ["a", "b"]
     assert f"{loss:,.3f}" in text
     assert "±" in text
+
+
+ODD = r"50 % of a_b & {c} | #1 ~^ $x$ <y> \ w/o *z*"
+"""A name with all that means something to LaTeX or Markdown."""
+
+
+def test_a_saved_table_holds_what_is_printed(pair, tmp_path):
+    a, b, _ = pair
+    compared = ft.compare(**{ODD: a, "b": b})
+    compared.write_table(tmp_path / "t.csv")
+    assert pl.read_csv(tmp_path / "t.csv").equals(compared.frame)
+    loss = f"{compared.frame['loss'][1]:.3f} ± {compared.frame['loss_std'][1]:.3f}"
+    assert loss in repr(compared)
+
+    page = compared.write_table(tmp_path / "t.md").read_text("utf-8")
+    heads, *rows = ElementTree.fromstring(
+        MarkdownIt("commonmark").enable("table").render(page)
+    ).iter("tr")
+    assert [cell.text for cell in heads][:2] == ["method", "loss, client mean"]
+    assert [row[0].text for row in rows] == [ODD, "b"]
+    assert rows[1][1].text == loss
+
+    lines = compared.write_table(str(tmp_path / "t.tex")).read_text("utf-8").splitlines()
+    assert lines[2] == r"\toprule"
+    assert lines[3].startswith("method & loss, client mean & ")
+    assert lines[6].startswith(f"b & {loss} & ".replace("±", r"$\pm$"))
+    assert lines[5].startswith(
+        r"50 \% of a\_b \& \{c\} \textbar{} \#1 \textasciitilde{}\textasciicircum{} \$x\$ "
+        r"\textless{}y\textgreater{} \textbackslash{} w/o *z* & "
+    )
+
+
+def test_a_saved_table_of_several_problems_names_them(pair, fields, tmp_path):
+    a, _, _ = pair
+    other = fields | {"problem": fields["problem"] | {"features": 4}}
+    compared = ft.compare(a, other=ft.simulate(**other, algorithm="fedavg"))
+    compared.write_table(tmp_path / "t.csv")
+    assert pl.read_csv(tmp_path / "t.csv").equals(compared.frame)
+    lines = compared.write_table(tmp_path / "t.md").read_text("utf-8").splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines]
+    assert [cells[0], *cells[2:]] == [
+        ["problem", "method"],
+        ["regression, features 3", "a"],
+        ["regression, features 4", "other"],
+    ]
 
 
 def test_results_of_what_no_file_can_describe_are_told_apart(fields):

@@ -1,5 +1,8 @@
 """Influence, targets and grouping of runs, against formulas and the runs' own tables."""
 
+import json
+import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -162,7 +165,7 @@ def test_influence_is_where_a_run_ends_and_unknown_where_absent_clients_count(tm
     page = render_page(make_sections(load_runs([tmp_path])), [])
     missing = sorted(set(ends) - {"fedavg"})
     assert f"Without influence and L1 skew: {', '.join(missing)}. Clients count in rounds" in page
-    assert page.count(">—<") == len(missing)
+    assert page.count(">—<") == len(missing) + 1  # what central-sgd exchanges are its data
     (alone,) = make_sections([groups["mifa"][0]])
     assert alone.figures["influence"] == []
     assert "Without influence and L1 skew: mifa." in render_page([alone], [])
@@ -201,6 +204,34 @@ def test_a_target_is_reached_at_the_first_evaluation_that_meets_it(groups):
         assert (row.reached, row.runs) == (len(rounds), 2)
         if rounds:
             assert (row.rounds[0], row.updates[0]) == (np.mean(rounds), np.mean(updates))
+
+
+def test_what_is_exchanged_for_a_target_are_models_updates_and_corrections(fields, tmp_path):
+    """Three coefficients and no constant: FedAvg's clients exchange 2 · 3 numbers, SCAFFOLD's 9."""
+    algorithms = {"fedavg": "fedavg", "scaffold": "scaffold", "central": "central-sgd"}
+    for name, algorithm in algorithms.items():
+        ft.simulate(**fields, algorithm=algorithm, name=name, out=tmp_path / name)
+    runs = load_runs([tmp_path])
+    rows = {row.method: row for row in measure_target(group_by_method(runs)).rows}
+    for name, numbers in (("fedavg", 6), ("scaffold", 9)):
+        assert rows[name].exchanged == (4 * numbers * rows[name].updates[0], 0)
+        assert rows[name].exchanged[0] > 0
+    assert rows["central"].exchanged is None
+    page = render_page(make_sections(runs), [])
+    shown = {name: re.findall(rf'row">{name}</th>.*>(.*)</td></tr>', page)[0] for name in rows}
+    sizes = {name: f"{rows[name].exchanged[0] / 1e3:,.1f}" for name in ("fedavg", "scaffold")}
+    assert shown == sizes | {"central": "—"}
+    assert ">kB exchanged</th>" in page
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_runs_of_earlier_versions_have_no_bytes(runs_folder, tmp_path):
+    shutil.copytree(runs_folder, tmp_path, dirs_exist_ok=True)
+    for file in tmp_path.rglob("summary.json"):
+        summary = json.loads(file.read_text())
+        assert summary.pop("parameters") == 3
+        file.write_text(json.dumps(summary))
+    assert "exchanged" not in render_page(make_sections(load_runs([tmp_path])), [])
 
 
 def test_every_method_reaches_the_default_target(groups):

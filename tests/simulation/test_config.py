@@ -1,6 +1,7 @@
 """Conversion of plain data to objects and back, for every registered class."""
 
 import inspect
+import re
 from dataclasses import MISSING, fields, is_dataclass
 
 import numpy as np
@@ -138,6 +139,13 @@ def test_every_class_says_what_is_missing(base, name):
             short = {k: v for k, v in VALUES[name].items() if k != field.name}
             with pytest.raises(ft.InvalidInputError, match=f"^{field.name}: missing; "):
                 BUILDER.build(base, {"type": name, **short})
+
+
+def test_what_is_missing_is_explained():
+    partition = {"type": "dirichlet"}
+    wanted = "partition.alpha: missing; give a number: α > 0; small: few classes per client, "
+    with pytest.raises(ft.InvalidInputError, match=f"^{re.escape(wanted)}"):
+        BUILDER.build(Partition, partition, "partition")
 
 
 def test_everything_that_is_missing_is_said_at_once():

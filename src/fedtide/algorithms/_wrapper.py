@@ -112,6 +112,10 @@ class Wrapper(Algorithm[WrapperT]):
         return self.inner.client_form
 
     @property
+    def message_vectors(self) -> int:
+        return self.inner.message_vectors
+
+    @property
     def amplification(self) -> Amplification | None:
         found = self.inner.amplification
         return None if found is None else found.prefixed("inner")

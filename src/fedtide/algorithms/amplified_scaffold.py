@@ -109,6 +109,11 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
         """The steps at the end of every window."""
         return Amplification("factor", self.period)
 
+    @property
+    def message_vectors(self) -> int:
+        """x, G - G_n and Δ_n."""
+        return 3
+
     def init(self, model: Tensor, population: Population) -> AmplifiedScaffoldState:
         """Return the state before round 0, with all control variates zero."""
         control, window_directions, round_directions = (

@@ -332,6 +332,15 @@ class Algorithm(ABC, Generic[StateT]):
         return ""
 
     @property
+    def message_vectors(self) -> int:
+        """How many vectors of d numbers a participant receives and sends in a round, together.
+
+        That is 2, a model and an update, and more if `instruct` sends corrections or asks for
+        gradients. The data of a centralised method do not count.
+        """
+        return 2
+
+    @property
     def amplification(self) -> Amplification | None:
         """The steps that amplify the change of a period, which may make a run diverge, if any."""
         return None

@@ -20,7 +20,13 @@ class FedYogi(AdaptiveServer):
 
     without bias correction. An empty round is a round with D = 0, in which m still moves x.
 
-    The arguments are those of FedAdam.
+    Args:
+        server_lr: η > 0; each coordinate of x moves by about η a round.
+        beta1: β1 in [0, 1).
+        beta2: β2 in [0, 1).
+        tau: τ > 0: coordinates with steps far below τ move like FedAvg with η / τ.
+        v0: v at first, >= 0; None: τ², the least that the paper allows.
+        inner: the method whose steps are D.
 
     Raises:
         InvalidInputError: a number outside its range, or an `inner` whose clients keep models of

@@ -65,6 +65,11 @@ class FOCUS(LatestUpdates[LatestUpdatesState]):
     def simulation_only(self) -> str:
         return "it needs the gradients where local steps end"
 
+    @property
+    def message_vectors(self) -> int:
+        """x, h_n, Δ_n and ∇F_n(y_n)."""
+        return 4
+
     def init(self, model: Tensor, population: Population) -> LatestUpdatesState:
         return LatestUpdatesState.initial(model, population, self.memory_folder)
 

@@ -90,6 +90,11 @@ class Scaffold(CohortAverage[ScaffoldState]):
         """True: the control variates."""
         return True
 
+    @property
+    def message_vectors(self) -> int:
+        """x, c - c_n and Δ_n; with option 1 also ∇F_n(x)."""
+        return 4 if self.option == 1 else 3
+
     def init(self, model: Tensor, population: Population) -> ScaffoldState:
         """Return the state before round 0, with all control variates zero."""
         return ScaffoldState.initial(

@@ -138,6 +138,11 @@ class Switch(Algorithm[SwitchState]):
         return self.first.clients_keep_models or self.second.clients_keep_models
 
     @property
+    def message_vectors(self) -> int:
+        """The larger number of the two methods."""
+        return max(self.first.message_vectors, self.second.message_vectors)
+
+    @property
     def simulation_only(self) -> str:
         """That of one of the methods."""
         return self.first.simulation_only or self.second.simulation_only

@@ -167,6 +167,7 @@ def audit(
     roster: str | Path | MemoryTable | ClientTable | None = None,
     groups: str | None = None,
     columns: Mapping[str, str] | None = None,
+    stages: Mapping[str, str] | None = None,
     round_seconds: float | None = None,
     round_step: int | None = None,
     training: Training | None = None,
@@ -191,17 +192,21 @@ def audit(
         clients: N; numeric ids must then be 0..N − 1. None: the clients of the roster, of the run,
             or of the log.
         roster: all clients of the federation: a file or table with a column `client`, columns of
-            groups, and optionally `weight`, the wanted weight of each client (default: equal).
+            groups, and optionally `weight`, the wanted weight of each client (default: equal), and
+            `samples`, the sample counts of clients for which the log has none.
         groups: the column of the roster to group by; None: all columns with few values.
         columns: the log's names of its columns, such as {"round": "my_round"}; common names are
             recognised.
+        stages: what the values of the column `stage`, or else of a column such as `status`, mean:
+            {"OK": "used", "TIMEOUT": "selected"}. "" stands for a missing value, "other" for all
+            that are not named.
         round_seconds: the length of a round in seconds, for a log with times instead of rounds.
         round_step: the difference between the numbers of consecutive rounds; None: found.
         training: L, σ, δ and others, for the learning rates of the theorems.
         dimension: the number of model parameters d, for the cost of the methods.
         tolerance: the accepted irregularity of a window of the amplification period.
         wanted: "equal" for equal weights of all clients; None: the weights of the roster if it has
-            any, else proportional to the samples that the log declares, else equal.
+            any, else proportional to the samples of the log or the roster, else equal.
         privacy: the mechanism with which training goes on: only methods that it accepts are
             advised. None: none.
         simulate: whether to replay ten times as many rounds and clients of a large log on
@@ -223,15 +228,23 @@ def audit(
     require_positive("tolerance", tolerance)
     table = _read_roster(roster, groups)
     participation = read_participation_log(
-        log, clients, table, columns, watch, round_seconds=round_seconds, round_step=round_step
+        log,
+        clients,
+        table,
+        columns,
+        watch,
+        stages=stages,
+        round_seconds=round_seconds,
+        round_step=round_step,
     )
+    weights, source = _wanted_weights(table, participation, wanted)
+    participation = _note_mean_samples(participation, source)
     watch("pattern", 0.0)
     coverage, pattern = measure_coverage(participation), find_pattern(participation)
     watch("rates and objective", 0.0)
     rates = estimate_rates(participation, pattern)
     cutoffs = choose_cutoff(participation, pattern.family == "independent")
     variances = VarianceModel(participation, pattern, rates)
-    weights, source = _wanted_weights(table, participation, wanted)
     objectives = compare_objectives(participation, variances, rates, weights, cutoffs.best)
     watch("stages and churn", 0.0)
     availability = measure_availability(participation, weights)
@@ -348,3 +361,16 @@ def _wanted_weights(
         samples = np.nan_to_num(log.samples, nan=total / np.isfinite(log.samples).sum())
         return samples / samples.sum(), "samples"
     return np.full(log.size, 1 / log.size), "equal"
+
+
+def _note_mean_samples(log: ParticipationLog, source: WantedSource) -> ParticipationLog:
+    """Return the log, with a note if clients without a sample count are given the mean."""
+    weighs = source == "samples" or log.available is not None or log.selected is not None
+    if log.samples is None or not weighs or not (lacking := int(np.isnan(log.samples).sum())):
+        return log
+    who = "1 client has" if lacking == 1 else f"{lacking:,} clients have"
+    note = (
+        f"{who} no sample count: where clients weigh by samples, the mean of the others, "
+        f"{np.nanmean(log.samples):,.1f}, stands in for it"
+    )
+    return replace(log, notes=(*log.notes, note))

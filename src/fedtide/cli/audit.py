@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -15,6 +16,7 @@ from fedtide.atomic_io import is_special, write_text
 from fedtide.auditing.api import audit
 from fedtide.auditing.output.formatting import format_experiment
 from fedtide.auditing.output.terminal import show
+from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.recommend.step_sizes import Training
 from fedtide.errors import InvalidInputError
 from fedtide.plotting.console import new_console
@@ -44,7 +46,9 @@ def audit_command(
     ] = None,
     roster: Annotated[
         Path | None,
-        typer.Option(help="A table of all clients: column 'client', columns of groups, 'weight'."),
+        typer.Option(
+            help="A table of all clients: column 'client', columns of groups, 'weight', 'samples'."
+        ),
     ] = None,
     groups: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The column of the roster to group by.")
@@ -55,6 +59,14 @@ def audit_command(
             metavar="NAME=COLUMN",
             help="The log's own name of the column round, client, stage, weight, samples, time or "
             "reason; repeat for several. Common names are recognised.",
+        ),
+    ] = None,
+    stages: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="VALUE=STAGE,...",
+            help="What the values of the column stage, or else of a column such as status, mean: "
+            "OK=used,TIMEOUT=selected. 'other' stands for all values that are not named.",
         ),
     ] = None,
     round_seconds: Annotated[
@@ -76,10 +88,18 @@ def audit_command(
     html: Annotated[Path | None, typer.Option(help="Write a page with figures.")] = None,
     experiment: Annotated[
         Path | None,
-        typer.Option(help="Write the best-ranked method as lines of an experiment file (.yaml)."),
+        typer.Option(help="Write the method as lines of an experiment file (.yaml)."),
     ] = None,
     strategy: Annotated[
-        Path | None, typer.Option(help="Write the best-ranked method as a Flower strategy (.py).")
+        Path | None, typer.Option(help="Write the method as a Flower strategy (.py).")
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The method for --experiment and --strategy, such as auto, in its best-ranked "
+            "form. Default: the first.",
+        ),
     ] = None,
     privacy: Annotated[
         Path | None,
@@ -94,7 +114,7 @@ def audit_command(
         typer.Option(
             metavar="equal",
             help="Give all clients equal weights in the objective. Default: the weights of the "
-            "roster, else in proportion to the samples in the log, else equal.",
+            "roster, else in proportion to the samples of log and roster, else equal.",
         ),
     ] = None,
     simulate: Annotated[
@@ -137,6 +157,10 @@ def audit_command(
 
     fedtide audit log.csv --columns round=my_round --roster clients.csv --groups region
 
+    fedtide audit server.csv --stages OK=used,TIMEOUT=selected
+
+    fedtide audit log.csv --method auto --strategy auto.py
+
     fedtide audit events.tsv.gz --round-seconds 3600
 
     fedtide audit runs/digits/fedau/seed-1 --simulate --json audit.json
@@ -156,6 +180,8 @@ def audit_command(
         if file is not None and not is_special(file):
             require_suffix(field, file, suffixes)
             require_not_read(field, file, read)
+    if method is not None and experiment is None and strategy is None:
+        raise InvalidInputError("method: without effect; give --experiment or --strategy, too")
     training = None
     if smoothness is not None:
         training = Training(smoothness, noise, divergence, steps=steps)
@@ -171,7 +197,12 @@ def audit_command(
             clients=clients,
             roster=roster,
             groups=groups,
-            columns=_parse_columns(columns or []),
+            columns=_parse_pairs("columns", columns or [], "round=server_round"),
+            stages=_parse_pairs(
+                "stages",
+                [pair for part in stages or [] for pair in part.split(",")],
+                "OK=used,TIMEOUT=selected",
+            ),
             round_seconds=round_seconds,
             round_step=round_step,
             training=training,
@@ -188,13 +219,14 @@ def audit_command(
         found = asked.spent(result.log)
         privacy_lines = [list(report_lines(one)) for one in found]
         further = {"privacy": [one.to_dict() for one in found]}
+    chosen = _choose_advice(result.advice, method)
     if json_file is not None:
         document = result.to_dict() | further
         _write(json_file, "json", json.dumps(document, indent=1, ensure_ascii=False))
     if experiment is not None:
-        _write(experiment, "experiment", format_experiment(result.advice[0]))
+        _write(experiment, "experiment", format_experiment(chosen))
     if strategy is not None:
-        _write(strategy, "strategy", result.advice[0].strategy.rstrip())
+        _write(strategy, "strategy", chosen.strategy.rstrip())
     if html is not None:
         from fedtide.auditing.output.html_page import write_page  # imports Matplotlib
 
@@ -203,6 +235,15 @@ def audit_command(
     show(result, console)
     for line in chain.from_iterable(privacy_lines):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _choose_advice(ranked: Sequence[Advice], method: str | None) -> Advice:
+    """Return the first method, or the first of this name."""
+    chosen = next((one for one in ranked if method in (None, one.algorithm)), None)
+    if chosen is None:
+        names = ", ".join(dict.fromkeys(one.algorithm for one in ranked))
+        raise InvalidInputError(f"method: {method!r} is not advised for this log; take {names}")
+    return chosen
 
 
 def _list_files(log: Path) -> list[Path]:
@@ -221,14 +262,14 @@ def _new_progress() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=console.quiet)
 
 
-def _parse_columns(pairs: list[str]) -> dict[str, str]:
-    """Return the mapping given as NAME=COLUMN pairs."""
+def _parse_pairs(field: str, pairs: list[str], example: str) -> dict[str, str]:
+    """Return the mapping given as NAME=COLUMN or VALUE=STAGE pairs."""
     mapping = {}
     for pair in pairs:
-        name, sign, column = pair.partition("=")
-        if not (name and sign and column):
-            raise InvalidInputError(
-                f"columns: {pair!r} is not NAME=COLUMN; write round=server_round"
-            )
-        mapping[name] = column
+        of_values = field == "stages"  # a value may be empty, or contain the sign
+        name, sign, meaning = pair.rpartition("=") if of_values else pair.partition("=")
+        if not (sign and meaning and (name or of_values)):
+            form = "VALUE=STAGE" if of_values else "NAME=COLUMN"
+            raise InvalidInputError(f"{field}: {pair!r} is not {form}; write {example}")
+        mapping[name] = meaning
     return mapping

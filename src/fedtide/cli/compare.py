@@ -13,6 +13,7 @@ from fedtide.plotting.saving import FIGURE_SUFFIXES, save_figure
 from fedtide.report.comparison import print_comparison
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import find_repeats, load_runs
+from fedtide.report.table_file import TABLE_SUFFIXES, write_table
 from fedtide.validation import expand_home, require_suffix
 
 
@@ -21,18 +22,29 @@ def compare_command(
     figure: Annotated[
         Path | None, typer.Option(help="Also save the comparison figure (.png, .pdf or .svg).")
     ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also save the table: .md or .tex (LaTeX with booktabs) as printed, .csv with all "
+            "digits."
+        ),
+    ] = None,
 ) -> None:
     """Compare finished runs: one row per method, mean ± standard deviation over its seeds.
 
-    A method without a finished run is shown up to its last evaluation, and its name says so. Of
-    runs with the same experiment and seed, the first is shown. Each problem has a table of its own,
-    because losses and accuracies of different problems are not comparable.
+    Methods are in the order of the folders, those of a sweep in the order of its file. A method
+    without a finished run is shown up to its last evaluation, and its name says so. Of runs with
+    the same experiment and seed, the first is shown. Each problem has a table of its own, because
+    losses and accuracies of different problems are not comparable.
 
-    Example: fedtide compare runs/digits --figure digits.pdf
+    Example: fedtide compare runs/digits --table digits.tex --figure digits.pdf
     """
     if figure is not None:
         figure = expand_home(figure)
         require_suffix("figure", figure, FIGURE_SUFFIXES)
+    if table is not None:
+        table = expand_home(table)
+        require_suffix("table", table, TABLE_SUFFIXES)
     runs = load_runs(folders)
     console = new_console()
     print_comparison(runs, console)
@@ -42,5 +54,7 @@ def compare_command(
         more = f", and {len(repeats) - 1:,} more likewise" if len(repeats) > 1 else ""
         text = f"not in the table: {first}{more}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if table is not None:
+        write_table(runs, table)
     if figure is not None:
         save_figure(comparison_figure(runs), figure)

@@ -52,6 +52,10 @@ COMMANDS = {
         "fedtide.cli.examples:examples_command",
         "List the examples that come with fedtide, or copy one to start from.",
     ),
+    "keys": _Command(
+        "fedtide.cli.keys:keys_command",
+        "Explain the keys of an experiment file: what each takes, its default and its meaning.",
+    ),
     "compare": _Command(
         "fedtide.cli.compare:compare_command",
         "Compare finished runs: one row per method, mean ± standard deviation over its seeds.",
@@ -154,7 +158,8 @@ def _main(
 ) -> None:
     """Federated learning for clients that come and go: simulate, compare, audit and deploy.
 
-    Start with `fedtide run digits`; `fedtide COMMAND --help` explains a command.
+    Start with `fedtide run digits`; `fedtide COMMAND --help` explains a command, and `fedtide keys`
+    what may stand in an experiment file.
     """
 
 

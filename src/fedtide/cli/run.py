@@ -79,7 +79,7 @@ def run_command(
             progress=bars,
             done=track_runs(track, out, sweep.name),
         )
-    runs = load_runs(sorted(map(Path, frame["folder"])))  # in the order of the other commands
+    runs = load_runs(frame["folder"])
     print_comparison(runs, new_console())
     figure = out / "comparison.png"
     save_figure(comparison_figure(runs), figure)

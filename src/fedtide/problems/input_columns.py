@@ -26,6 +26,8 @@ Inputs = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 
 _logger = logging.getLogger("fedtide")
 
+_IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+
 _LARGE = 100.0  # a standard deviation of a column, and a ratio of the reach of two
 _MOST_ROWS = 10_000  # of which scales are computed
 
@@ -168,11 +170,18 @@ def _input_column(table: Table, name: str, lengths: Mapping[str, int]) -> Column
     if values.dtype == object:
         if not isinstance(column, Ragged):
             refuse_stray_text("inputs", name, values)
-        found = f", such as {str(values[0])!r:.40} in row 0" if len(values) else ""
-        raise InvalidInputError(
-            f"inputs: column {name!r} holds text{found}; turn it into numbers first: '3%' into "
-            "0.03, categories into columns of 0 and 1, sentences into the ids of their tokens"
+        first = str(values[0]) if len(values) else ""
+        found = f", such as {first!r:.40} in row 0" if len(values) else ""
+        hint = (
+            "turn it into numbers first: '3%' into 0.03, categories into columns of 0 and 1, "
+            "sentences into the ids of their tokens"
         )
+        if first.lower().endswith(_IMAGE_SUFFIXES):
+            hint = (
+                "let the library datasets read the images: "
+                f"datasets.Dataset.from_pandas(table).cast_column({name!r}, datasets.Image())"
+            )
+        raise InvalidInputError(f"inputs: column {name!r} holds text{found}; {hint}")
     if values.dtype.kind == "u" and values.size and values.max() > np.iinfo(np.int64).max:
         raise InvalidInputError(
             f"inputs: column {name!r} holds {values.max()}, which is no signed 64-bit integer; "

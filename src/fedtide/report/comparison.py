@@ -96,6 +96,18 @@ def compare_runs(runs: Iterable[LoadedRun]) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
+def compare_problems(runs: Iterable[LoadedRun]) -> pl.DataFrame:
+    """Return the rows of `compare_runs`, after the `problem` if there are several."""
+    problems = split_by_problem(runs)
+    frames = [compare_runs(group) for _, group in problems]
+    if len(problems) > 1:
+        frames = [
+            frame.select(pl.lit(name).alias("problem"), pl.all())
+            for (name, _), frame in zip(problems, frames, strict=True)
+        ]
+    return pl.concat(frames, how="diagonal_relaxed")
+
+
 def shown_columns(frame: pl.DataFrame, weighted: bool = False) -> list[Column]:
     """Return the columns that a comparison has; own metrics that are shares are in per cent.
 
@@ -133,16 +145,24 @@ def comparison_table(runs: Iterable[LoadedRun]) -> WideTable:
 
     It has several blocks if the terminal is narrow.
     """
+    table = WideTable()
+    rows = comparison_cells(runs)
+    for title in rows[0]:
+        table.add_column(escape(title), justify="right" if table.columns else "left")
+    for row in rows:
+        table.add_row(*map(escape, row.values()))
+    return table
+
+
+def comparison_cells(runs: Iterable[LoadedRun]) -> list[dict[str, str]]:
+    """Return the comparison of runs of one problem as text: for each method, cells by title."""
     runs = list(runs)
     frame = compare_runs(runs)
-    table = WideTable()
-    table.add_column("\nmethod")
     columns = shown_columns(frame, weights_clients(runs))
-    for column in columns:
-        table.add_column(escape(column.title), justify="right")
-    for row in frame.iter_rows(named=True):
-        table.add_row(escape(row["method"]), *(format_cell(row, column) for column in columns))
-    return table
+    return [
+        {"\nmethod": row["method"]} | {one.title: format_cell(row, one) for one in columns}
+        for row in frame.iter_rows(named=True)
+    ]
 
 
 def print_comparison(runs: Iterable[LoadedRun], console: Console) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ _OWN_TEST_METRIC = re.compile(r"test_(?!(accuracy|loss)$|recall_).+")
 
 _USED = pl.col("stage") == "used"
 
+_SWEEP_FILE = "sweep.yaml"  # what `fedtide run` and `fedtide sweep` write beside their runs
+
 _SEED_OR_EXECUTION = ("seed", *HOW)
 """The fields that may differ between runs of one method."""
 
@@ -55,6 +57,7 @@ class LoadedRun:
         participation: its participation log; None: in its folder.
         is_finished: whether it has finished.
         given: its algorithm, of a run in memory; None: `experiment` describes it.
+        dimension: d, the number of parameters that are trained; None if it is not recorded.
     """
 
     folder: RunFolder
@@ -69,6 +72,7 @@ class LoadedRun:
     participation: pl.DataFrame | None = None
     is_finished: bool = True
     given: Algorithm[Any] | None = None
+    dimension: int | None = None
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -77,6 +81,11 @@ class LoadedRun:
         code_and_files = {**self.fingerprints.get("files", {}), **self.fingerprints.get("code", {})}
         hashes = {"data": self.fingerprints.get("data"), **code_and_files}
         return kept | {"version": {name: value and value[:12] for name, value in hashes.items()}}
+
+    @cached_property
+    def identity(self) -> str:
+        """A text that is equal for the runs of one method."""
+        return canonical_json(self.fields)
 
     @property
     def method(self) -> str:
@@ -90,6 +99,16 @@ class LoadedRun:
         with suppress(InvalidInputError):
             return self.given or BUILDER.build(kind, self.experiment["algorithm"], "algorithm")
         return None
+
+    @property
+    def update_bytes(self) -> int | None:
+        """The bytes that a client exchanges for one update, of float32; None if not known.
+
+        The data of a method that pools them do not count.
+        """
+        if self.dimension is None or self.algorithm is None or self.algorithm.centralised:
+            return None
+        return 4 * self.dimension * self.algorithm.message_vectors
 
     @property
     def weights_tell_influence(self) -> bool:
@@ -194,10 +213,11 @@ def load_runs(folders: Iterable[str | Path]) -> list[LoadedRun]:
 
 
 def find_runs(folders: Iterable[str | Path]) -> tuple[list[LoadedRun], list[OmittedRun]]:
-    """Return the runs to show, ordered by seed, and the others; each folder counts once.
+    """Return the runs to show and the others; each folder counts once.
 
-    Shown are the finished runs, and those under way whose method has no finished run: a mean over
-    seeds must not mix the two.
+    Methods are in the order of the folders, those of a sweep in the order of its file; the runs of
+    a method are ordered by seed. Shown are the finished runs, and those under way whose method has
+    no finished run: a mean over seeds must not mix the two.
 
     Raises:
         InvalidInputError: a folder that is missing or holds no run.
@@ -205,15 +225,17 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[LoadedRun], list[Omit
     paths = dict.fromkeys(path.resolve() for f in folders for path in _run_folders(expand_home(f)))
     found = [_load(_relative(path)) for path in paths]
     loaded = [run for run in found if isinstance(run, LoadedRun)]
-    finished = {_identity(run) for run in loaded if run.is_finished}
-    shown = [run for run in loaded if run.is_finished or _identity(run) not in finished]
+    finished = {run.identity for run in loaded if run.is_finished}
+    shown = [run for run in loaded if run.is_finished or run.identity not in finished]
     hidden = [
         OmittedRun(run.folder, run.experiment, "unfinished", run.ended, "")
         for run in loaded
-        if not run.is_finished and _identity(run) in finished
+        if not run.is_finished and run.identity in finished
     ]
     omitted = [run for run in found if isinstance(run, OmittedRun)]
-    return sorted(shown, key=lambda run: int(run.experiment["seed"])), omitted + hidden
+    place = {method: i for i, method in enumerate(dict.fromkeys(run.identity for run in shown))}
+    shown.sort(key=lambda run: (place[run.identity], int(run.experiment["seed"])))
+    return shown, omitted + hidden
 
 
 def find_repeats(runs: Iterable[LoadedRun]) -> list[OmittedRun]:
@@ -221,7 +243,7 @@ def find_repeats(runs: Iterable[LoadedRun]) -> list[OmittedRun]:
     first: dict[tuple[str, int], LoadedRun] = {}
     repeats = []
     for run in runs:
-        shown = first.setdefault((_identity(run), run.experiment["seed"]), run)
+        shown = first.setdefault((run.identity, run.experiment["seed"]), run)
         if shown is not run:
             message = f"has the experiment and seed of {shown.folder.path}"
             repeated = OmittedRun(run.folder, run.experiment, "repeated", run.ended, message)
@@ -238,7 +260,30 @@ def _run_folders(folder: Path) -> list[Path]:
         found |= {path for path in logs if RunFolder(path).metrics.exists()}
     if not found:
         raise InvalidInputError(f"{folder}: holds no run; give the folder that `fedtide run` wrote")
-    return sorted(found)
+    return _in_file_order(folder, found)
+
+
+def _in_file_order(top: Path, runs: Iterable[Path]) -> list[Path]:
+    """Return folders of runs below `top`, sorted, but methods of a sweep in the order of its file.
+
+    The folder of a sweep has a folder for each of its methods.
+    """
+
+    @cache
+    def methods(folder: Path) -> list[str]:
+        with suppress(InvalidInputError, LookupError, TypeError):  # no sweep, or without methods
+            return [*map(str, read_yaml(folder / _SWEEP_FILE)["methods"])]
+        return []
+
+    def place(run: Path) -> list[tuple[int, str]]:
+        names = run.relative_to(top).parts
+        known = [methods(top.joinpath(*names[:depth])) for depth in range(len(names))]
+        return [
+            (order.index(name) if name in order else len(order), name)
+            for name, order in zip(names, known, strict=True)
+        ]
+
+    return sorted(runs, key=place)
 
 
 def _relative(path: Path) -> Path:
@@ -278,6 +323,8 @@ def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun:
         summary = folder.read_json(folder.summary, ["rounds"])
         rounds, names = int(summary["rounds"]), summary.get("lower_is_better")
         warnings = tuple(map(str, summary.get("warnings", ())))
+        dimension = summary.get("parameters")
+        dimension = None if dimension is None else int(dimension)
     with _reading(folder.metrics):
         metrics = read_frame(folder.metrics)
         _require(metrics.columns, _METRICS_COLUMNS)
@@ -296,7 +343,16 @@ def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun:
     with _reading(folder.fingerprints):
         prints = folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {}
     return LoadedRun(
-        folder, experiment, metrics, clients, speed, rounds, directions, warnings, prints
+        folder,
+        experiment,
+        metrics,
+        clients,
+        speed,
+        rounds,
+        directions,
+        warnings,
+        prints,
+        dimension=dimension,
     )
 
 
@@ -371,7 +427,7 @@ def group_by_method(runs: Iterable[LoadedRun]) -> dict[str, list[LoadedRun]]:
     """
     groups: dict[str, dict[int, LoadedRun]] = {}
     for run in runs:
-        groups.setdefault(_identity(run), {}).setdefault(run.experiment["seed"], run)
+        groups.setdefault(run.identity, {}).setdefault(run.experiment["seed"], run)
     distinct = [list(group.values()) for group in groups.values()]
     labels = _labels([group[0] for group in distinct])
     labels = [label + _how_far(group) for label, group in zip(labels, distinct, strict=True)]
@@ -414,10 +470,6 @@ def _name_problems(problems: Sequence[Mapping[str, Any]]) -> list[str]:
         name = one.get("problem.dataset") or one["problem.type"]
         names.append(", ".join([str(name), *details]))
     return names
-
-
-def _identity(run: LoadedRun) -> str:
-    return canonical_json(run.fields)
 
 
 def _how_far(group: Sequence[LoadedRun]) -> str:

@@ -46,7 +46,6 @@ from fedtide.report.loading import (
 from fedtide.report.summary import (
     Floats,
     Target,
-    TargetRow,
     client_influence,
     has_diverged,
     headline_metric,
@@ -237,7 +236,7 @@ def _content(section: Section) -> dict[str, Any]:
         **_comparison(groups, section.styles),
         "warnings": _warnings(groups),
         "missing_influence": _explain_missing_influence(groups),
-        "target": [_format_target_row(row) for row in target.rows],
+        **_target(target),
         "target_level": f"{target.metric.replace('_', ' ')} {level} at an evaluation",
         "figures": section.figures,
         "differing": fields,
@@ -392,9 +391,43 @@ def _explain_missing_influence(groups: Groups) -> list[str]:
     ]
 
 
-def _format_target_row(row: TargetRow) -> tuple[str, str, str, str]:
-    counts = f"{row.reached} of {row.runs}"
-    return row.method, counts, _format_count(*row.rounds), _format_count(*row.updates)
+def _target(target: Target) -> dict[str, Any]:
+    """Return the heads and rows of what it takes to reach a target.
+
+    What is exchanged is left out if it is known of no method.
+    """
+    heads = ["runs that reach it", "rounds", "updates"]
+    rows = [
+        [f"{row.reached} of {row.runs}", _format_count(*row.rounds), _format_count(*row.updates)]
+        for row in target.rows
+    ]
+    known = [row.exchanged[0] for row in target.rows if row.exchanged is not None]
+    if known:
+        size, unit = _byte_unit(np.nan_to_num(known).max())
+        heads.append(f"{unit} exchanged")
+        for cells, row in zip(rows, target.rows, strict=True):
+            cells.append(_format_size(row.exchanged, size))
+    methods = [row.method for row in target.rows]
+    return {"target_heads": heads, "target": list(zip(methods, rows, strict=True))}
+
+
+def _byte_unit(most: float) -> tuple[float, str]:
+    """Return the size and the name of a unit for numbers of bytes up to this one.
+
+    >>> _byte_unit(2.5e9), _byte_unit(300.0)
+    ((1000000000.0, 'GB'), (1.0, 'bytes'))
+    """
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if most >= size:
+            return size, unit
+    return 1.0, "bytes"
+
+
+def _format_size(exchanged: tuple[float, float] | None, size: float) -> str:
+    if exchanged is None:
+        return "—"
+    mean, std = exchanged
+    return "never" if np.isnan(mean) else format_mean(mean / size, std / size or None, 1)
 
 
 def _format_count(mean: float, std: float) -> str:

@@ -12,12 +12,14 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fedtide.errors import InvalidInputError
-from fedtide.report.comparison import compare_runs, print_comparison
+from fedtide.report.comparison import compare_problems, print_comparison
 from fedtide.report.figures.run_comparison import comparison_figure
-from fedtide.report.loading import LoadedRun, load_runs, split_by_problem
+from fedtide.report.loading import LoadedRun, load_runs
+from fedtide.report.table_file import write_table
 from fedtide.simulation import Result, Results
 from fedtide.simulation.result import to_plain
 from fedtide.simulation.run_folder import RunFolder
+from fedtide.validation import expand_home
 
 Comparable = Result | Results | str | Path
 """What can be compared: results, or folders of runs."""
@@ -45,18 +47,25 @@ class Comparison:
 
         If the runs are of several problems, the first column is the `problem`.
         """
-        problems = split_by_problem(self._runs)
-        if len(problems) == 1:
-            return compare_runs(self._runs)
-        frames = [
-            compare_runs(group).select(pl.lit(name).alias("problem"), pl.all())
-            for name, group in problems
-        ]
-        return pl.concat(frames, how="diagonal_relaxed")
+        return compare_problems(self._runs)
 
     def plot(self) -> Figure:
         """Return a figure of the learning curves, the participation, and the clients' weights."""
         return comparison_figure(self._runs)
+
+    def write_table(self, file: str | Path) -> Path:
+        """Write the table, as `fedtide compare --table` does, and return its path.
+
+        Args:
+            file: a .md or .tex file (LaTeX with the package booktabs) with what is printed, or a
+                .csv file with `frame`; ~ is the home folder.
+
+        Raises:
+            InvalidInputError: another suffix, or the file cannot be written.
+        """
+        file = expand_home(file)
+        write_table(self._runs, file)
+        return file
 
     def __repr__(self) -> str:
         console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_jupyter=False)
@@ -128,6 +137,7 @@ def _from_result(result: Result) -> LoadedRun:
         ended=int(result.metrics["round"][-1]),
         participation=result.participation,
         given=result.experiment.algorithm,
+        dimension=len(result.model),
     )
     return _named(run)
 

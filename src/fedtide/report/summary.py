@@ -80,6 +80,8 @@ class TargetRow:
         reached: how many of its runs reach the target.
         runs: how many runs it has.
         rounds, updates: mean and standard deviation over the runs that reach it; NaN without any.
+        exchanged: the same of the bytes that clients receive and send for these updates, with
+            numbers of 4 bytes; None if they are not known.
     """
 
     method: str
@@ -87,6 +89,7 @@ class TargetRow:
     runs: int
     rounds: tuple[float, float]
     updates: tuple[float, float]
+    exchanged: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class Target:
 
 
 def measure_target(groups: Groups, wanted: str | None = None) -> Target:
-    """Return the rounds and updates that each method needs to reach a level.
+    """Return the rounds, updates and bytes that each method needs to reach a level.
 
     Args:
         groups: the runs of each method.
@@ -155,7 +158,16 @@ def _target_row(method: str, group: Sequence[LoadedRun], metric: str, level: flo
     reached = [(run, t) for run in group if (t := _first_round(run, metric, level)) is not None]
     rounds = [float(t) for _, t in reached]
     updates = [float(run.cohort_sizes[:t].sum()) for run, t in reached]
-    return TargetRow(method, len(reached), len(group), mean_and_std(rounds), mean_and_std(updates))
+    sizes = {run.update_bytes for run in group}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return TargetRow(
+        method,
+        len(reached),
+        len(group),
+        mean_and_std(rounds),
+        mean_and_std(updates),
+        None if size is None else mean_and_std([size * number for number in updates]),
+    )
 
 
 def _first_round(run: LoadedRun, metric: str, level: float) -> int | None:

@@ -19,7 +19,13 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 from torch import Tensor
 
-from fedtide.configurable import explain_mismatch, field_types, is_mismatch, is_union
+from fedtide.configurable import (
+    describe_field,
+    explain_mismatch,
+    field_types,
+    is_mismatch,
+    is_union,
+)
 from fedtide.content_hash import describe
 from fedtide.errors import InvalidInputError, did_you_mean, first_line
 from fedtide.import_paths import import_object, import_path_of, is_import_path, is_own
@@ -190,7 +196,7 @@ class Builder:
             for name, field in known.items()
             if field.default is MISSING and field.default_factory is MISSING
         ]
-        refuse_missing_keys(value, required, path)
+        refuse_missing_keys(value, required, path, cls)
         built = {key: self.build(hints[key], v, _join(path, key)) for key, v in value.items()}
         try:
             return cls(**built)
@@ -230,12 +236,16 @@ def refuse_unknown_keys(
             )
 
 
-def refuse_missing_keys(given: Collection[Any], required: Iterable[str], path: str = "") -> None:
-    """Raise InvalidInputError if the mapping at this path lacks keys."""
-    if missing := [_join(path, name) for name in required if name not in given]:
-        others = ", ".join(missing[1:])
-        hint = f"give values to it and to {others}" if others else "give a value"
-        raise InvalidInputError(f"{missing[0]}: missing; {hint}")
+def refuse_missing_keys(
+    given: Collection[Any], required: Iterable[str], path: str = "", cls: type | None = None
+) -> None:
+    """Raise InvalidInputError if the mapping at this path, of fields of `cls`, lacks keys."""
+    if missing := [name for name in required if name not in given]:
+        first, *others = (_join(path, name) for name in missing)
+        hint = f"values to it and to {', '.join(others)}"
+        if not others:
+            hint = "a value" if cls is None else describe_field(cls, missing[0])
+        raise InvalidInputError(f"{first}: missing; give {hint}")
 
 
 def _join(path: str, key: Any) -> str:

@@ -82,6 +82,7 @@ def write_results(
     write_json(folder.timings, _timings(run) | how)
     summary = {
         "rounds": run.ended,
+        "parameters": run.task.start.numel(),
         "metrics": finite_row(run.metrics[-1]),
         "lower_is_better": run.lower_is_better(clients.columns),
         "warnings": list(warnings),

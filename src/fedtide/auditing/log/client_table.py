@@ -11,7 +11,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtide.auditing.log.columns import recognise_client
+from fedtide.auditing.log.columns import name_unread, recognise_client, recognise_samples
+from fedtide.auditing.log.values import parse_numbers
 from fedtide.errors import InvalidInputError, did_you_mean, list_names
 from fedtide.participation.log.client_ids import normalise_clients
 from fedtide.participation.log.tables import read_table, require_columns
@@ -29,11 +30,15 @@ class ClientTable:
         names: unique client ids, shape (N,).
         groups: one column of N group labels per grouping.
         wanted: the wanted weight a_n >= 0 of each client, summing to 1, (N,); None: 1 / N each.
+        samples: the sample count of each client, (N,), NaN where it has none; None: not known.
+        notes: facts about how the table was read, one sentence each.
     """
 
     names: pl.Series
     groups: dict[str, pl.Series] = field(default_factory=dict)
     wanted: NDArray[np.float64] | None = None
+    samples: NDArray[np.float64] | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_file(cls, path: str | Path, group: str | None = None) -> ClientTable:
@@ -49,13 +54,14 @@ class ClientTable:
     def from_frame(cls, frame: pl.DataFrame, group: str | None = None) -> ClientTable:
         """Return the clients in a table with a column `client`, or a name that logs may give it.
 
-        A column `weight` gives the wanted weights, in any unit. Every other column with 2 to 50
+        A column `weight` gives the wanted weights, in any unit, and a column `samples`, or of
+        another name that logs may give it, the sample counts. Every other column with 2 to 50
         distinct values is a grouping, unless they are lists or objects; `group` selects one column
         instead, however many values it has. Case does not matter in `client` and `weight`.
 
         Raises:
             InvalidInputError: no column `client` or `group`, a `group` of lists or objects, no
-                rows, a client twice, or invalid weights.
+                rows, a client twice, or invalid weights or sample counts.
         """
         written = recognise_client(frame.columns)
         if written is not None and "client" not in frame.columns:
@@ -79,14 +85,26 @@ class ClientTable:
             raise InvalidInputError(
                 f"groups: the roster has no column {group!r}; {did_you_mean(group, others)}"
             )
-        flat = [name for name in others if not frame[name].dtype.is_nested()]
+        no_labels = (pl.Binary, pl.Duration, pl.Object)
+        flat = [
+            n for n in others if not (frame[n].dtype.is_nested() or frame[n].dtype in no_labels)
+        ]
         if group is not None and group not in flat:
             raise InvalidInputError(
                 f"groups: the roster's column {group!r} has lists or objects; give one value each"
             )
-        chosen = [group] if group else [n for n in flat if 1 < frame[n].n_unique() <= _MAX_GROUPS]
+        counts = recognise_samples(flat)
+        chosen = [n for n in flat if n != counts and 1 < frame[n].n_unique() <= _MAX_GROUPS]
+        chosen = [group] if group else chosen
         groups = {name: frame[name].cast(pl.String).fill_null("(none)") for name in chosen}
-        return cls(names, groups, _normalise_weights(frame, names))
+        unread = name_unread([name for name in others if name not in {*chosen, counts}])
+        return cls(
+            names,
+            groups,
+            _normalise_weights(frame, names),
+            None if counts is None else _parse_samples(frame[counts]),
+            (f"columns of the roster that are not read: {unread}",) if unread else (),
+        )
 
 
 def list_clients(
@@ -152,6 +170,15 @@ def _normalise_weights(frame: pl.DataFrame, names: pl.Series) -> NDArray[np.floa
         raise InvalidInputError("roster: all weights are 0; give at least one client more")
     weights = weights / weights.max()  # the sum of finite numbers may not be finite
     return np.asarray(weights / weights.sum())
+
+
+def _parse_samples(column: pl.Series) -> NDArray[np.float64]:
+    numbers = column.cast(pl.Float64) if column.dtype.is_numeric() else column
+    try:
+        return parse_numbers("samples", numbers.to_arrow()).astype(np.float64)
+    except InvalidInputError as error:
+        what = str(error).removeprefix("samples: ")
+        raise InvalidInputError(f"roster: in {column.name!r:.60}, {what}") from None
 
 
 def _find_ids(path: Path) -> str:

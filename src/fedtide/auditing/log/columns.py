@@ -82,6 +82,8 @@ _SUGGESTED = {
 """Names that may mean something else: suggested, but not taken without being asked."""
 
 _NOUNS = {"samples": "sample count"}
+REASON_NAMES = _ALIASES["reason"]
+"""Names of columns in which a text says that a row's client failed."""
 _OUTCOMES = (
     *("status", "state", "success", "succeeded", "failed", "is_failed", "completed"),
     *("outcome", "result", "ok", "error", "dropped"),
@@ -110,16 +112,22 @@ class ColumnNames:
         note: which columns were recognised under another name; empty: none.
         unread: which other columns there are, in words; empty: none.
         flags: those of them whose names say who took part; empty if there are stages.
+        outcomes: columns whose names say that they may tell who failed, among them that of the
+            reasons; empty if there are stages.
     """
 
     columns: dict[str, str]
     note: str
     unread: str
     flags: tuple[str, ...] = ()
+    outcomes: tuple[str, ...] = ()
 
 
 def find_columns(
-    available: Sequence[str], columns: Mapping[str, str], timed: bool = False
+    available: Sequence[str],
+    columns: Mapping[str, str],
+    timed: bool = False,
+    has_meanings: bool = False,
 ) -> ColumnNames:
     """Find the columns of a log by the names given, by the standard names, or by common ones.
 
@@ -130,6 +138,8 @@ def find_columns(
         columns: names given by the user, such as {"round": "my_round"}.
         timed: whether rounds are to be computed from times, so that `time` is needed and `round`
             is not; without a column of times, the column `round` holds them.
+        has_meanings: whether it is known which stage the values of a column mean; without a column
+            `stage`, it is the column that says who failed, or who took part.
 
     Raises:
         InvalidInputError: a name that is unknown or not in the log; no column of rounds or
@@ -157,6 +167,8 @@ def find_columns(
         found = None if ours in names else _recognise(free, (ours, *_ALIASES[ours]))
         if found is not None:
             names[ours] = found
+    if has_meanings and "stage" not in names:
+        names["stage"] = _find_outcome([name for name in free if name not in names.values()])
     if timed and "time" not in names and "round" in names:
         names["time"] = names["round"]
     _require(names, ("time" if timed else "round", "client"), available, timed)
@@ -168,29 +180,45 @@ def find_columns(
         if ours in names and ours not in columns and names[ours] not in (ours, "round")
     ]
     columns_read = {ours: names[ours] for ours in COLUMNS if ours in names}
-    others = [
-        name for name in available if not (name in columns_read.values() or _INDEX.fullmatch(name))
-    ]
+    others = [name for name in available if name not in columns_read.values()]
     has_stages = "stage" in names
-    flags = () if has_stages else tuple(name for name in others if is_called(name, _FLAGS))
+    flags = tuple(name for name in others if is_called(name, _FLAGS))
+    outcomes = [name for name in others if is_called(name, _OUTCOMES)]
+    unread = _describe_unread(others, () if has_stages else outcomes)
+    if "reason" in names and "reason" not in columns and is_called(names["reason"], REASON_NAMES):
+        outcomes.append(names["reason"])
     return ColumnNames(
-        columns_read, ", ".join(guessed), _describe_unread(others, has_stages), flags
+        columns_read,
+        ", ".join(guessed),
+        unread,
+        () if has_stages else flags,
+        () if has_stages else tuple(outcomes),
     )
 
 
-def _describe_unread(others: Sequence[str], has_stages: bool) -> str:
+def _find_outcome(others: Sequence[str]) -> str:
+    """Return the only column whose name says that it may tell who failed, or who took part."""
+    found = [name for name in others if says_outcome(name)]
+    if len(found) == 1:
+        return found[0]
+    wrong = "no column is called 'stage', 'status' or the like"
+    if found:
+        wrong = f"{' and '.join(map(repr, found[:2]))} may say how far clients came"
+    raise InvalidInputError(
+        f"stages: {wrong}; name the column with {name_columns({'stage': (*found, 'NAME')[0]})}"
+    )
+
+
+def _describe_unread(others: Sequence[str], outcomes: Sequence[str]) -> str:
     """Return which columns are not read, and what that means if one may say who failed."""
-    if not others:
+    if not (named := name_unread(others)):
         return ""
-    more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
-    named = ", ".join(f"{name!r:.60}" for name in others[:_LISTED])
-    text = f"columns that are not read: {named}{more}"
-    outcomes = [name for name in others if is_called(name, _OUTCOMES)]
-    if has_stages or not outcomes:
+    text = f"columns that are not read: {named}"
+    if not outcomes:
         return text
     return (
-        f"{text}; if {outcomes[0]!r:.60} says who failed, leave those rows out, or give a column "
-        "'stage': without it, every row's client took part"
+        f"{text}; if {outcomes[0]!r:.60} says who failed, say what its values mean with "
+        "--stages VALUE=STAGE,...: without it, every row's client took part"
     )
 
 
@@ -209,6 +237,11 @@ def is_called(name: str, aliases: Sequence[str]) -> bool:
     return _plain(name) in {_plain(alias) for alias in aliases}
 
 
+def says_outcome(name: str) -> bool:
+    """Return whether a column of this name may say who failed, or who took part."""
+    return is_called(name, (*_OUTCOMES, *_FLAGS))
+
+
 def is_recognised(name: str) -> bool:
     """Return whether a column of this name is read without being asked for, and changes numbers."""
     return any(
@@ -223,6 +256,18 @@ def recognise_client(available: Sequence[str]) -> str | None:
     'Client Name'
     """
     return _recognise(available, ("client", *_ALIASES["client"]))
+
+
+def recognise_samples(available: Sequence[str]) -> str | None:
+    """Return the column of sample counts, as a table writes it; None: there is none."""
+    return _recognise(available, ("samples", *_ALIASES["samples"]))
+
+
+def name_unread(columns: Sequence[str]) -> str:
+    """Return columns that are not read, in words, without those of an index; empty: none."""
+    others = [name for name in columns if not _INDEX.fullmatch(name)]
+    more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
+    return ", ".join(f"{name!r:.60}" for name in others[:_LISTED]) + more
 
 
 def _recognise(available: Sequence[str], aliases: Sequence[str]) -> str | None:

@@ -27,19 +27,22 @@ from fedtide.auditing.log.round_numbers import (
     reject_gaps,
     reject_times,
 )
+from fedtide.auditing.log.stage_column import StageColumn
 from fedtide.auditing.log.table_source import TableSource
 from fedtide.auditing.log.times import TimeColumn
 from fedtide.auditing.log.values import (
-    NO_STAGE,
-    STAGE_HINT,
     USED,
     parse_clients,
     parse_numbers,
     parse_rounds,
-    parse_stages,
     to_numpy,
 )
-from fedtide.auditing.log.weights import average_by_client, find_fraction, find_weights
+from fedtide.auditing.log.weights import (
+    average_by_client,
+    complete_samples,
+    find_fraction,
+    find_weights,
+)
 from fedtide.errors import InvalidInputError
 from fedtide.participation.log.client_ids import parse_whole_numbers
 from fedtide.participation.log.schema import STAGES
@@ -56,6 +59,7 @@ class LogBuilder:
     Args:
         table: where the rows come from.
         round_seconds: the length of a round, if the log has times instead of rounds.
+        stages: collects the stages.
         weights_are_final: whether a weight is q_t^n even if it looks like a sample count.
         ids_are_exact: whether client ids are names as they are, with blanks around them or "none".
     """
@@ -64,6 +68,7 @@ class LogBuilder:
         self,
         table: TableSource,
         round_seconds: float | None,
+        stages: StageColumn,
         *,
         weights_are_final: bool,
         ids_are_exact: bool,
@@ -77,7 +82,7 @@ class LogBuilder:
         self._codes: dict[int | str, int] = {}
         self._rounds: list[NDArray[np.integer]] = []
         self._clients: list[NDArray[np.int32]] = []
-        self._stages: list[NDArray[np.uint8]] = []
+        self._stages = stages
         self._numbers: dict[str, list[NDArray[np.float32]]] = {"weight": [], "samples": []}
         self._reasons = ReasonColumn()
         self._listed: list[NDArray[np.integer]] = []
@@ -98,7 +103,7 @@ class LogBuilder:
         self._rounds.append(self._parse_rounds(batch))
         self._clients.append(self._encode(batch["client"], None if listed else self._size))
         if "stage" in batch:
-            self._stages.append(parse_stages(batch["stage"]))
+            self._stages.add(batch["stage"])
         for field, parts in self._numbers.items():
             if field in batch:
                 parts.append(parse_numbers(field, batch[field], self._table.decimal_comma))
@@ -158,6 +163,10 @@ class LogBuilder:
         )
         if declared is None and counts is not None:
             declared = average_by_client(rows.clients, counts, len(names))
+        self.notes.extend(() if roster is None else roster.notes)
+        declared = complete_samples(
+            declared, None if roster is None else roster.samples, self.notes
+        )
         log = ParticipationLog.from_entries(names, rows.rounds, rows.clients, span, weights)
         return replace(
             log,
@@ -195,22 +204,9 @@ class LogBuilder:
         return names, _Rows(
             _concatenate(self._rounds),
             codes,
-            self._join_stages(),
+            self._stages.join(),
             *(_concatenate(parts) if parts else None for parts in self._numbers.values()),
         )
-
-    def _join_stages(self) -> NDArray[np.uint8] | None:
-        """Return the stages of all rows; None: no row has one."""
-        if all((part == NO_STAGE).all() for part in self._stages):
-            return None
-        stages = _concatenate(self._stages)
-        if missing := int((stages == NO_STAGE).sum()):
-            row = int((stages == NO_STAGE).argmax()) + 1
-            raise InvalidInputError(
-                f"stage: {missing:,} of {len(stages):,} rows have no stage, row {row:,} first; "
-                f"{STAGE_HINT}, or remove the column if all rows are used"
-            )
-        return stages
 
     def _number_rounds(self, rows: _Rows, step: int | None) -> tuple[_Rows, tuple[int, int]]:
         """Number the rounds consecutively; return the rows, and the first round and the end."""

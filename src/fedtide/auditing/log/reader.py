@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.cohort_lists import CohortLists
-from fedtide.auditing.log.columns import ColumnNames, find_columns
+from fedtide.auditing.log.columns import ColumnNames, find_columns, says_outcome
 from fedtide.auditing.log.log_builder import LogBuilder
 from fedtide.auditing.log.participation_log import ParticipationLog
+from fedtide.auditing.log.stage_column import OutcomeColumn, StageColumn
 from fedtide.auditing.log.table_source import Batches, TableSource, open_source, read_frame
 from fedtide.auditing.log.values import reject_absent
 from fedtide.errors import InvalidInputError, first_line
@@ -35,6 +36,7 @@ def read_participation_log(
     columns: Mapping[str, str] | None = None,
     on_progress: OnProgress = lambda step, share: None,
     *,
+    stages: Mapping[str, str] | None = None,
     round_seconds: float | None = None,
     round_step: int | None = None,
 ) -> ParticipationLog:
@@ -54,6 +56,8 @@ def read_participation_log(
             column `weight` are whole numbers whose sum in a round is typically 10 or more, they are
             sample counts; run folders and ledgers hold q_t^n in any case.
         on_progress: progress callback.
+        stages: the stage that each value of the column `stage` means, as in `StageColumn`; without
+            such a column, of the column whose name says that it may tell who failed.
         round_seconds: the length of a round in seconds; the log then has times, in a column `time`
             or `round`. Rounds begin at multiples of it (UTC), and a client that has several rows
             within a round counts once.
@@ -67,20 +71,24 @@ def read_participation_log(
     timed, columns = round_seconds is not None, columns or {}
     with _open_log(source, timed) as opened:
         table = opened.table
+        column = StageColumn(stages or {})
         builder = LogBuilder(
             table,
             round_seconds,
+            column,
             weights_are_final=opened.recorded or "weight" in columns,
             ids_are_exact=opened.recorded,
         )
-        found = find_columns(table.names, columns, timed)
+        found = find_columns(table.names, columns, timed, bool(stages))
         lists = None
         if opened.recorded:  # further columns are fedtide's own
-            found = replace(found, unread="", flags=())
+            found = replace(found, unread="", flags=(), outcomes=())
         else:
             lists = CohortLists(None if "client" in columns else found.columns["client"])
         builder.notes.extend(filter(None, (found.note, found.unread)))
         _read_rows(table, found, lists, builder, on_progress)
+        with _named_columns(found.columns):
+            column.join()
     if builder.is_empty:
         raise InvalidInputError("log: it has no rows; give at least two rounds")
     if roster is None and clients is None:
@@ -135,9 +143,14 @@ def _read_rows(
     on_progress: OnProgress,
 ) -> None:
     """Give the rows of a table to the builder, batch by batch; without `lists`, a client a row."""
-    for batch, share in table.read([*dict.fromkeys([*found.columns.values(), *found.flags])]):
+    alone = [name for name in (*found.flags, *found.outcomes) if says_outcome(name)]
+    outcomes = {name: OutcomeColumn(name, alone == [name]) for name in found.outcomes}
+    wanted = dict.fromkeys([*found.columns.values(), *found.flags, *outcomes])
+    for batch, share in table.read([*wanted]):
         for flag in found.flags:
             reject_absent(flag, batch[flag])
+        for name, outcome in outcomes.items():
+            outcome.add(batch[name], batch.get(found.columns.get("samples", "")))
         rows = {ours: _widen(batch[theirs]) for ours, theirs in found.columns.items()}
         with _named_columns(found.columns):
             expanded, listed = (rows, False) if lists is None else lists.expand(rows)
@@ -146,6 +159,8 @@ def _read_rows(
             if listed:  # a round with an empty list is a round, too
                 builder.add_rounds(rows)
         on_progress("reading", share)
+    for outcome in outcomes.values():
+        outcome.reject_failures()
     if lists is not None:
         builder.notes.extend(lists.notes)
 

@@ -20,7 +20,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from fedtide.auditing.log.adapters import TEXT_LOGS, is_document, read_document, reject_text_log
-from fedtide.auditing.log.columns import is_recognised
+from fedtide.auditing.log.columns import is_recognised, says_outcome
 from fedtide.errors import InvalidInputError
 from fedtide.participation.log.tables import READABLE, MemoryTable, require_file, to_polars
 from fedtide.text_files import (
@@ -203,6 +203,8 @@ def _to_column(name: str, values: list[Any]) -> pa.Array:
             return pa.array(values, kind)
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
             continue
+    if says_outcome(name):  # which may be of no interest: no reason to refuse a log
+        return pa.array([None if value is None else str(value) for value in values])
     kinds = sorted({type(value).__name__ for value in given})
     raise InvalidInputError(
         f"log: the values of {name!r} are mixed or too large ({', '.join(kinds)}); "

@@ -21,15 +21,12 @@ _MAX_NUMBER = 1e30
 _ROUND_HINT = "give whole numbers from 0"
 _TIME_HINT = "give the length of a round in seconds with round_seconds= or --round-seconds"
 _LONGEST_REASON = 60
-STAGE_HINT = f"give one of {', '.join(STAGES)}"
 _NOUNS = {"weight": "weight", "samples": "sample count"}
 USED = STAGES.index("used")
 """The index of the last stage."""
-NO_STAGE = len(STAGES)
-"""The stage of a row in which it is missing."""
 
-_MISSING = ("", "na", "nan", "n/a", "null", "none", "-")
-_NO, _YES = {"0", "0.0", "false", "f", "no", "n"}, {"1", "1.0", "true", "t", "yes", "y"}
+MISSING = ("", "na", "nan", "n/a", "null", "none", "-")
+NO, YES = {"0", "0.0", "false", "f", "no", "n"}, {"1", "1.0", "true", "t", "yes", "y"}
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _ISO = r"\s*\d{4}-\d\d-\d\d"
 
@@ -143,7 +140,7 @@ def parse_clients(
     if exact:
         return ids
     names = pc.utf8_trim_whitespace(to_strings(ids.dictionary))
-    missing = pc.is_in(pc.utf8_lower(names), pa.array(_MISSING, pa.large_string()))
+    missing = pc.is_in(pc.utf8_lower(names), pa.array(MISSING, pa.large_string()))
     if pc.any(missing).as_py() and pc.any(rows := missing.take(ids.indices)).as_py():
         raise InvalidInputError(
             f"client: {_describe_row(rows, first_row)} has the client "
@@ -172,23 +169,6 @@ def _to_whole(column: pa.Array) -> pa.Array:
         ) from error
 
 
-def parse_stages(column: pa.Array) -> NDArray[np.uint8]:
-    """Return the index in STAGES of each row's stage, NO_STAGE where it is missing."""
-    if pa.types.is_nested(column.type):
-        raise InvalidInputError(f"stage: the column has type {column.type}; {STAGE_HINT}")
-    stages = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    names = stages.dictionary.to_pylist()
-    levels = np.full(len(names) + 1, NO_STAGE, dtype=np.uint8)
-    for code in pc.unique(stages.indices.drop_null()).to_pylist():
-        name = str(names[code]).strip()
-        if name in STAGES:
-            levels[code] = STAGES.index(name)
-        elif name.lower() not in _MISSING:
-            raise InvalidInputError(f"stage: unknown stage {name!r:.60}; {STAGE_HINT}")
-    codes = stages.indices.cast(pa.int64()).fill_null(len(names))
-    return np.asarray(levels[to_numpy(codes)])
-
-
 def reject_absent(name: str, column: pa.Array) -> None:
     """Raise InvalidInputError if a column whose name says who took part is "no" for some rows.
 
@@ -204,13 +184,14 @@ def reject_absent(name: str, column: pa.Array) -> None:
         return
     values = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     texts = {str(value).strip().lower() for value in values.dictionary.to_pylist()[:10]}
-    texts -= {*_MISSING}
-    if texts <= _NO | _YES and texts & _NO:
-        no = next(v for v in values.dictionary.to_pylist() if str(v).strip().lower() in _NO)
+    texts -= {*MISSING}
+    if texts <= NO | YES and texts & NO:
+        no = next(v for v in values.dictionary.to_pylist() if str(v).strip().lower() in NO)
         raise InvalidInputError(
             f"log: {name!r:.60} is {no} in some rows; leave out the rows of clients that did not "
-            f"take part, or give a column 'stage' ({', '.join(STAGES)}); rename the column if it "
-            "says something else"
+            f"take part, or give a column 'stage' ({', '.join(STAGES)}), or say which stages the "
+            f"values mean, as in --columns 'stage={name}' --stages {no}=selected,other=used; "
+            "rename the column if it says something else"
         )
 
 
@@ -252,7 +233,7 @@ def parse_numbers(field: str, column: pa.Array, decimal_comma: bool = False) -> 
 
 def _parse_text_numbers(field: str, column: pa.Array, decimal_comma: bool) -> pa.Array:
     text = pc.utf8_trim_whitespace(to_strings(column))
-    missing = pc.is_in(pc.utf8_lower(text), pa.array(_MISSING, pa.large_string()))
+    missing = pc.is_in(pc.utf8_lower(text), pa.array(MISSING, pa.large_string()))
     text = pc.if_else(missing, pa.scalar(None, pa.large_string()), text)
     if decimal_comma:
         text = pc.replace_substring(text, ",", ".", max_replacements=1)
@@ -268,7 +249,7 @@ def _parse_text_numbers(field: str, column: pa.Array, decimal_comma: bool) -> pa
 def _to_one_line(text: str) -> str:
     """Return text that cannot control a terminal, cut to a length that a table shows, or ""."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    if line.lower() in _MISSING:
+    if line.lower() in MISSING:
         return ""
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
 

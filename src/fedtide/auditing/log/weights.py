@@ -91,6 +91,30 @@ def average_by_client(
     return np.where(rows > 0, sums / np.maximum(rows, 1), np.nan)
 
 
+def complete_samples(
+    samples: Floats | None, of_roster: Floats | None, notes: list[str]
+) -> Floats | None:
+    """Return the sample counts of a log, (N,), with those of the roster where the log has none.
+
+    Args:
+        samples: of the log, NaN where it has none; None: it has none at all.
+        of_roster: likewise.
+        notes: on what is taken from the roster is added.
+    """
+    if of_roster is not None:
+        lacking = np.ones(len(of_roster), dtype=np.bool_) if samples is None else np.isnan(samples)
+        taken = int((lacking & ~np.isnan(of_roster)).sum())
+        notes.append(
+            f"the roster gives the sample count of {taken:,} client{'' if taken == 1 else 's'} "
+            "without one in the log"
+            if taken
+            else "the sample counts of the roster are not used: the log has those of its clients"
+        )
+        if taken:
+            samples = np.where(lacking, of_roster, np.nan if samples is None else samples)
+    return samples
+
+
 def find_fraction(counts: Numbers) -> float | None:
     """Return a sample count that is not a whole number: a point may separate thousands."""
     for low in range(0, len(counts), 1 << 20):  # bounds the temporaries

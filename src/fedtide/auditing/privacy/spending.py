@@ -171,6 +171,7 @@ def spent(
     clients: int | None = None,
     roster: ClientTable | None = None,
     columns: Mapping[str, str] | None = None,
+    stages: Mapping[str, str] | None = None,
 ) -> Spent:
     """Return the ε that training on a log has cost each client, as the log happened.
 
@@ -189,6 +190,7 @@ def spent(
         clients: N.
         roster: all clients.
         columns: the log's names of its columns.
+        stages: as for `audit`.
 
     Raises:
         InvalidInputError: a log, a method or a number that cannot be used; a log that begins after
@@ -204,7 +206,7 @@ def spent(
     if target is not None:
         require_positive("target", target)
     if not isinstance(log, ParticipationLog):
-        log = read_participation_log(log, clients, roster, columns)
+        log = read_participation_log(log, clients, roster, columns, stages=stages)
     if horizon is not None and horizon < log.first_round + log.length:
         raise InvalidInputError(
             f"horizon: the log has rounds up to {log.first_round + log.length - 1}; give a larger "

@@ -1,0 +1,248 @@
+"""Every key of an experiment file as tables, from the classes and their docstrings.
+
+The site of the documentation and `fedtide keys` print them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedtide.algorithms import ALGORITHMS, Algorithm
+from fedtide.configurable import field_meanings, field_types, is_union
+from fedtide.differential_privacy import MECHANISMS, Mechanism
+from fedtide.participation import (
+    DROPOUTS,
+    PROCESSES,
+    RATES,
+    SELECTIONS,
+    Availability,
+    Dropout,
+    RateLaw,
+    Selection,
+)
+from fedtide.problems import MODELS, PARTITIONS, PROBLEMS, Partition, Problem
+from fedtide.problems.datasets import natural
+from fedtide.problems.datasets.catalogue import KNOWN
+from fedtide.problems.losses import LOSSES
+from fedtide.problems.models import MODEL_TYPES, Model
+from fedtide.problems.sample_metrics import METRICS
+from fedtide.simulation.experiment import Checkpoints, Evaluate, Experiment
+from fedtide.sweep import Sweep
+from fedtide.sweep.strategies import TwoStage
+from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
+from fedtide.training.lr_schedules import LearningRateSchedule
+from fedtide.training.projection import Projection
+
+
+class KeyTable(NamedTuple):
+    """A table whose cells are Markdown.
+
+    Args:
+        heads: the titles of the columns.
+        rows: the cells of each row.
+    """
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+Part = str | KeyTable
+"""A paragraph or several, as in a docstring, or a table."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a key takes.
+
+    Args:
+        key: the key.
+        title: the title.
+        base: the class of what the key takes, if it takes objects.
+        types: the classes of these, by their `type`; None: `base` itself.
+        parts: what else there is to say.
+    """
+
+    key: str
+    title: str
+    base: type | None = None
+    types: Mapping[str, type] | None = None
+    parts: Sequence[Part] = ()
+
+    @property
+    def classes(self) -> dict[str, type]:
+        """The classes that have keys, by their place, such as "algorithm.fedau"."""
+        if self.types is not None:
+            return {f"{self.key}.{name}": cls for name, cls in self.types.items()}
+        return {} if self.base is None else {self.key: self.base}
+
+
+def tabulate_keys(cls: type, home: str = "") -> KeyTable:
+    """Return the fields of a dataclass as a table: key, what it takes, default, meaning.
+
+    Args:
+        cls: the class.
+        home: the page to which links to sections lead; empty: the page of the table.
+    """
+    meanings, kinds = field_meanings(cls), field_types(cls)
+    known = [field for field in fields(cls) if field.init]
+    if missing := [field.name for field in known if field.name not in meanings]:
+        raise ValueError(f"{cls.__name__}: the docstring does not explain {missing}")
+    rows = [
+        (f"`{f.name}`", _kind(kinds[f.name], home), _default(f), meanings[f.name]) for f in known
+    ]
+    return KeyTable(("key", "takes", "default", "meaning"), rows)
+
+
+def tabulate_types(types: Mapping[str, type], link: Callable[[str], str]) -> KeyTable:
+    """Return the types of a key as a table; `link` makes a link of a name."""
+    return KeyTable(("type", "what it is"), [(link(n), summarise(c)) for n, c in types.items()])
+
+
+def describe(cls: type) -> str:
+    """Return the docstring of a class up to the list of arguments."""
+    return split_docstring(inspect.getdoc(cls) or "")[0]
+
+
+def split_docstring(text: str) -> tuple[str, str]:
+    """Return the prose of a docstring, and its sections and examples."""
+    start = found.start() if (found := _PART.search(text)) else len(text)
+    return text[:start], text[start:]
+
+
+def summarise(thing: object) -> str:
+    """Return the first line of the docstring, of a function without "Return"."""
+    line = (inspect.getdoc(thing) or "").splitlines()[0].removeprefix("Return ")
+    return line[0].upper() + line[1:]
+
+
+def anchor(title: str) -> str:
+    """Return the anchor of a heading of the site."""
+    return re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
+
+
+_PART = re.compile(r"^(?:Args|Attributes|Raises|Returns|Yields):$|^>>>", re.MULTILINE)
+
+
+def _kind(kind: Any, home: str) -> str:
+    """Return what a field of this annotation takes, in words."""
+    if is_union(kind):
+        members = [member for member in get_args(kind) if member is not Any]
+        return _either(dict.fromkeys(_kind(member, home) for member in members))
+    base = get_origin(kind) or kind
+    if base is Literal:
+        return _either([f"`{option}`" for option in get_args(kind)])
+    for section in SECTIONS:
+        if section.base is base:
+            return f"[{section.key}]({home}#{anchor(section.title)})"
+    if base in (Sequence, list, tuple):
+        inner = (*get_args(kind), Any)[0]
+        return "list" if inner is Any else f"list of {_plural(_kind(inner, home))}"
+    if base is Callable or getattr(base, "__name__", "") == "Callable":
+        return _WORDS[Callable]
+    return _WORDS.get(base, f"{getattr(base, '__name__', base)} (Python)")
+
+
+def _plural(kind: str) -> str:
+    """Return the plural of what a field takes.
+
+    >>> _plural("whole number or text"), _plural("list of numbers")
+    ('whole numbers or texts', 'lists of numbers')
+    """
+    if kind.startswith("list of "):
+        return kind.replace("list", "lists", 1)
+    return " or ".join(f"{one}s" for one in kind.split(" or "))
+
+
+_WORDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    Path: "path",
+    type(None): "null",
+    Mapping: "mapping",
+    Any: "any value",
+    nn.Module: "network (Python)",
+    Callable: "function",
+    np.ndarray: "list",
+    torch.Tensor: "list",
+}
+
+
+def _either(options: Iterable[str]) -> str:
+    *others, last = options
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _default(field: Field[Any]) -> str:
+    value = field.default if field.default_factory is MISSING else field.default_factory()
+    if value is MISSING:
+        return "**required**"
+    names = {cls: name for r in (SELECTIONS, DROPOUTS, ALGORITHMS) for name, cls in r.items()}
+    if type(value) in names:
+        return f"`{names[type(value)]}`"
+    if isinstance(value, Evaluate | Checkpoints):
+        return "its defaults"
+    plain = {None: "null", True: "true", False: "false"}
+    if value is None or isinstance(value, bool):
+        return f"`{plain[value]}`"
+    if isinstance(value, tuple | list):
+        return f"`[{', '.join(map(str, value))}]`"
+    return f"`{value}`"
+
+
+def _functions(functions: Mapping[str, Callable[..., Any]]) -> KeyTable:
+    rows = [(f"`{name}`", summarise(function)) for name, function in functions.items()]
+    return KeyTable(("name", "of each sample"), rows)
+
+
+def _data_sets() -> Iterator[Part]:
+    names = ", ".join(f"`{name}`" for name in ("digits", *KNOWN))
+    yield f"`dataset` of `classification`: {names}, or a folder.\n"
+    yield "`train` and `test` of `supervised`:\n"
+    yield KeyTable(
+        ("text", "the samples"),
+        [
+            ("a path that ends in .parquet or .csv", "the file"),
+            ("`package.module:function`", "what the function returns"),
+            ("`hub:OWNER/NAME`, `hub:OWNER/NAME:SPLIT`", "a split on the Hugging Face hub"),
+            *((f"`{name}`", summarise(read)) for name, read in natural.NATURAL.items()),
+        ],
+    )
+
+
+_MODEL_NAMES = KeyTable(("name", "is"), [(f"`{n}`", f"`{m!r}`") for n, m in MODELS.items()])
+
+SECTIONS = (
+    Section("experiment", "Experiment", base=Experiment),
+    Section("local", "Local training", base=LocalTraining),
+    Section("schedule", "Learning-rate schedules", base=LearningRateSchedule, types=SCHEDULES),
+    Section("projection", "Projections", base=Projection, types=PROJECTIONS),
+    Section("problem", "Problems", base=Problem, types=PROBLEMS),
+    Section("loss", "Losses", parts=[_functions(LOSSES)]),
+    Section("metrics", "Metrics", parts=[_functions({n: m.function for n, m in METRICS.items()})]),
+    Section("dataset", "Data sets", parts=[*_data_sets()]),
+    Section("partition", "Partitions", base=Partition, types=PARTITIONS),
+    Section("model", "Models", base=Model, types=MODEL_TYPES),
+    Section("model", "Models by name", parts=[_MODEL_NAMES]),
+    Section("participation", "Participation", base=Availability, types=PROCESSES),
+    Section("rates", "Rates", base=RateLaw, types=RATES),
+    Section("selection", "Selections", base=Selection, types=SELECTIONS),
+    Section("dropout", "Dropout models", base=Dropout, types=DROPOUTS),
+    Section("privacy", "Privacy", base=Mechanism, types=MECHANISMS),
+    Section("algorithm", "Algorithms", base=Algorithm, types=ALGORITHMS),
+    Section("evaluation", "Evaluation", base=Evaluate),
+    Section("checkpoint", "Checkpoints", base=Checkpoints),
+    Section("sweep", "Sweeps", parts=[describe(Sweep).rstrip()]),
+    Section("strategy", "Strategies", types={"two-stage": TwoStage}),
+)
+"""All keys, in the order of the reference."""

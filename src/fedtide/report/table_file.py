@@ -1,0 +1,101 @@
+"""The comparison table as a file: CSV with all digits, or Markdown or LaTeX as it is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from fedtide.atomic_io import write_text
+from fedtide.report.comparison import compare_problems, comparison_cells
+from fedtide.report.loading import LoadedRun, split_by_problem
+from fedtide.validation import require_suffix
+
+TABLE_SUFFIXES = (".csv", ".md", ".tex")
+"""The formats in which a table can be saved."""
+
+Rows = list[list[str]]
+
+
+def write_table(runs: Iterable[LoadedRun], path: Path) -> None:
+    """Write the comparison of runs as CSV, Markdown or LaTeX, chosen by the suffix of `path`.
+
+    CSV has the mean and the standard deviation of each column as numbers of their own. If the runs
+    are of several problems, the first column is the `problem`.
+
+    Raises:
+        InvalidInputError: another suffix, or the file cannot be written.
+    """
+    require_suffix("table", path, TABLE_SUFFIXES)
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
+        text = compare_problems(runs).write_csv()
+    else:
+        text = _to_latex(_read_rows(runs)) if suffix == ".tex" else _to_markdown(_read_rows(runs))
+    write_text(path, text, field="table", hint="choose another place")
+
+
+def _read_rows(runs: Iterable[LoadedRun]) -> Rows:
+    """Return the titles, then a row per method, as text."""
+    problems = split_by_problem(runs)
+    rows = [
+        ({"problem": name} if len(problems) > 1 else {}) | cells
+        for name, group in problems
+        for cells in comparison_cells(group)
+    ]
+    titles = list(dict.fromkeys(title for row in rows for title in row))
+    heads = [title.replace("\n", " ").strip() for title in titles]
+    return [heads, *([row.get(title, "") for title in titles] for row in rows)]
+
+
+def _to_markdown(rows: Rows) -> str:
+    r"""Return a table of Markdown.
+
+    >>> print(_to_markdown([["method", "loss"], ["a|b", "0.1"]]))
+    | method | loss |
+    |---|---:|
+    | a\|b | 0.1 |
+    <BLANKLINE>
+    """
+    lines = [f"| {' | '.join(_escape(row, _MARKDOWN))} |" for row in rows]
+    rule = "|".join("---" if title in _TEXTS else "---:" for title in rows[0])
+    return "\n".join([lines[0], f"|{rule}|", *lines[1:], ""])
+
+
+def _to_latex(rows: Rows) -> str:
+    r"""Return a table of LaTeX, with the rules of booktabs.
+
+    >>> print(_to_latex([["method", "accuracy %"], ["a_1", "96.1 ± 0.5"]]))
+    % needs \usepackage{booktabs}
+    \begin{tabular}{lr}
+    \toprule
+    method & accuracy \% \\
+    \midrule
+    a\_1 & 96.1 $\pm$ 0.5 \\
+    \bottomrule
+    \end{tabular}
+    <BLANKLINE>
+    """
+    heads, *lines = [rf"{' & '.join(_escape(row, _LATEX))} \\" for row in rows]
+    columns = "".join("l" if title in _TEXTS else "r" for title in rows[0])
+    begin = ["% needs \\usepackage{booktabs}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+    end = [r"\bottomrule", r"\end{tabular}", ""]
+    return "\n".join([*begin, heads, r"\midrule", *lines, *end])
+
+
+_TEXTS = ("problem", "method")  # all other columns are aligned on the right
+
+_MARKDOWN = {ord(mark): rf"\{mark}" for mark in r"\`*<|"}
+_LATEX = {ord(mark): rf"\{mark}" for mark in "&%$#_{}"} | {
+    ord("\\"): r"\textbackslash{}",
+    ord("~"): r"\textasciitilde{}",
+    ord("^"): r"\textasciicircum{}",
+    ord("<"): r"\textless{}",
+    ord(">"): r"\textgreater{}",
+    ord("|"): r"\textbar{}",
+    ord("±"): r"$\pm$",
+    ord("…"): r"\dots{}",
+}
+
+
+def _escape(cells: Iterable[str], marks: dict[int, str]) -> list[str]:
+    return [cell.translate(marks) for cell in cells]

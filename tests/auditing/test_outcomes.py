@@ -1,0 +1,234 @@
+"""Logs that say in words of their own how far clients came, such as a status OK or TIMEOUT."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.auditing.logs import error_of, list_entries
+from typer.testing import CliRunner
+
+import fedtide as ft
+from fedtide.auditing.log.reader import read_participation_log as read
+from fedtide.cli.main import app
+
+MEANINGS = {"OK": "used", "TIMEOUT": "selected"}
+ROWS = pl.DataFrame(
+    {
+        "server_round": [0, 0, 1, 1, 2, 2, 3, 3],
+        "device_id": ["ann", "bob"] * 4,
+        "status": ["OK", "OK", "OK", "TIMEOUT", "OK", "TIMEOUT", "OK", "TIMEOUT"],
+    }
+)
+USED = [(0, "ann"), (0, "bob"), (1, "ann"), (2, "ann"), (3, "ann")]
+SELECTED = [(t, name) for t in range(4) for name in ("ann", "bob")]
+
+
+def check(source: Any, **options: Any) -> None:
+    """Bob was used in round 0 and only selected in the others."""
+    log = read(source, **options)
+    assert list_entries(log) == USED
+    assert log.selected is not None
+    assert list_entries(log.selected) == SELECTED
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_values_of_an_outcome_column_are_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr("fedtide.auditing.log.table_source._JSON_ROWS", 3)
+    path = tmp_path / f"log{suffix}"
+    write = {".csv": ROWS.write_csv, ".jsonl": ROWS.write_ndjson, ".parquet": ROWS.write_parquet}
+    write[suffix](path)
+    for source in (path, ROWS, ROWS.with_columns(pl.col("status").cast(pl.Categorical))):
+        check(source, stages=MEANINGS)
+        check(source, stages=MEANINGS, columns={"stage": "status"})
+        check(source, stages={" ok": "used", "other": "selected"})
+    assert "'status' is the stage" in read(path, stages=MEANINGS).notes[0]
+
+
+def test_the_objective_is_that_of_the_clients_that_did_not_fail() -> None:
+    """Ann: (1/2 + 1 + 1 + 1) / 4 = 7/8, so the L1 skew is 2 (7/8 - 1/2); else each has a half."""
+    result = ft.audit(ROWS, stages=MEANINGS)
+    assert result.objectives.plain.l1_skew == pytest.approx(0.75)
+    everybody = ft.audit(ROWS, stages={"OK": "used", "TIMEOUT": "used"})
+    assert everybody.objectives.plain.l1_skew == pytest.approx(0.0)
+
+
+def test_other_words_numbers_and_missing_values() -> None:
+    failed = pl.col("status") == "TIMEOUT"
+    for name, values, meanings in (
+        ("success", ~failed, {True: "used", False: "selected"}),
+        ("Is Failed", failed.cast(pl.Float64), {0: "used", 1: "selected"}),
+        ("used", (~failed).cast(pl.Int64), {"1": "used", "0": "selected"}),
+        ("error", pl.when(failed).then(pl.lit("late")), {"": "used", "other": "selected"}),
+        ("error", pl.when(failed).then(pl.lit("late")), {None: "used", "LATE": "selected"}),
+        ("stage", pl.when(failed).then(pl.lit("X")).otherwise(pl.lit("used")), {"X": "selected"}),
+    ):
+        check(ROWS.with_columns(values.alias(name)).drop("status"), stages=meanings)
+
+
+def test_a_status_is_the_reason_if_asked_for() -> None:
+    log = read(ROWS, stages=MEANINGS, columns={"stage": "status", "reason": "status"})
+    assert log.refusals is not None
+    assert log.refusals.total() == {"TIMEOUT": 3}
+
+
+def test_values_without_a_meaning_are_listed_with_counts_and_the_option() -> None:
+    sentence = error_of(ROWS, columns={"stage": "status"})
+    assert sentence.startswith("stage: unknown stages 'OK' (5), 'TIMEOUT' (3) (column 'status'); ")
+    assert f"stages={MEANINGS!r} or --stages OK=used,TIMEOUT=selected" in sentence
+    sentence = error_of(ROWS, stages={"OK": "used"})
+    assert sentence.startswith("stage: unknown stage 'TIMEOUT' (3) (column 'status'); ")
+    assert "--stages OK=used,TIMEOUT=selected" in sentence
+    many = ROWS.with_columns(status=pl.format("E{}", pl.int_range(pl.len())))
+    assert "and 2 more" in error_of(many, columns={"stage": "status"})
+    missing = ROWS.with_columns(status=pl.col("status").replace("TIMEOUT", None))
+    assert error_of(missing, stages={"OK": "used"}).endswith(
+        "--stages OK=used,=selected, or remove the column if all rows are used"
+    )
+    check(missing, stages={"OK": "used", "": "selected"})
+
+
+def test_meanings_that_cannot_be_used_are_refused() -> None:
+    assert error_of(ROWS, stages={"OK": "usd"}).startswith("stages: 'OK' is to mean 'usd'; ")
+    assert error_of(ROWS.drop("status"), stages=MEANINGS).startswith(
+        "stages: no column is called 'stage', 'status' or the like; name the column with columns="
+    )
+    two = ROWS.with_columns(result=pl.lit("x"))
+    sentence = error_of(two, stages=MEANINGS)
+    assert sentence.startswith("stages: 'status' and 'result' may say")
+    assert "--columns stage=status" in sentence
+    check(two, stages=MEANINGS, columns={"stage": "status"})
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("status", "OK", "TIMEOUT"),
+        ("Status", "reported", "client disconnected"),
+        ("state", "done", "FAILED"),
+        ("outcome", "trained", "DEADLINE: timed out"),
+        ("result", None, "RuntimeError: CUDA out of memory"),
+        ("success", True, False),
+        ("completed", "yes", "no"),
+        ("ok", 1, 0),
+        ("failed", False, True),
+        ("dropped", 0.0, 1.0),
+        ("error", None, "CUDA out of memory"),
+        ("error", 0, 1),
+        ("failure_reason", None, "battery"),
+        ("exception", "-", "KeyError('x')"),
+    ],
+)
+def test_rows_that_plainly_failed_are_refused(
+    tmp_path: Path, name: str, good: object, bad: object
+) -> None:
+    """They would count as participation; what the sentence proposes leaves them out."""
+    values = [bad if status == "TIMEOUT" else good for status in ROWS["status"]]
+    log = ROWS.drop("status").with_columns(pl.Series(name, values))
+    log.write_csv(tmp_path / "log.csv")
+    for source in (log, tmp_path / "log.csv"):
+        sentence = error_of(source)
+        assert sentence.startswith(f"log: '{name}' is ")
+        assert "in 3 of 8 rows, which would count as participation; " in sentence
+        given = shlex.split(sentence.split(" --stages ")[1])[0]
+        arguments = ["audit", str(tmp_path / "log.csv"), "--stages", given]
+        if "--columns" in sentence:
+            arguments += ["--columns", f"stage={name}"]
+        out = tmp_path / "a.json"
+        done = CliRunner().invoke(app, [*arguments, "--json", str(out)])
+        assert done.exit_code == 0, done.output
+        assert json.loads(out.read_text())["objective"]["weights"] == {"ann": 0.875, "bob": 0.125}
+    with_stages = log.with_columns(stage=pl.lit("used"))
+    assert list_entries(read(with_stages)) == SELECTED
+    same = log.with_columns(pl.Series(name, [bad] * len(log)))
+    assert list_entries(read(same)) == SELECTED
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("status", ["OK", "late"]),
+        ("state", ["OR", "OK"]),
+        ("result", [0.25, 1.0]),
+        ("error", [0.25, 1.0]),
+        ("error", ["0.25", "none"]),
+        ("error", ["OK", "no error"]),
+        ("status", [200, 204]),
+        ("result", [[1], [2]]),
+        ("outcome", [b"x", b"y"]),
+        ("is_failure", ["no", "yes"]),
+    ],
+)
+def test_columns_that_do_not_say_who_failed_are_not_read(name: str, values: list[object]) -> None:
+    log = ROWS.drop("status").with_columns(pl.Series(name, values * 4))
+    assert list_entries(read(log)) == SELECTED
+    assert any(f"columns that are not read: '{name}'" in note for note in read(log).notes)
+
+
+def test_an_outcome_of_mixed_types_does_not_refuse_a_log(tmp_path: Path) -> None:
+    """Nothing is read of it: "result" has the loss of a client, or a list of losses."""
+    rows = ROWS.drop("status").to_dicts()
+    for i, row in enumerate(rows):
+        row["result"] = [0.5, {"loss": 0.5}, "x"][i % 3]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert list_entries(read(tmp_path / "log.jsonl")) == SELECTED
+
+
+@pytest.mark.parametrize("values", [["da", "weg"], [0, 7], ["x", None]])
+def test_values_whose_rows_alone_have_no_samples_are_failures(
+    tmp_path: Path, values: list[object]
+) -> None:
+    """Bob's sample counts are missing from round 1 on, where the status says something else."""
+    status = [values[word == "TIMEOUT"] for word in ROWS["status"]]
+    samples = [5, 5, 5, None, 5, None, 5, None]
+    log = ROWS.with_columns(status=pl.Series(status), num_examples=pl.Series(samples))
+    log.write_csv(tmp_path / "log.csv")
+    for source in (log, log.with_columns(pl.col("num_examples").cast(float)), tmp_path / "log.csv"):
+        assert "in 3 of 8 rows, which would count as participation; " in error_of(source)
+    shuffled = log.with_columns(num_examples=pl.Series(samples[::-1]))
+    assert list_entries(read(shuffled)) == SELECTED
+    assert list_entries(read(log.with_columns(pl.lit(5).alias("num_examples")))) == SELECTED
+
+
+def test_failures_in_any_case_are_counted() -> None:
+    log = ROWS.with_columns(status=pl.Series(["OK"] * 5 + ["timeout", "Timeout", "TIMEOUT"]))
+    assert "or the like in 3 of 8 rows" in error_of(log)
+
+
+def test_a_flag_that_is_no_is_refused_with_the_option() -> None:
+    used = (pl.col("status") == "OK").cast(pl.Int64)
+    sentence = error_of(ROWS.select("server_round", "device_id", used.alias("used")))
+    assert "--columns 'stage=used' --stages 0=selected,other=used" in sentence
+
+
+def test_many_messages_are_one_failure(tmp_path: Path) -> None:
+    rows = [
+        {"round": t, "client": n, "error": f"lost after {t} s: {n}" if n == 3 else None}
+        for t in range(200)
+        for n in range(4)
+    ]
+    sentence = error_of(pl.DataFrame(rows))
+    assert "in 200 of 800 rows" in sentence
+    assert "--stages =used,other=selected" in sentence
+    log = read(pl.DataFrame(rows), stages={"": "used", "other": "selected"})
+    assert log.counts.tolist() == [200, 200, 200, 0]
+
+
+def test_command_maps_values_to_stages(tmp_path: Path) -> None:
+    ROWS.write_csv(tmp_path / "log.csv")
+    log, out = str(tmp_path / "log.csv"), str(tmp_path / "a.json")
+    for options in (
+        ["--stages", "OK=used,TIMEOUT=selected"],
+        ["--stages", "OK=used", "--stages", "TIMEOUT=selected", "--columns", "stage=status"],
+    ):
+        done = CliRunner().invoke(app, ["audit", log, *options, "--json", out])
+        assert done.exit_code == 0, done.output
+        assert json.loads(Path(out).read_text())["objective"]["weights"]["ann"] == 0.875
+    wrong = CliRunner().invoke(app, ["audit", log, "--stages", "OK"])
+    assert str(wrong.exception).startswith("stages: 'OK' is not VALUE=STAGE; write OK=used,")
