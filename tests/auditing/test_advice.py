@@ -1,7 +1,7 @@
 """The advice: what it rests on, and that it can be run."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ import fedtide as ft
 from fedtide.algorithms import Algorithm, ClientUpdates, RoundDriver
 from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.auditing import Advice, Audit
-from fedtide.auditing.output.text import compare_replays
+from fedtide.auditing.output.text import describe_advice
 from fedtide.auditing.recommend import replay_problem
 from fedtide.auditing.recommend.replay_problem import ReplayedLoss, ReplayProblem
 from fedtide.auditing.recommend.strategy_source import write_strategy
@@ -186,7 +186,7 @@ def test_of_tied_methods_the_simplest_comes_first_and_the_tie_is_said() -> None:
     assert tied == [one.algorithm for one in audit.advice[: len(tied)]]
     assert tied[:2] == ["scaffold", "fedvarp"]
     assert all(one.equivalent for one in audit.advice if one.tied)
-    said = compare_replays(audit)[0]
+    said = describe_advice(audit)[0]
     assert said.startswith("scaffold is tied in the replay with fedvarp")
 
 
@@ -356,7 +356,7 @@ def test_with_a_mechanism_only_methods_that_it_accepts_are_advised() -> None:
     for advice in audit.left_out:
         with pytest.raises(ft.InvalidInputError, match="algorithm: "):
             train(advice)
-    said = compare_replays(audit)
+    said = describe_advice(audit)
     assert any(
         line.startswith("left out, as privacy refuses them: fedavg, auto, ") for line in said
     )
@@ -452,16 +452,108 @@ def execute(source: str) -> Any:
     return namespace["strategy"]
 
 
-def in_order(settings: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of a method with rates by name as a list in the order of the names."""
-    listed = dict(settings)
-    for key, value in settings.items():
-        if key == "rates":
-            assert value.keys() == set(names)
-            listed[key] = [value[name] for name in names]
-        elif isinstance(value, dict):
-            listed[key] = in_order(value, names)
-    return listed
+SIZES: dict[str, Callable[[int], int]] = {
+    "number": lambda online: min(20, online),
+    "share": lambda online: max(1, int(0.3 * online)),
+    "all": lambda online: online,
+}
+
+
+def draw_available(random: np.random.Generator, rounds: int) -> Present:
+    """120 clients of uneven rates, three in four of which sleep in half of each day."""
+    awake = (np.arange(rounds)[:, None] % 24 < 12) | (np.arange(120) % 4 == 0)
+    return awake & (random.random((rounds, 120)) < np.geomspace(0.9, 0.2, 120))
+
+
+def ask(random: np.random.Generator, online: Present, size: Callable[[int], int]) -> Present:
+    """Choose uniformly among the clients that are online, in each round."""
+    asked = np.zeros_like(online)
+    for t, there in enumerate(online):
+        clients = np.flatnonzero(there)
+        asked[t, random.choice(clients, size(len(clients)), replace=False)] = True
+    return asked
+
+
+def to_stages(**stages: Present) -> pl.DataFrame:
+    frames = [to_frame(rows).with_columns(stage=pl.lit(name)) for name, rows in stages.items()]
+    return pl.concat(frames)
+
+
+def list_logs(rule: str) -> dict[str, pl.DataFrame]:
+    """Return logs of what a server asked by a rule: with everything, and with less."""
+    random = np.random.default_rng(5)
+    online = draw_available(random, 480)
+    asked = ask(random, online, SIZES[rule])
+    used = asked & (random.random(asked.shape) < 0.8)
+    logs = {
+        "available": to_stages(available=online & ~asked, used=asked),
+        "all stages": to_stages(available=online & ~asked, selected=asked & ~used, used=used),
+    }
+    if rule != "share":  # without knowing who was available, no log shows a share of them
+        logs |= {"used": to_frame(asked), "selected": to_stages(selected=asked & ~used, used=used)}
+    return logs
+
+
+@pytest.mark.parametrize("rule", SIZES)
+def test_the_strategy_asks_as_many_clients_as_the_log(rule: str) -> None:
+    """FedTide asks min(online, max(int(online * fraction_train), min_train_nodes))."""
+    online = draw_available(np.random.default_rng(6), 4800).sum(axis=1)
+    expected = np.mean([SIZES[rule](n) for n in online])
+    for name, log in list_logs(rule).items():
+        advice = ft.audit(log, clients=120).advice
+        known = next(one for one in advice if one.algorithm == "known-rates")
+        for one in (advice[0], known):
+            _, options = execute(one.strategy)
+            share = options.get("fraction_train", 1.0)
+            least = options.get("min_train_nodes", 1)
+            sizes = np.minimum(online, np.maximum((online * share).astype(int), least))
+            assert sizes.mean() == pytest.approx(expected, rel=0.03), name
+            shown = "as in the log" if rule != "all" else "All clients that are online are asked"
+            assert shown in " ".join(one.strategy.replace("\n# ", " ").split())
+
+
+@pytest.mark.parametrize("rule", SIZES)
+def test_weights_of_known_rates_sum_to_one_with_the_advised_cohort(rule: str) -> None:
+    """Σ 1 / (N p_n) over the cohort is 1 on average, where all clients of the log are asked."""
+    random = np.random.default_rng(7)
+    log = list_logs(rule)["available"]
+    advice = ft.audit(log, clients=120).advice
+    algorithm, options = execute(
+        next(one for one in advice if one.algorithm == "known-rates").strategy
+    )
+    share, least = options.get("fraction_train", 1.0), options.get("min_train_nodes", 1)
+    cohorts = ask(
+        random,
+        draw_available(random, 2400),
+        lambda online: min(online, max(int(online * share), least)),
+    )
+    rates = np.array([algorithm.rates[name] for name in options["clients"]])
+    assert (cohorts / rates).sum(axis=1).mean() / 120 == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("clients", [12, 100, 1000])
+def test_cohorts_of_clients_that_come_by_themselves_have_no_size(clients: int) -> None:
+    """The more clients, the smaller the relative spread of their number."""
+    for rates in (np.full(clients, 0.9), np.geomspace(0.9, 0.02, clients)):
+        present = np.random.default_rng(1).random((300, clients)) < rates
+        advice = ft.audit(to_frame(present), clients=clients).advice[0]
+        assert "fraction_train" not in execute(advice.strategy)[1]
+
+
+def test_an_odd_round_does_not_make_the_cohort() -> None:
+    present = ask(np.random.default_rng(1), np.ones((400, 50), dtype=bool), lambda online: 12)
+    present[7] = True
+    _, options = execute(ft.audit(to_frame(present), clients=50).advice[0].strategy)
+    assert (options["fraction_train"], options["min_train_nodes"]) == (0.0, 12)
+
+
+def test_known_rates_say_that_they_hold_for_the_selection_of_the_log() -> None:
+    methods = [one for one in run_audit(uneven).advice if "rates" in str(one.settings)]
+    assert {one.algorithm for one in methods} >= {"known-rates"}
+    for one in methods:
+        assert any("chosen as in this log" in reason for reason in one.reasons)
+        assert "# These rates hold for clients chosen as in the log" in one.strategy
+    assert "These rates" not in run_audit(uneven).advice[0].strategy
 
 
 def test_strategy_has_the_algorithm_and_clients_of_the_experiment() -> None:
@@ -470,9 +562,9 @@ def test_strategy_has_the_algorithm_and_clients_of_the_experiment() -> None:
     audit = ft.audit(frame)
     for advice in audit.advice:
         algorithm, options = execute(advice.strategy)
-        described = in_order(advice.experiment["algorithm"], options["clients"])
-        assert algorithm == BUILDER.build(Algorithm, described)
+        assert algorithm == BUILDER.build(Algorithm, advice.experiment["algorithm"])
         assert options["clients"] == audit.log.names.to_list()
+        assert max(map(len, advice.strategy.splitlines())) <= 100
 
 
 @pytest.mark.flower
@@ -480,17 +572,24 @@ def test_strategy_runs_where_flower_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    advice = run_audit(uneven).advice[0]
-    namespace: dict[str, Any] = {}
-    exec(advice.strategy, namespace)
-    expected = BUILDER.build(Algorithm, advice.experiment["algorithm"])
-    assert namespace["strategy"].algorithm == expected
+    for advice in run_audit(uneven).advice:
+        namespace: dict[str, Any] = {}
+        exec(advice.strategy, namespace)
+        algorithm, population = namespace["strategy"].algorithm, Population(50)
+        if isinstance(namespace["strategy"]._clients, list):  # a value for each needs the names
+            population = Population(50, names=np.array(namespace["strategy"]._clients))
+        assert isinstance(algorithm, BUILDER.build(Algorithm, advice.settings).__class__)
+        algorithm.init(torch.zeros(1), population)
+        names = {str(n) for n in range(50)}
+        assert population.names is None or set(population.names) == names
+        assert (population.names is None) == ("rates" not in str(advice.settings))
 
 
 def test_strategy_and_experiment_keep_the_mechanism() -> None:
     present = uneven(np.random.default_rng(3))[:300]
+    frame = to_frame(present).with_columns(client="site " + pl.col("client").cast(pl.String))
     mechanism = ft.privacy.MatrixFactorisation(0.3, 1.0, 1e-5, min_separation=2, budget=4.0)
-    for advice in ft.audit(to_frame(present), clients=50, privacy=mechanism).advice:
+    for advice in ft.audit(frame, privacy=mechanism).advice:
         algorithm, options = execute(advice.strategy)
         assert algorithm == BUILDER.build(Algorithm, advice.experiment["algorithm"])
         assert options["privacy"] == mechanism
@@ -499,9 +598,12 @@ def test_strategy_and_experiment_keep_the_mechanism() -> None:
 
 def test_strategy_says_what_clients_do_for_other_weights() -> None:
     source = write_strategy({"type": "fedau", "cutoff": 5}, 3, (0.5, 0.25, 0.25))
-    assert "loss_factors = [1.5, 0.75, 0.75]" in source
+    factors: dict[str, Any] = {"record": lambda algorithm, **options: None}
+    exec(source.replace("from fedtide.flower import FedTide", "FedTide = record"), factors)
+    assert factors["loss_factors"] == {"0": 1.5, "1": 0.75, "2": 0.75}
     assert "multiply the loss of each client" in source
-    assert "share of all samples" in write_strategy({"type": "mifa"}, 3, "samples")
+    source = write_strategy({"type": "mifa"}, 3, "samples")
+    assert "share of all samples" in source.replace("\n# ", " ")
 
 
 def test_methods_that_store_updates_are_heavy_however_few_clients_there_are() -> None:
@@ -539,6 +641,8 @@ def test_memory_that_is_counted_is_what_the_method_keeps() -> None:
             tables = [v for v in vars(driver.state).values() if isinstance(v, ClientMemory)]
             most = max(most, sum(table.seen for table in tables) * dimension)
         assert most <= advice.memory_floats <= most + 4 * dimension, advice.algorithm
+        corrected = method.instruct(driver.state, torch.arange(3)).correction is not None
+        assert advice.message_floats == (2 + corrected) * dimension
 
 
 NAMES = ["zed", "10", "bob", "9"]  # sorted by a run: 10, 9, bob, zed
@@ -592,3 +696,21 @@ def test_advice_for_clients_without_names_has_lists() -> None:
     audit = ft.audit(to_frame(present), clients=50)
     advice = next(one for one in audit.advice if one.algorithm == "known-rates")
     assert isinstance(advice.experiment["algorithm"]["rates"], list)
+
+
+def test_advice_prints_the_first_of_many_clients_and_rates() -> None:
+    """As a notebook does; whoever needs all of them has the fields."""
+    advice = Advice(
+        "amplified",
+        {"factor": 2.0, "inner": {"type": "known-rates", "rates": [0.125] * 5000}},
+        ["as a test"],
+        "light",
+        0,
+        0,
+        0.25,
+        objective=(1.0,) * 5000,
+        clients=tuple(f"device-{n}" for n in range(5000)),
+    )
+    for part in ("algorithm='amplified'", "'as a test'", "remaining=0.25", "'device-0'", "0.125"):
+        assert part in repr(advice)
+    assert len(repr(advice)) < 1000

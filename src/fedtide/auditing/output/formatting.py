@@ -50,6 +50,16 @@ def format_method(advice: Advice) -> str:
     return _format_call(advice.algorithm, advice.parameters)
 
 
+def format_short(advice: Advice) -> str:
+    """Return a method without the rates and the method within it.
+
+    >>> format_short(Advice("known-rates", {"rates": [0.5, 0.2]}, [], "light", 0, 0, 0.0))
+    'known-rates'
+    """
+    short = {k: v for k, v in advice.parameters.items() if not isinstance(v, list | dict)}
+    return _format_call(advice.algorithm, short)
+
+
 def format_averaging(method: str) -> str:
     """Return a way of averaging in words.
 

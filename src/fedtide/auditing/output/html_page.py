@@ -14,6 +14,7 @@ from fedtide.atomic_io import write_text
 from fedtide.auditing.api import Audit
 from fedtide.auditing.log.refusals import format_reasons
 from fedtide.auditing.output import audit_figures, formatting, text
+from fedtide.auditing.recommend.candidates import scaled_skew
 from fedtide.validation import expand_home
 
 _ROWS = 12
@@ -41,7 +42,6 @@ def render_page(audit: Audit, privacy: Sequence[Sequence[str]] = ()) -> str:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    objectives = audit.objectives
     return environment.from_string(template).render(
         audit=audit,
         privacy=privacy,
@@ -55,7 +55,8 @@ def render_page(audit: Audit, privacy: Sequence[Sequence[str]] = ()) -> str:
         churn_total=len(np.union1d(audit.churn.gone, audit.churn.late)),
         over=_rank_clients(audit, over=True),
         under=_rank_clients(audit, over=False),
-        objectives=[o for o in (objectives.plain, objectives.given) if o] + objectives.others,
+        averages=_list_averages(audit),
+        scaled=text.has_unequal_shares(audit),
     )
 
 
@@ -79,6 +80,41 @@ def _tile_of_clients(audit: Audit) -> tuple[str, str]:
     if round(low) == 0:
         return f"{audit.log.size:,}", "clients in the log, which need not be all"
     return f"≥ {low:,.0f}", "clients never seen, if they come independently (97.5%)"
+
+
+def _list_averages(audit: Audit) -> list[dict[str, Any]]:
+    """Return the L1 skew of each way of averaging.
+
+    Where other weights than equal ones are wanted, all but those in use are judged as the advice
+    judges them: with losses multiplied by N a_n, for which there is no interval.
+    """
+    objectives = audit.objectives
+    unequal = text.has_unequal_shares(audit)
+    without = ", without these weights" if text.has_own_weights(audit) else ""
+    rows = []
+    for one in (objectives.plain, objectives.given, *objectives.others):
+        if one is None or (unequal and one in objectives.others):
+            continue
+        name = formatting.format_averaging(one.method)
+        rows.append(
+            {
+                "name": name if one is objectives.given else name + without,
+                "l1_skew": one.l1_skew,
+                "corrected": one.skew.corrected,
+                "interval": formatting.format_range(*one.interval, ".3f"),
+            }
+        )
+    if unequal:
+        rows += [
+            {
+                "name": f"{formatting.format_averaging(one.method)}{without}, losses multiplied",
+                "l1_skew": scaled_skew(one.weights, objectives.wanted),
+                "corrected": np.nan,
+                "interval": "–",
+            }
+            for one in (objectives.plain, *objectives.others)
+        ]
+    return rows
 
 
 def _rank_clients(audit: Audit, over: bool) -> list[dict[str, Any]]:

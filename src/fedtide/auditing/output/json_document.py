@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, Ints
 from fedtide.auditing.recommend.advice import Advice
+from fedtide.auditing.recommend.findings import favours_clients
 from fedtide.auditing.statistics.forgetting import Forgetting
 from fedtide.auditing.statistics.group_influence import GroupInfluence
 from fedtide.auditing.statistics.influence import EffectiveObjective
@@ -191,6 +192,7 @@ def _build_objective(audit: Audit, names: list[str]) -> dict[str, Any]:
         "weights": _by_name(names, in_force.weights),
         "wanted_from": audit.wanted_source,
         "total_variation": in_force.total_variation,
+        "favours_clients": favours_clients(objectives, audit.forgetting),
         **_build_skew(in_force),
         "now": _build_now(audit, names),
         "others": {other.method: _build_skew(other) for other in objectives.others},

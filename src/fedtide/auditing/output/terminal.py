@@ -18,8 +18,9 @@ _ROWS = 3
 
 def show(audit: Audit, console: Console) -> None:
     """Print a summary of at most about 40 lines."""
-    verdict = escape(formatting.to_sentences(text.describe_objective(audit)))
-    console.print(Panel(verdict, title="whose model", title_align="left"))
+    verdict, *others = map(formatting.to_sentence, text.describe_objective(audit))
+    lines = "\n".join([f"[bold]{escape(verdict)}[/bold]", *map(escape, others)])
+    console.print(Panel(lines, title="whose model", title_align="left"))
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column()
@@ -28,7 +29,7 @@ def show(audit: Audit, console: Console) -> None:
     console.print(Group(facts, Text(), _list_extremes(audit), Text(), _list_advice(audit)))
     for line in audit.log.notes:
         console.print(f"[dim]read: {escape(line)}[/dim]")
-    for line in [*audit.limits, *text.compare_replays(audit)]:
+    for line in [*audit.limits, *text.describe_advice(audit)]:
         console.print(f"[yellow]•[/yellow] {escape(line)}")
 
 
@@ -49,7 +50,7 @@ def _list_facts(audit: Audit) -> list[tuple[str, str]]:
     facts += [("groups", "; ".join(text.describe_groups(group))) for group in audit.groups[:2]]
     for method, numbers in audit.learning_rates.items():
         rates = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
-        facts.append((f"steps, {method}", rates))
+        facts.append(("step sizes", f"by the theorem for {method}: {rates}"))
     return [(name, value) for name, value in facts if value]
 
 
@@ -76,9 +77,17 @@ def _list_extremes(audit: Audit) -> RenderableType:
 
 
 def _list_advice(audit: Audit) -> RenderableType:
-    """Return the first methods, each with its costs and its first reason."""
+    """Return the first methods, each with its costs and its first reason.
+
+    If all of them store an update of every client, the last one shown is the first that does not.
+    """
     table = Table.grid(padding=(0, 1))
-    for rank, advice in enumerate(audit.advice[:_ROWS], start=1):
+    ranked = list(enumerate(audit.advice, start=1))
+    shown = ranked[:_ROWS]
+    light = next((one for one in ranked if one[1].memory == "light"), shown[-1])
+    if light not in shown:
+        shown[-1] = light
+    for rank, advice in shown:
         costs = [f"remaining L1 skew {advice.remaining:.2f}"]
         if advice.simulated:
             costs.append(f"replay {advice.simulated[0]:.1%}")
@@ -87,5 +96,6 @@ def _list_advice(audit: Audit) -> RenderableType:
         title = Text(formatting.format_method(advice), style="bold")
         title.append(f"  {' · '.join(costs)}", style="not bold dim")
         table.add_row(f"{rank}.", title)
-        table.add_row("", Text(advice.reasons[0]))
+        first = advice.reasons[0] if rank <= _ROWS else "the first without a memory of all clients"
+        table.add_row("", Text(first))
     return table

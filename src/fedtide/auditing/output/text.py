@@ -14,9 +14,11 @@ from fedtide.auditing.output.formatting import (
     format_p_value,
     format_percent,
     format_ratio,
+    format_short,
     format_skew,
     list_some,
 )
+from fedtide.auditing.recommend.findings import favours_clients, has_swing, is_biased
 from fedtide.auditing.statistics.group_influence import GroupInfluence
 from fedtide.auditing.statistics.influence import EffectiveObjective
 from fedtide.auditing.statistics.pattern import (
@@ -40,20 +42,59 @@ _AIMS = {
 """The wanted weights in words, by where they come from."""
 _SURE = 0.001
 """The level of a test at which its result is stated as a fact."""
-_SMALL = 0.05
-"""The forgetting below which the headline does not mention it."""
 _NO_SKEW = 0.02
 """The lower end of the interval of an L1 skew below which there may be none."""
 _SAME = 0.001
 """The L1 distance up to which two objectives are the same."""
 _ROUNDING = 1e-9
 """By how much sums of weights may be off."""
+_SHOWN = 0.005
+"""The L1 skew that two digits show."""
+_LIKELY = 0.05
+"""The p-value from which it needs no comment that chance can explain a result."""
 _LISTED, _GROUPS = 4, 3
 """The most clients that a sentence lists, and the most groups that get one."""
 
 
+def describe_verdict(audit: Audit) -> str:
+    """Return whether the training favours some clients beyond chance: yes, no or not known."""
+    objectives = audit.objectives
+    found = favours_clients(objectives, audit.forgetting)
+    if found is None:
+        return "not enough rounds to tell whether the training favours some clients beyond chance"
+    if not found and objectives.in_force.interval[0] < _NO_SKEW:
+        return "no: chance can explain that some clients have more influence than they should"
+    if not found:
+        return "no: the training favours some clients beyond chance, but only a little"
+    if is_biased(objectives.in_force.correctable):
+        return "yes: the training favours some clients beyond chance"
+    recent = objectives.recent
+    if recent is not None and is_biased(recent.objective.correctable):
+        last = "round" if recent.window == 1 else count_rounds(recent.window)
+        return f"yes: in the last {last}, the training favours some clients beyond chance"
+    if has_swing(audit.forgetting):
+        return "yes: the training favours other clients at other times, beyond chance"
+    return (
+        f"yes, as {_describe_never(audit)} and have no influence; differences between the others "
+        "are small, or chance can explain them"
+    )
+
+
+def _describe_never(audit: Audit) -> str:
+    """Return how many of the clients that should have influence never took part."""
+    wanted = int((audit.objectives.wanted[audit.coverage.never] > 0).sum())
+    return (
+        f"{count_clients(wanted)} never took part"
+        if audit.selection is None
+        else f"{count_clients(wanted)} {'was' if wanted == 1 else 'were'} never used"
+    )
+
+
 def describe_objective(audit: Audit) -> list[str]:
-    """Return whose model it is, in sentences: over the whole log, now, and of clients not seen."""
+    """Return whose model it is, in sentences: over the whole log, now, and of clients not seen.
+
+    The first says whether the training favours some clients beyond chance.
+    """
     objective = audit.objectives.in_force
     recorded = has_own_weights(audit)
     averaging = "with the weights in the log" if recorded else "averaging over each round's clients"
@@ -62,6 +103,7 @@ def describe_objective(audit: Audit) -> list[str]:
     weights = np.sort(objective.weights)[::-1]
     half = int(np.searchsorted(np.cumsum(weights), 0.5 - _ROUNDING)) + 1
     sentences = [
+        describe_verdict(audit),
         f"over the whole log, {averaging}{',' if recorded else ''} {verb}, "
         f"{_AIMS[audit.wanted_source]}: {_format_with_chance(objective)}",
         f"{half:,} of {count_clients(audit.log.size)} "
@@ -83,7 +125,7 @@ def describe_now(audit: Audit) -> list[str]:
         f"{recent.objective.total_variation:.0%} "
         f"is misplaced: {_format_with_chance(recent.objective)}"
     ]
-    if forgetting.p_value < _SURE and forgetting.estimate > _SMALL:
+    if has_swing(forgetting):
         sentences.append(
             f"the objective in force swings: {_count_busy(audit, forgetting.window)} in a row "
             f"differ from the whole log by {forgetting.describe()} of the influence, so a model "
@@ -138,6 +180,11 @@ def has_own_weights(audit: Audit) -> bool:
     """Return whether the log's weights lead to another objective than averaging."""
     given, plain = audit.objectives.given, audit.objectives.plain
     return given is not None and float(np.abs(given.weights - plain.weights).sum()) > _SAME
+
+
+def has_unequal_shares(audit: Audit) -> bool:
+    """Return whether clients are to have unequal weights."""
+    return float(np.ptp(audit.objectives.wanted)) > _ROUNDING
 
 
 def describe_plain_average(audit: Audit) -> str:
@@ -229,10 +276,12 @@ def describe_rates(audit: Audit) -> str:
         if seen.min() == seen.max()
         else f"median {middle:.3g}; 10% of the clients below {low:.3g}, 10% above {high:.3g}"
     )
-    text = (
-        f"{spread}; half of all updates are from {rates.clients_for_half:,} of "
-        f"{count_clients(audit.log.size)}"
-    )
+    text = spread
+    if has_own_weights(audit):  # else half of the influence says the same
+        text += (
+            f"; half of all updates are from {rates.clients_for_half:,} of "
+            f"{count_clients(audit.log.size)}"
+        )
     return text if rates.reason is None else f"{text}; no intervals: {rates.reason}"
 
 
@@ -333,7 +382,9 @@ def describe_shift(shift: StageShift, condition: str = "") -> str:
     if np.isfinite([low, high]).all():
         moved += f" (95%: {low / 2:.0%} to {high / 2:.0%})"
     if shift.p_value > _SURE:
-        return f"{moved}, which a uniform draw can explain ({format_p_value(shift.p_value)})"
+        level = "" if shift.p_value > _LIKELY else f", above the level {_SURE}"
+        p_value = format_p_value(shift.p_value)
+        return f"{moved}, which a uniform draw can explain ({p_value}{level})"
     return f"{moved}; it is not uniform ({format_p_value(shift.p_value)})"
 
 
@@ -402,12 +453,12 @@ def _describe_family(pattern: Pattern) -> str:
 
 
 def describe_window(audit: Audit) -> str:
-    """Return the amplification period in a sentence."""
+    """Return the shortest windows as even as the log, and the period of the amplified methods."""
     windows = audit.regularity
     if windows.period is None:
         return (
-            f"no window of up to half of the log is about as even as the whole log (irregularity "
-            f"within {windows.tolerance:g}), so none is a period for amplified methods"
+            "no window of up to half of the log is about as even as the whole log (irregularity "
+            f"within {windows.tolerance:g})" + _describe_period(audit)
         )
     single = windows.period == 1
     text = "single rounds" if single else f"windows of {count_rounds(windows.period)}"
@@ -419,15 +470,42 @@ def describe_window(audit: Audit) -> str:
         )
     else:
         text += f" are even (irregularity at most {windows.floor + windows.tolerance:.2g})"
-    return text + ("" if single else ": the shortest period for amplified methods")
+    return text + _describe_period(audit)
 
 
-def compare_replays(audit: Audit) -> list[str]:
-    """Return which methods the replay does not prefer to the first, in sentences."""
+def _describe_period(audit: Audit) -> str:
+    """Return the end of a sentence: which windows the amplified methods of the advice have."""
+    found = {one.parameters["period"] for one in audit.advice if "period" in one.parameters}
+    periods, shortest, cycle = sorted(found), audit.regularity.period, audit.pattern.period
+    if not periods:
+        return ""
+    if periods == [shortest]:
+        return ": the period advised for amplified methods"
+    reason = "" if shortest in found else ", to average over the swings of the objective"
+    if cycle and not any(period % cycle for period in periods):
+        reason = ", one cycle" if periods == [cycle] else ", whole cycles"
+    *others, last = [f"{period:,}" for period in periods]
+    listed = f"{', '.join(others)} or {last}" if others else last
+    return f"; the period advised for amplified methods is {listed} rounds{reason}"
+
+
+def describe_advice(audit: Audit) -> list[str]:
+    """Return what no method corrects, and which the replay does not prefer to the first."""
+    unreachable = 2 * float(audit.objectives.wanted[audit.coverage.never].sum())
+    if unreachable < _SHOWN:
+        return _compare_replays(audit)
+    return [
+        f"whatever the method, {unreachable:.2f} of the remaining L1 skew is due to clients that "
+        f"have no influence: {_describe_never(audit)}",
+        *_compare_replays(audit),
+    ]
+
+
+def _compare_replays(audit: Audit) -> list[str]:
     first, *others = audit.advice
     name = format_method(first)
     tied = [format_method(one) for one in others if one.tied and first.tied]
-    equal = [format_method(one) for one in others if one.equivalent and not one.tied]
+    equal = dict.fromkeys(format_short(one) for one in others if one.equivalent and not one.tied)
     lines = []
     if tied:
         average_over_turns = first.algorithm == "amplified-scaffold" and "scaffold" in tied

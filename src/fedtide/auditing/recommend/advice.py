@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fedtide.auditing.recommend.cohort_size import CohortSize
 from fedtide.auditing.recommend.log_replay import Settings
 from fedtide.auditing.recommend.strategy_source import write_strategy
 
 Memory = Literal["light", "heavy"]
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 8
+_SHORT.maxstring = _SHORT.maxother = 1000
+
 
 @dataclass(frozen=True)
 class Advice:
     """A recommended method.
+
+    The JSON of an audit calls `remaining` remaining_l1_skew and `equivalent` equivalent_to_first,
+    has the parts of `simulated` as loss and error, and `experiment` and `strategy` instead of what
+    they are made of.
 
     Args:
         algorithm: its `type` in an experiment file.
@@ -32,6 +42,7 @@ class Advice:
         objective: `objective` of an experiment that trains for the wanted weights.
         clients: the clients' names in the order of `parameters`, or N if they are 0..N − 1.
         privacy: the mechanism with which it trains, as in an experiment file; None: none.
+        cohort: how many clients the log asks to train in each round.
     """
 
     algorithm: str
@@ -47,6 +58,12 @@ class Advice:
     objective: str | tuple[float, ...] = "uniform"
     clients: int | tuple[str, ...] = 0
     privacy: Settings | None = None
+    cohort: CohortSize = field(default_factory=CohortSize)
+
+    def __repr__(self) -> str:
+        """Return the fields; of rates, weights and names, the first few."""
+        fields = (f"{name}={_SHORT.repr(value)}" for name, value in vars(self).items())
+        return f"Advice({', '.join(fields)})"
 
     @property
     def settings(self) -> Settings:
@@ -72,7 +89,9 @@ class Advice:
     @property
     def strategy(self) -> str:
         """Python source that makes the `FedTide` strategy of this method for Flower."""
-        return write_strategy(self.settings, self.clients, self.objective, self.privacy)
+        return write_strategy(
+            self.settings, self.clients, self.objective, self.privacy, self.cohort
+        )
 
     def _with_named_rates(self, settings: Settings) -> Settings:
         """Return the settings of a method, and of those within it, with rates by name."""

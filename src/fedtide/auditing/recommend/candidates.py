@@ -18,6 +18,10 @@ _NOTHING_AGAINST = (
     "nothing in this log speaks against it: no skew of its objective is found that is more than "
     "small or beyond chance, also in the last rounds, and no swing of the objective in force"
 )
+_SELECTION_OF_RATES = (
+    "the rates hold for clients that are chosen as in this log, as many a round; otherwise take "
+    "auto or fedau, which need no rates"
+)
 _HEAVY = ("scaffold", "amplified-scaffold", "fedvarp", "mifa", "fedlaavg")
 """Methods that store an update of every client."""
 _FACTORS = {"amplified": (2.0, 1.5), "amplified-scaffold": (1.5,)}
@@ -127,6 +131,7 @@ def _known_rates(findings: Findings) -> Advice:
             f"the {never:,} clients that never took part have the upper end of their rate's "
             "interval, in case they appear"
         )
+    reasons.append(_SELECTION_OF_RATES)
     if findings.pattern.family == "drifting":
         reasons.append("the rates drift, so the rates of this audit may not hold for the next run")
     parameters = {"rates": findings.known_rates}
@@ -147,7 +152,8 @@ def _amplified(findings: Findings, inner: Advice) -> list[Advice]:
             {"period": window, "factor": factor, "inner": inner.settings},
             [
                 f"small local steps, amplified once in every P = {window} rounds, follow the mean "
-                "over all clients that take part in these"
+                "over all clients that take part in these",
+                *([_SELECTION_OF_RATES] if inner.algorithm == "known-rates" else []),
             ],
             findings.dimension + inner.memory_floats,
             remaining=inner.remaining,
@@ -169,7 +175,7 @@ def _amplified_scaffold(findings: Findings) -> list[Advice]:
                 "turns; only the unequal weights within a window remain"
             ],
             size,
-            messages=4,
+            messages=3,
         )
         for window in findings.windows
         for factor in _FACTORS["amplified-scaffold"]
@@ -181,7 +187,7 @@ def _scaffold(findings: Findings) -> Advice:
         "control variates turn every local step towards the mean over all clients, present or not"
     ]
     size = findings.table_floats + 2 * findings.dimension
-    return _advice(findings, "scaffold", {}, reasons, size, messages=4)
+    return _advice(findings, "scaffold", {}, reasons, size, messages=3)
 
 
 def _mifa(findings: Findings) -> Advice:
@@ -226,8 +232,11 @@ def _judge_objective(findings: Findings, objective: EffectiveObjective) -> list[
 
 
 def _scaled_skew(findings: Findings, weights: Floats) -> float:
+    return scaled_skew(weights, findings.objectives.wanted)
+
+
+def scaled_skew(weights: Floats, wanted: Floats) -> float:
     """Return the L1 skew of these influences once losses are multiplied by N a_n."""
-    wanted = findings.objectives.wanted
     scaled = weights * wanted
     return float(np.abs(scaled / max(float(scaled.sum()), 1e-300) - wanted).sum())
 
@@ -249,7 +258,18 @@ def _advice(
     messages: int = 2,
     remaining: float | None = None,
 ) -> Advice:
-    """Return the advice; `remaining` is the L1 skew that is left, None: that of known rates."""
+    """Return the advice.
+
+    Args:
+        findings: the audit.
+        algorithm: its `type` in an experiment file.
+        parameters: its parameters there.
+        reasons: for its rank.
+        memory_floats: numbers stored beyond the model.
+        messages: vectors exchanged per participant; `Algorithm.message_vectors`, whose import would
+            load PyTorch.
+        remaining: the L1 skew that is left; None: that of known rates.
+    """
     if remaining is None:
         remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
     return Advice(
@@ -262,4 +282,5 @@ def _advice(
         remaining=remaining,
         objective=findings.objective,
         clients=findings.clients,
+        cohort=findings.cohort,
     )

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from fedtide.auditing.log.participation_log import ParticipationLog
+from fedtide.auditing.recommend.cohort_size import CohortSize, find_cohort_size
 from fedtide.auditing.statistics.coverage import Coverage
 from fedtide.auditing.statistics.forgetting import Forgetting
 from fedtide.auditing.statistics.influence import EffectiveObjective, ObjectiveComparison
@@ -23,6 +24,8 @@ _MIN_WINDOWS = 8
 """Windows of amplification in a log whose swings are too slow to be seen three times."""
 _SURE = 0.001
 """The level of the test for forgetting."""
+_SMALL_SWING = 0.05
+"""The forgetting that does not matter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +47,7 @@ class Findings:
     def swing(self) -> list[str]:
         """What the forgetting says against averaging over the cohort, at most one sentence."""
         forgetting = self.forgetting
-        if forgetting.p_value >= _SURE or forgetting.estimate <= 0.05:
+        if not has_swing(forgetting):
             return []
         idle = self.log.nonempty_rounds < self.log.length
         return [
@@ -61,7 +64,7 @@ class Findings:
         found = _describe_bias(objective)
         recent, in_force = self.objectives.recent, self.objectives.in_force.weights
         is_in_force = float(np.abs(in_force - objective.weights).sum()) < 0.05
-        if recent is not None and is_in_force and _is_biased(recent.objective.correctable):
+        if recent is not None and is_in_force and is_biased(recent.objective.correctable):
             found += [f"in the last {recent.window:,} rounds, " + _describe_skew(recent.objective)]
         return found + self.swing
 
@@ -107,13 +110,37 @@ class Findings:
             return tuple(float(f"{share:.6g}") for share in self.objectives.wanted)
         return "samples" if self.wanted_source == "samples" else "uniform"
 
+    @cached_property
+    def cohort(self) -> CohortSize:
+        """How many clients the log asks to train in each round."""
+        return find_cohort_size(self.log)
+
     @property
     def table_floats(self) -> int:
         """The size of a table of d numbers for every client that took part."""
         return int((self.log.counts > 0).sum()) * self.dimension
 
 
-def _is_biased(skew: SkewEstimate) -> bool:
+def favours_clients(objectives: ObjectiveComparison, forgetting: Forgetting) -> bool | None:
+    """Return whether training favours some clients beyond chance; None: too few rounds to tell.
+
+    It does if the skew of the objective in force, over the whole log or in the last rounds, is
+    neither small nor explained by chance, or if that objective swings.
+    """
+    skews = [objectives.in_force.skew]
+    if objectives.recent is not None:
+        skews.append(objectives.recent.objective.skew)
+    if any(map(is_biased, skews)) or has_swing(forgetting):
+        return True
+    return None if _may_be_large(skews[0]) else False
+
+
+def has_swing(forgetting: Forgetting) -> bool:
+    """Return whether the objective in force swings, by more than a little."""
+    return forgetting.p_value < _SURE and forgetting.estimate > _SMALL_SWING
+
+
+def is_biased(skew: SkewEstimate) -> bool:
     """Return whether chance does not explain the skew of an objective, and it is not small."""
     return skew.interval[0] >= 0.02 and skew.corrected >= 0.05
 
@@ -121,13 +148,18 @@ def _is_biased(skew: SkewEstimate) -> bool:
 def _describe_bias(objective: EffectiveObjective) -> list[str]:
     """Return what the skew says against an objective, at most one sentence."""
     skew = objective.correctable
-    if _is_biased(skew):
+    if is_biased(skew):
         return [_describe_skew(objective)]
-    high = skew.interval[1]
-    if high < 0.5 or skew.corrected < 0.05:
+    if not _may_be_large(skew):
         return []
+    high = skew.interval[1]
     bound = f" of {high:.2f}" if np.isfinite(high) else ""
     return [f"this log cannot exclude that it minimises another objective, with an L1 skew{bound}"]
+
+
+def _may_be_large(skew: SkewEstimate) -> bool:
+    """Return whether the log does not exclude that a skew is large; without an interval, it may."""
+    return not (skew.interval[1] < 0.5 or skew.corrected < 0.05)
 
 
 def _describe_skew(objective: EffectiveObjective) -> str:

@@ -1,0 +1,72 @@
+"""How many clients a log asks to train in each round, as settings of `FedTide`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedtide.auditing.log.participation_log import ParticipationLog
+from fedtide.auditing.recommend.log_replay import Settings
+
+_USUAL = 0.99
+"""The quantile of the cohort sizes that is the number asked: a few rounds may be larger."""
+_OFTEN = 1 / 3
+"""A number is fixed if this share of the rounds come within a standard deviation of it: the one of
+cohorts of independent clients, a tenth of which come so near to their quantile."""
+_MISFIT = 0.25
+"""The mean error, relative to the mean cohort, up to which a rule describes the cohorts."""
+
+
+@dataclass(frozen=True)
+class CohortSize:
+    """How many of the clients that are online are asked to train.
+
+    Args:
+        arguments: of `FedTide`; empty: all are asked.
+        description: in a sentence.
+    """
+
+    arguments: Settings = field(default_factory=dict)
+    description: str = (
+        "all clients that are online are asked to train; fraction_train asks a share of them"
+    )
+
+
+def find_cohort_size(log: ParticipationLog) -> CohortSize:
+    """Return a fixed number, or a share of the available clients, if the log's cohorts have one.
+
+    A fixed number c means min(c, all that are online). If the log does not say who was available,
+    many more rounds must come near to c than if all were asked. Otherwise the rule is taken that
+    describes the cohorts best. The clients asked are those selected, or, where the log does not
+    distinguish them, those used.
+    """
+    asked = log if log.selected is None else log.selected
+    busy = asked.cohorts > 0
+    sizes = asked.cohorts[busy]
+    number = int(np.quantile(sizes, _USUAL, method="higher"))
+    fixed = CohortSize(
+        {"fraction_train": 0.0, "min_train_nodes": number},
+        f"up to {number:,} of the clients that are online are asked to train, as in the log",
+    )
+    if log.available is None:
+        rates = asked.counts / asked.length
+        deviation = np.sqrt((rates * (1 - rates)).sum())
+        near = (sizes >= number - deviation).mean() >= _OFTEN
+        return fixed if near and number < (asked.counts > 0).sum() else CohortSize()
+    available = log.available.cohorts[busy]
+    share = min(1.0, float(f"{(sizes + 0.5).sum() / available.sum():.3g}"))  # FedTide rounds down
+    rules = [
+        (CohortSize(), available),
+        (fixed, np.minimum(available, number)),
+        (
+            CohortSize(
+                {"fraction_train": share},
+                f"{share:.3g} of the clients that are online are asked to train, as in the log",
+            ),
+            np.maximum(np.floor(share * available), 1),
+        ),
+    ]
+    errors = [float(np.abs(sizes - predicted).mean()) for _, predicted in rules]
+    best = int(np.argmin(errors))
+    return rules[best][0] if errors[best] <= _MISFIT * sizes.mean() else CohortSize()
