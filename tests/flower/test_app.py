@@ -272,6 +272,24 @@ def test_whole_numbers_that_are_no_classes_have_no_accuracy(last, targets, loss)
     assert "accuracy" not in found
 
 
+def test_a_network_may_return_several_outputs():
+    class TwoHeads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.classes, self.scale = nn.Linear(4, 3), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.classes(x), self.scale(x).squeeze(1)
+
+    def loss(outputs, y):
+        return cross_entropies(outputs[0], y) + outputs[1].square()
+
+    net, (x, y) = TwoHeads().double(), shard(0)
+    task = ClientTask(net, x, y, loss)
+    found = task.evaluate(task.start).metrics
+    assert found == {"loss": pytest.approx(loss(net(x), y).mean().item(), rel=1e-9)}
+
+
 def test_only_minibatches_are_copied_to_the_device():
     """The data may be larger than the memory of a GPU that several clients share."""
 

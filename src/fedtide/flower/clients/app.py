@@ -72,8 +72,8 @@ def client(
         local: steps, batch size and learning rate; an "lr" in the run's train_config overrides
             the learning rate.
         loss: of each sample; by default the cross-entropy of logits and classes.
-        test: returns the samples on which this client evaluates, if it has any; None: those of
-            `data`.
+        test: returns the samples on which this client evaluates, two tensors, empty if it has
+            none; None: those of `data`.
         available: whether the client takes part in round t (absolute, from 0), or evaluates after
             it; None: always.
         memory: returns the folder in which this client remembers, for `ClientSideMemory`; a

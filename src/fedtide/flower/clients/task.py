@@ -86,7 +86,8 @@ class ClientTask(Task):
         require_per_sample("loss", self._loss, outputs, targets)
         with torch.enable_grad():
             refuse_other_parameters(self._loss(outputs, targets), ())
-        if outputs.numel() == targets.numel():  # they could be paired wrongly
+        if isinstance(outputs, Tensor) and outputs.numel() == targets.numel():
+            # They could be paired wrongly.
             features, targets = self._select(trial_rows(self._targets))
             outputs = self._model.evaluate(self._model.params, (features,))
             depends_on_others("loss", self._loss, outputs, targets)
@@ -140,9 +141,9 @@ class ClientTask(Task):
     ) -> Evaluation:
         """Return the mean loss over all samples, and the accuracy if the targets are classes."""
         params, count = self.layout.unflatten(x), len(self._features)
-        is_apart = not mixes_samples(self._evaluated_losses, params, count)
+        whole = count <= _EVALUATED or mixes_samples(self._evaluated_losses, params, count)
         losses, hits = [], []
-        for rows in torch.split(torch.arange(count), _EVALUATED if is_apart else count):
+        for rows in torch.split(torch.arange(count), count if whole else _EVALUATED):
             features, targets = self._select(rows)
             outputs = self._model.evaluate(params, (features,))
             losses.append(self._loss(outputs, targets))
@@ -170,5 +171,6 @@ def _require_classes(targets: Tensor, count: int) -> None:
         if not 0 <= wrong < count:
             raise InvalidInputError(
                 f"data: a sample is of class {wrong}, and the model has {count} outputs, for the "
-                f"classes 0 to {count - 1}; number the classes alike at all sites"
+                f"classes 0 to {count - 1}; number the classes alike at all sites, and leave out "
+                "samples without a class"
             )

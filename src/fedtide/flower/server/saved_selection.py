@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ class SavedSelection:
     """A selection for these clients, as a simulation starts it.
 
     What its stream keeps between rounds is read from its attributes, which must be numbers and
-    arrays.
+    arrays of numbers.
 
     Args:
         selection: which of the clients that are free are asked to train.
@@ -28,8 +30,8 @@ class SavedSelection:
         seed: of its random draws.
 
     Raises:
-        InvalidInputError: a parameter does not fit the population, or the stream keeps something
-            else.
+        InvalidInputError: it is no dataclass, whose fields tell selections apart; a parameter does
+            not fit the population; the stream keeps something else.
 
     >>> from fedtide.participation import LongestAbsent
     >>> selection = SavedSelection(LongestAbsent(size=1), Population(clients=3), seed=0)
@@ -38,7 +40,11 @@ class SavedSelection:
     """
 
     def __init__(self, selection: Selection, population: Population, seed: int) -> None:
-        self.settings = repr(selection)
+        if not is_dataclass(type(selection)):
+            raise InvalidInputError(
+                f"selection: {type(selection).__name__} is no dataclass; make it one "
+                "(@dataclass(frozen=True)): a resubmission knows the selection by its fields"
+            )
         with error_prefix("selection"):
             self._stream = selection.start(population, seed)
             check_stream("start", self._stream, SelectionStream)
@@ -61,19 +67,25 @@ class SavedSelection:
         Raises:
             KeyError: something is missing.
         """
-        for name, value in self._kept().items():
-            saved = tensors[name].numpy()
-            restored = saved.copy() if isinstance(value, np.ndarray) else type(value)(saved)
-            setattr(self._stream, name, restored)
+        for name in self._kept().keys() - tensors.keys():
+            raise KeyError(name)
+        for name, tensor in tensors.items():  # some may be made, or get another type, in `select`
+            saved, value = tensor.numpy(), getattr(self._stream, name, None)
+            if saved.ndim or isinstance(value, np.ndarray):
+                setattr(self._stream, name, saved.copy())
+            else:
+                number = saved[()] if isinstance(value, np.generic) else saved.item()
+                setattr(self._stream, name, number)
 
     def _kept(self) -> dict[str, Any]:
         return vars(self._stream) if self._stream.stateful else {}
 
 
 def _to_tensor(name: str, value: object) -> Tensor:
-    if isinstance(value, np.ndarray | np.number | int | float):
-        return torch.from_numpy(np.array(value))
+    if isinstance(value, np.ndarray | np.generic | int | float):
+        with suppress(TypeError, ValueError):  # as texts, dates, and whole numbers beyond 64 bits
+            return torch.from_numpy(np.array(value))
     raise InvalidInputError(
         f"selection: its stream keeps {name}, of the type {type(value).__name__}; a federation "
-        "saves arrays and numbers alone: keep nothing else"
+        "saves numbers of at most 64 bits, and arrays of them: keep nothing else"
     )

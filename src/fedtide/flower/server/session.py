@@ -60,7 +60,8 @@ class TrainingSession:
         seed: of the selection.
 
     Attributes:
-        selection: the started selection. One with other settings than before starts anew.
+        selection: the started selection. One with other settings than before, or another seed,
+            starts anew.
         folder: of the state.
         layout: of the model, in the order in which the training began.
         driver: holds the algorithm's state.
@@ -108,6 +109,7 @@ class TrainingSession:
         population = _describe_population(registry)
         self.driver = RoundDriver(algorithm, model, population)
         self.selection = None if selection is None else SavedSelection(selection, population, seed)
+        self._selection_settings = _hash_settings((selection, seed))
         self.steps_taken = torch.zeros(registry.size, dtype=torch.int64)
         self.accepted_rounds = torch.full_like(self.steps_taken, -1)
         self.lr = 0.0
@@ -215,7 +217,7 @@ class TrainingSession:
         if self.selection is not None:
             kept = self.selection.to_tensors()
             tensors |= {f"selection.{name}": tensor for name, tensor in kept.items()}
-            facts["selection"] = self.selection.settings
+            facts["selection"] = self._selection_settings
         save(self.folder, Checkpoint(self.round, tensors, facts), field="state")
 
     def mark_published(self) -> None:
@@ -283,8 +285,12 @@ class TrainingSession:
         self.pending = PendingReplies.from_json(facts["pending"])
         self.run = int(facts["run"])
         self.entries = [Entry(**entry) for entry in facts["entries"]]
-        if self.selection is not None and facts.get("selection") == self.selection.settings:
+        if self.selection is None:
+            return
+        if facts.get("selection") == self._selection_settings:
             self.selection.restore(_strip(checkpoint.tensors, "selection."))
+        else:
+            log.warning("The selection starts anew: the state was saved with another one, or none")
 
 
 def _read_published(path: Path) -> int:
@@ -342,12 +348,12 @@ def _shapes(layout: Layout) -> dict[str, list[int]]:
     return {name: list(shape) for name, shape in layout.shapes.items()}
 
 
-def _hash_settings(algorithm: Algorithm[Any]) -> str:
-    """Return a hash of a method's settings: complete, and the same in every process.
+def _hash_settings(chosen: object) -> str:
+    """Return a hash of the settings of a method or selection: complete, alike in every process.
 
-    Its repr is neither: arrays are abbreviated, and functions are shown with an address.
+    Their repr is neither: arrays are abbreviated, and functions are shown with an address.
     """
-    return hashlib.sha256(_describe(algorithm).encode()).hexdigest()
+    return hashlib.sha256(_describe(chosen).encode()).hexdigest()
 
 
 def _describe(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The Python of docs/deploy.md trains as its text says."""
+"""The Python of docs/clients.md trains as its text says."""
 
 import re
 from pathlib import Path
@@ -18,14 +18,14 @@ from fedtide.flower import FedTide, client, initial_arrays
 from .fake_grid import FakeGrid, Node
 
 A = ft.algorithms
-TEXT = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "clients.md").read_text(encoding="utf-8")
 SIZES = (32, 7, 20)
 LOCAL = ft.LocalTraining(steps=1, lr=0.1)
 
 
 def run_block(heading: str, **names) -> dict:
     """Run the first block of Python below a heading and return its names."""
-    block = re.search(rf"### {heading}\n.*?```python\n(.*?)```", TEXT, re.DOTALL)[1]
+    block = re.search(rf"## {heading}\n.*?```python\n(.*?)```", TEXT, re.DOTALL)[1]
     names = {"nn": nn, "torch": torch, "Tensor": torch.Tensor, "Context": Context} | names
     exec(block, names)
     return names
@@ -124,7 +124,7 @@ def test_the_training_function_shuffles_otherwise_in_each_round():
     for size, epoch in zip(sizes, epochs, strict=True):
         assert sorted(epoch) == list(range(size))
     assert epochs[0].tolist() != epochs[3].tolist()
-    lines = re.search(rf"### {block}\n.*?```python\n(.*?)```", TEXT, re.DOTALL)[1].splitlines()
+    lines = re.search(rf"## {block}\n.*?```python\n(.*?)```", TEXT, re.DOTALL)[1].splitlines()
     assert len([line for line in lines if line]) <= 30
 
 
