@@ -232,3 +232,25 @@ def test_command_maps_values_to_stages(tmp_path: Path) -> None:
         assert json.loads(Path(out).read_text())["objective"]["weights"]["ann"] == 0.875
     wrong = CliRunner().invoke(app, ["audit", log, "--stages", "OK"])
     assert str(wrong.exception).startswith("stages: 'OK' is not VALUE=STAGE; write OK=used,")
+
+
+@pytest.mark.parametrize("name", ["error", "result", "status"])
+def test_a_column_of_many_measurements_refuses_no_log(name: str) -> None:
+    values = [float("inf"), *(k / 7 for k in range(199))]
+    log = pl.DataFrame({"round": range(200), "client": ["ann", "bob"] * 100, name: values})
+    assert len(list_entries(read(log))) == 200
+
+
+def test_the_option_that_an_error_names_is_short_and_works(tmp_path: Path) -> None:
+    rounds, path = 80, tmp_path / "log.csv"
+    words = [f"state {k % 40}" for k in range(rounds)]
+    words[7] = "failed, retry"
+    pl.DataFrame({"round": range(rounds), "client": ["ann"] * rounds, "status": words}).write_csv(
+        path
+    )
+    message = error_of(path)
+    assert "stages={'failed, retry': 'selected', 'other': 'used'}" in message
+    option = shlex.split(message[message.index("--stages") :])
+    result = CliRunner().invoke(app, ["audit", str(path), *option, "--clients", "1"])
+    assert "is not VALUE=STAGE" not in result.output
+    assert "unknown stage" not in result.output

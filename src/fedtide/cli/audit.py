@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -22,6 +23,8 @@ from fedtide.errors import InvalidInputError
 from fedtide.plotting.console import new_console
 from fedtide.validation import PAGE_SUFFIXES, expand_home, require_not_read, require_suffix
 
+_PAIR = re.compile(r"([^=]*=[^,]*|.+)(?:,|$)")
+"""A pair of --stages; its value may contain commas, as error messages do."""
 _RUN_FILES = (
     "experiment.yaml",
     "failure.json",
@@ -200,7 +203,7 @@ def audit_command(
             columns=_parse_pairs("columns", columns or [], "round=server_round"),
             stages=_parse_pairs(
                 "stages",
-                [pair for part in stages or [] for pair in part.split(",")],
+                [pair for part in stages or [] for pair in _PAIR.findall(part) or [part]],
                 "OK=used,TIMEOUT=selected",
             ),
             round_seconds=round_seconds,

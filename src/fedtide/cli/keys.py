@@ -25,7 +25,9 @@ from fedtide.cli.key_tables import (
 from fedtide.configurable import field_types
 from fedtide.errors import InvalidInputError
 from fedtide.plotting.console import new_console
+from fedtide.simulation.experiment import SWEEP_KEYS
 
+_OF_SWEEPS = ("base", *SWEEP_KEYS)
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False}
 _NEAR = 5  # names listed for an unknown one
 _MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|\*\*|`")  # of Markdown: links, bold, code
@@ -75,6 +77,9 @@ def _find(name: str) -> Iterator[Part]:
         yield from _section(section)
     if sections:
         return
+    if name in _OF_SWEEPS:
+        yield from _find("sweep")
+        return
     classes = {place: cls for section in SECTIONS for place, cls in section.classes.items()}
     for place, cls in classes.items():
         if f".{place}".endswith(f".{name}"):
@@ -113,7 +118,7 @@ def _class(place: str, cls: type) -> Iterator[Part]:
 def _near(name: str) -> str:
     """Return the hint for an unknown name: those that are near, or else where to look."""
     places = {place: cls for section in SECTIONS for place, cls in section.classes.items()}
-    known = {section.key for section in SECTIONS} | {*places}
+    known = {section.key for section in SECTIONS} | {*places, *_OF_SWEEPS}
     known |= {place.partition(".")[2] for place in places} - {""}
     for place, cls in places.items():
         known |= {name for key in field_types(cls) for name in (key, f"{place}.{key}")}
@@ -126,6 +131,7 @@ def _print(part: Part, console: Console) -> None:
         for number, text in enumerate(part.split("\n\n")):
             is_laid_out = text.startswith((" ", "=", "- "))  # an equation, a table, a list
             shown = text if is_laid_out else " ".join(text.split())
+            shown = re.sub(r"\n +", " ", shown) if text.startswith("- ") else shown
             console.print("\n" * (number > 0) + shown.replace("`", ""), **_PLAIN)
         return
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, collapse_padding=True)

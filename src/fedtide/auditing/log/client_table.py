@@ -178,7 +178,9 @@ def _parse_samples(column: pl.Series) -> NDArray[np.float64]:
         return parse_numbers("samples", numbers.to_arrow()).astype(np.float64)
     except InvalidInputError as error:
         what = str(error).removeprefix("samples: ")
-        raise InvalidInputError(f"roster: in {column.name!r:.60}, {what}") from None
+        raise InvalidInputError(
+            f"roster: in {column.name!r:.60}, {what}; rename the column if it says something else"
+        ) from None
 
 
 def _find_ids(path: Path) -> str:

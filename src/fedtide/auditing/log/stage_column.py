@@ -26,13 +26,15 @@ _ANY = "STAGE"
 _NO_STAGE, _UNKNOWN = len(STAGES), len(STAGES) + 1
 _MOST = 50
 """Different values of a column that are counted."""
+_ROWS = 1 << 14
+"""Rows counted at a time: a column of measurements has as many different values as rows."""
 _LISTED = 6
 _FAILED = re.compile(
     r"(?<!\bno[\s_-])(fail|error|abort|crash|cancel|reject|refuse|drop|disconnect|unreachable)"
     r"|tim(e|ed)[\s_-]?out|\bno[\s_-](response|reply|answer)|\b(lost|killed|expired|offline)\b"
 )
 _SUCCEEDED = re.compile(r"ok|done|finished|succe\w+|completed?|no[\s_-]errors?|200")
-_NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?([\d.]+(e[+-]?\d+)?|inf)")
 _GOOD = ("success", "succeeded", "completed", "ok")
 _BAD = ("failed", "is_failed", "dropped")
 
@@ -134,6 +136,7 @@ class OutcomeColumn:
 
     def __init__(self, name: str, is_only: bool) -> None:
         self._name, self._is_only = name, is_only
+        self._has_messages = is_called(name, ("error", *REASON_NAMES))
         self._counts: Counter[str] = Counter()
         self._lacking: Counter[str] = Counter()
 
@@ -143,9 +146,14 @@ class OutcomeColumn:
         kind = values.type
         if not (is_text(kind) or is_number(kind) or pa.types.is_boolean(kind)):
             return
-        _count(values, self._counts)
-        if samples is not None:
-            _count(values.filter(samples.is_null(nan_is_null=True)), self._lacking)
+        lacking = None if samples is None else samples.is_null(nan_is_null=True)
+        for low in range(0, len(values), _ROWS):
+            if len(self._counts) > _MOST and (is_number(kind) or not self._has_messages):
+                return  # so many different values say nothing
+            part = values[low : low + _ROWS]
+            _count(part, self._counts)
+            if lacking is not None:
+                _count(part.filter(lacking[low : low + _ROWS]), self._lacking)
 
     def reject_failures(self) -> None:
         """Raise InvalidInputError if some rows, but not all, plainly say that a client failed."""
@@ -156,9 +164,15 @@ class OutcomeColumn:
         if len(good) > 1 and "" in good:
             good[""] = _ANY
         bad = dict.fromkeys(failed, "selected")
-        means = good | (bad if len(bad) <= _LISTED else {OTHER: "selected"})
+        if len(bad) > _LISTED:
+            means = good | {OTHER: "selected"}
+        elif len(good) > _LISTED:
+            means = bad | {value: stage for value, stage in good.items() if stage == _ANY}
+            means |= {OTHER: "used"}
+        else:
+            means = good | bad
         rows = sum(self._counts[value] for value in failed)
-        example = max(failed, key=self._counts.__getitem__)
+        example = max(failed, key=lambda value: (value != OTHER, self._counts[value]))
         what = repr(example) if len(failed) == 1 else f"{example!r:.60} or the like"
         named = "" if self._is_only else f"{name_columns({'stage': self._name})} and "
         raise InvalidInputError(
@@ -186,13 +200,15 @@ class OutcomeColumn:
             wrong = NO if is_called(self._name, _GOOD) else YES
             flagged = is_called(self._name, (*_GOOD, *_BAD, "error"))
             return {value for value, text in texts.items() if flagged and text in wrong}
-        if is_called(self._name, ("error", *REASON_NAMES)):
+        if self._has_messages:
             fine = {*MISSING, *NO}
-            return {
+            wrong = {
                 value
                 for value, text in texts.items()
                 if not (text in fine or _NUMBER.fullmatch(text) or _SUCCEEDED.fullmatch(text))
             }
+            # of many values, the rest is counted as OTHER, which says nothing by itself
+            return set() if wrong == {OTHER} and len(self._counts) > _MOST else wrong
         if len(self._counts) > _MOST:
             return set()
         return {value for value, text in texts.items() if _FAILED.search(text)}
@@ -206,6 +222,8 @@ def _guess(value: str) -> str:
     """Return the stage that a value seems to mean, for a hint."""
     if _FAILED.search(value.lower()):
         return "selected"
+    if value.lower() in STAGES:
+        return value.lower()
     return "used" if _SUCCEEDED.fullmatch(value.lower()) else _ANY
 
 

@@ -101,7 +101,7 @@ def complete_samples(
         of_roster: likewise.
         notes: on what is taken from the roster is added.
     """
-    if of_roster is not None:
+    if of_roster is not None and not np.isnan(of_roster).all():
         lacking = np.ones(len(of_roster), dtype=np.bool_) if samples is None else np.isnan(samples)
         taken = int((lacking & ~np.isnan(of_roster)).sum())
         notes.append(
