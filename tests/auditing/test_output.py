@@ -240,6 +240,13 @@ def rise_and_fade() -> np.ndarray:
     )
 
 
+def draw_few() -> np.ndarray:
+    """Draw 3 of 100 clients in each of 30 rounds, the first 50 about four times as often."""
+    keys = np.random.default_rng(0).exponential(size=(30, 100))
+    keys[:, :50] /= 4
+    return keys.argsort(axis=1).argsort(axis=1) < 3
+
+
 @pytest.mark.parametrize(
     ("present", "verdict", "favours"),
     [
@@ -247,12 +254,17 @@ def rise_and_fade() -> np.ndarray:
         (draw(np.full(40, 0.2)), "No: chance can explain", False),
         (draw(np.where(np.arange(40) < 20, 0.192, 0.208), 8000), "No: the training favours", False),
         (draw(UNEVEN, 8), "Not enough rounds to tell", None),
-        (draw_turns(), "Yes: the training favours other clients at other times", True),
+        (draw_few(), "Not enough rounds to tell", None),
+        (np.ones((50, 6), dtype=bool), "No: every client has the influence", False),
+        (draw_turns(), "In turns: the training favours other clients", True),
         (rise_and_fade(), "Yes: in the last ", True),
         (leave_out(draw(np.full(40, 0.2))), "Yes, as 20 clients never took part and have", True),
         (leave_out(draw(UNEVEN)), "Yes: the training favours some clients beyond chance.", True),
     ],
-    ids=["uneven", "even", "little", "short", "turns", "now", "never", "never and uneven"],
+    ids=[
+        *("uneven", "even", "little", "short", "few", "all"),
+        *("turns", "now", "never", "never and uneven"),
+    ],
 )
 def test_the_first_line_says_whether_clients_are_favoured_beyond_chance(
     present: np.ndarray, verdict: str, favours: bool | None
@@ -335,7 +347,7 @@ def test_what_no_method_corrects_is_told_from_the_rest_of_the_remaining_skew() -
     result = audit_of(leave_out(draw(UNEVEN)))
     text = " ".join(print_summary(result).split())
     assert "whatever the method, 1.00 of the remaining L1 skew is due to clients" in text
-    assert "20 clients never took part" in text
+    assert "20 of 40 clients never took part" in text
     assert min(one.remaining for one in result.advice) == pytest.approx(1.0)
     assert "whatever the method" not in print_summary(audit_of(draw(UNEVEN)))
 

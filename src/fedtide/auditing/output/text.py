@@ -57,11 +57,13 @@ _LISTED, _GROUPS = 4, 3
 
 
 def describe_verdict(audit: Audit) -> str:
-    """Return whether the training favours some clients beyond chance: yes, no or not known."""
+    """Return whether the training favours some clients: yes, in turns, no, or not known."""
     objectives = audit.objectives
     found = favours_clients(objectives, audit.forgetting)
     if found is None:
         return "not enough rounds to tell whether the training favours some clients beyond chance"
+    if not found and objectives.in_force.l1_skew < _ROUNDING:
+        return "no: every client has the influence that it should have"
     if not found and objectives.in_force.interval[0] < _NO_SKEW:
         return "no: chance can explain that some clients have more influence than they should"
     if not found:
@@ -72,12 +74,15 @@ def describe_verdict(audit: Audit) -> str:
     if recent is not None and is_biased(recent.objective.correctable):
         last = "round" if recent.window == 1 else count_rounds(recent.window)
         return f"yes: in the last {last}, the training favours some clients beyond chance"
-    if has_swing(audit.forgetting):
-        return "yes: the training favours other clients at other times, beyond chance"
-    return (
-        f"yes, as {_describe_never(audit)} and have no influence; differences between the others "
-        "are small, or chance can explain them"
-    )
+    skews = [objectives.in_force.skew, *([] if recent is None else [recent.objective.skew])]
+    if any(map(is_biased, skews)):
+        return (
+            f"yes, as {_describe_never(audit)} and have no influence; differences between the "
+            "others are small, or chance can explain them"
+        )
+    half = audit.forgetting.halving_window
+    fades = "" if half is None else f" (half as far in windows of {_count_busy(audit, half)})"
+    return f"in turns: the training favours other clients at other times, beyond chance{fades}"
 
 
 def _describe_never(audit: Audit) -> str:
@@ -463,7 +468,8 @@ def describe_window(audit: Audit) -> str:
     single = windows.period == 1
     text = "single rounds" if single else f"windows of {count_rounds(windows.period)}"
     if windows.floor > windows.tolerance:
-        cause = "the skew of its weights" if has_own_weights(audit) else "unequal rates"
+        cause = "unequal shares" if has_unequal_shares(audit) else "unequal rates"
+        cause = "the skew of its weights" if has_own_weights(audit) else cause
         text += (
             f" are about as even as the whole log (irregularity within {windows.tolerance:g} of "
             f"{windows.floor:.2f}, which is due to {cause} and remains in any window)"
@@ -491,13 +497,27 @@ def _describe_period(audit: Audit) -> str:
 
 def describe_advice(audit: Audit) -> list[str]:
     """Return what no method corrects, and which the replay does not prefer to the first."""
+    lines = [*_rank_averaging(audit), *_compare_replays(audit)]
     unreachable = 2 * float(audit.objectives.wanted[audit.coverage.never].sum())
     if unreachable < _SHOWN:
-        return _compare_replays(audit)
+        return lines
     return [
         f"whatever the method, {unreachable:.2f} of the remaining L1 skew is due to clients that "
-        f"have no influence: {_describe_never(audit)}",
-        *_compare_replays(audit),
+        f"{'never took part' if audit.selection is None else 'were never used'}",
+        *lines,
+    ]
+
+
+def _rank_averaging(audit: Audit) -> list[str]:
+    """Return why averaging is not first, if it favours no clients; at most one sentence."""
+    first = audit.advice[0].simulated
+    if first is None or favours_clients(audit.objectives, audit.forgetting) is not False:
+        return []
+    return [
+        f"averaging can stay: it is number {rank} only for its replay ({one.simulated[0]:.1%}; the "
+        f"first: {first[0]:.1%}), not because it favours clients"
+        for rank, one in enumerate(audit.advice, start=1)
+        if one.algorithm == "fedavg" and not one.parameters and one.simulated and not one.tied
     ]
 
 
@@ -527,7 +547,7 @@ def _compare_replays(audit: Audit) -> list[str]:
 
 def _format_with_chance(objective: EffectiveObjective) -> str:
     """Return a skew with its interval, and whether chance alone can explain it."""
-    explained = objective.interval[0] < _NO_SKEW
+    explained = objective.interval[0] < _NO_SKEW and objective.l1_skew >= _ROUNDING
     return format_skew(objective.skew) + (", which chance alone can explain" if explained else "")
 
 

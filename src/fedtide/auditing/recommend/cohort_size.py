@@ -44,7 +44,7 @@ def find_cohort_size(log: ParticipationLog) -> CohortSize:
     asked = log if log.selected is None else log.selected
     busy = asked.cohorts > 0
     sizes = asked.cohorts[busy]
-    number = int(np.quantile(sizes, _USUAL, method="higher"))
+    number = int(np.quantile(sizes, _USUAL, method="lower"))
     fixed = CohortSize(
         {"fraction_train": 0.0, "min_train_nodes": number},
         f"up to {number:,} of the clients that are online are asked to train, as in the log",

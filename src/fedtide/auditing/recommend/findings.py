@@ -26,6 +26,8 @@ _SURE = 0.001
 """The level of the test for forgetting."""
 _SMALL_SWING = 0.05
 """The forgetting that does not matter."""
+_EXCLUDED = 0.3
+"""The L1 skew that a log must exclude to show that no clients are favoured by much."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +134,7 @@ def favours_clients(objectives: ObjectiveComparison, forgetting: Forgetting) -> 
         skews.append(objectives.recent.objective.skew)
     if any(map(is_biased, skews)) or has_swing(forgetting):
         return True
-    return None if _may_be_large(skews[0]) else False
+    return False if skews[0].interval[1] < _EXCLUDED else None  # NaN: no interval
 
 
 def has_swing(forgetting: Forgetting) -> bool:
