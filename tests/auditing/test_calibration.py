@@ -221,10 +221,18 @@ def share_covered(low: Floats, truth: Floats, high: Floats) -> float:
     return float(((low <= truth + 1e-9) & (truth <= high + 1e-9)).mean())
 
 
+WITHOUT_INTERVALS = {"Weibull sessions": 9}
+"""The most logs of 60 that have no intervals, other than 2.
+
+Of Weibull's sessions, 33 of 600 logs are taken for ones without a finite variance. With this
+probability, more than 9 of 60 are with a probability of 0.0015.
+"""
+
+
 @pytest.mark.statistical
 @pytest.mark.parametrize("name", FAMILIES)
 def test_intervals_cover(name: str) -> None:
-    """Of rates, weights and the L1 skew; at most 2 logs in 60 have none."""
+    """Of rates, weights and the L1 skew, where a log has them."""
     known = FAMILIES[name](np.random.default_rng(1))
     skew = float(np.abs(known.weights - 1 / CLIENTS).sum())
     rates, weights, skews = [], [], []
@@ -235,7 +243,7 @@ def test_intervals_cover(name: str) -> None:
             weights.append(share_covered(objectives.low, known.weights, objectives.high))
             low, high = objectives.plain.interval
             skews.append(low <= skew + 1e-9 and skew <= high + 1e-9)
-    assert len(rates) >= LOGS - 2
+    assert len(rates) >= LOGS - WITHOUT_INTERVALS.get(name, 2)
     for shares in (rates, weights):
         slack = 3 * np.std(shares) / np.sqrt(len(shares))
         assert 0.93 - slack <= np.mean(shares) <= 0.97 + slack

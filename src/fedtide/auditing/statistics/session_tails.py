@@ -22,7 +22,7 @@ _BORDER = 1.85
 
 The true border is 2, but the longest sessions of lighter laws look like a power of the length, too:
 in logs of 40 clients and 500 rounds, Weibull's with shape 0.6 have a median estimate of 2.3 and
-Pareto's with α = 1.5 of 1.45. With 1.85 about 3% of the logs of each are mistaken for the other.
+Pareto's with α = 1.5 of 1.45. With 1.85 about 5% of the logs of each are mistaken for the other.
 """
 
 
