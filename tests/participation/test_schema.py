@@ -157,6 +157,17 @@ def test_a_log_without_anybody_cannot_be_replayed(stages: list[str], what: str) 
 ROWS = {"round": [0, 0, 1, 1, 2], "client": [0, 1, 3, 4, 2]}
 
 
+@pytest.mark.parametrize("stage", [None, "used"])
+def test_a_replay_says_that_it_does_not_read_who_failed(
+    stage: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = pl.DataFrame({"round": [0, 1], "client": [0, 1], "Status": ["ok", "timeout"]})
+    if stage is not None:
+        log = log.with_columns(stage=pl.lit(stage))
+    Replay(log=log).begin(Population(clients=2), seed=0)
+    assert ("its column 'Status' is not read" in caplog.text) == (stage is None)
+
+
 @pytest.mark.parametrize("in_file", [True, False])
 @pytest.mark.parametrize("start", [0, 1, 100])
 @pytest.mark.parametrize("columns", [{}, {"round": "server_round"}])

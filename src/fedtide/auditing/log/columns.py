@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.participation.log.schema import OUTCOME_NAMES
 
 COLUMNS = ("round", "client", "stage", "weight", "samples", "time", "reason")
 """What an audit reads of a log."""
@@ -84,11 +85,6 @@ _SUGGESTED = {
 _NOUNS = {"samples": "sample count"}
 REASON_NAMES = _ALIASES["reason"]
 """Names of columns in which a text says that a row's client failed."""
-_OUTCOMES = (
-    *("status", "state", "success", "succeeded", "failed", "is_failed", "completed"),
-    *("outcome", "result", "ok", "error", "dropped"),
-)
-"""Names of columns that may say that a row's client did not take part in the end."""
 _FLAGS = tuple(
     name
     for verb in (
@@ -183,7 +179,7 @@ def find_columns(
     others = [name for name in available if name not in columns_read.values()]
     has_stages = "stage" in names
     flags = tuple(name for name in others if is_called(name, _FLAGS))
-    outcomes = [name for name in others if is_called(name, _OUTCOMES)]
+    outcomes = [name for name in others if is_called(name, OUTCOME_NAMES)]
     unread = _describe_unread(others, () if has_stages else outcomes)
     if "reason" in names and "reason" not in columns and is_called(names["reason"], REASON_NAMES):
         outcomes.append(names["reason"])
@@ -239,7 +235,7 @@ def is_called(name: str, aliases: Sequence[str]) -> bool:
 
 def says_outcome(name: str) -> bool:
     """Return whether a column of this name may say who failed, or who took part."""
-    return is_called(name, (*_OUTCOMES, *_FLAGS))
+    return is_called(name, (*OUTCOME_NAMES, *_FLAGS))
 
 
 def is_recognised(name: str) -> bool:

@@ -15,7 +15,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.participation.availability._recorded import RecordedStream, recorded_rates
 from fedtide.participation.availability.base import Availability, AvailabilityStream
 from fedtide.participation.log.client_ids import number_clients
-from fedtide.participation.log.schema import CLAIMED, STAGES, normalise_log
+from fedtide.participation.log.schema import CLAIMED, OUTCOME_NAMES, STAGES, normalise_log
 from fedtide.participation.log.tables import MemoryTable, to_polars
 from fedtide.population import Population
 from fedtide.validation import expand_home, require_choice, require_whole_number
@@ -74,7 +74,14 @@ class Replay(Availability):
         object.__setattr__(self, "log", log)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        rows, clients, (start, end) = self._rows(population)
+        rows, clients, (start, end), outcome = self._rows(population)
+        if outcome is not None:
+            _logger.warning(
+                "participation.log: all rows count as used, and its column %r is not read; if that "
+                "says who failed, give a column stage with one of %s",
+                outcome,
+                ", ".join(STAGES),
+            )
         if self.first_round is None and start:
             _logger.warning(
                 "participation.log: its numbers of rounds begin at %d, and as it has stages, the "
@@ -95,15 +102,16 @@ class Replay(Availability):
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return the share of the log's rounds in which each client is available."""
-        _, clients, (_, end) = self._rows(population)
+        _, clients, (_, end), _ = self._rows(population)
         return recorded_rates(clients, population.clients, end)
 
     def _rows(
         self, population: Population
-    ) -> tuple[pl.DataFrame, NDArray[np.int64], tuple[int, int]]:
+    ) -> tuple[pl.DataFrame, NDArray[np.int64], tuple[int, int], str | None]:
         """Return the rows that reached `stage`, their client ids, and the span of all rows.
 
         Rounds are those of the replay; the span is the first one with a row, and one past the last.
+        Last comes the name of a column that may say who failed, if there are no stages.
         """
         columns = self.columns or {}
         frame = to_polars("log", self.log, columns.get("client", "client"))
@@ -116,13 +124,15 @@ class Replay(Availability):
             what = "rows" if log.is_empty() else f"clients of the stage {self.stage!r}"
             raise InvalidInputError(f"log: it has no {what}; give at least one")
         low, high = int(log["round"].min()), int(log["round"].max())  # type: ignore[arg-type]
-        first = self.first_round
+        first, has_stages = self.first_round, "stage" in {*frame.columns, *columns}
         if first is None:
-            first = 0 if "stage" in {*frame.columns, *columns} else low
+            first = 0 if has_stages else low
         if low < first:
             raise InvalidInputError(
                 f"first_round: the log has rows of round {low}, before round {first}; give at most "
                 f"{low}"
             )
         rows = log.with_columns(pl.col("round") - first).filter(reached)
-        return rows, ids[reached.to_numpy()], (low - first, high - first + 1)
+        others = [] if has_stages else frame.columns
+        outcome = next((name for name in others if name.lower() in OUTCOME_NAMES), None)
+        return rows, ids[reached.to_numpy()], (low - first, high - first + 1), outcome

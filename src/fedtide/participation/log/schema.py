@@ -43,6 +43,12 @@ REASONS: Mapping[str, str] = {
 }
 """Why a client's update was not used: what a ledger records, and the client (it) in words."""
 
+OUTCOME_NAMES = (
+    *("status", "state", "success", "succeeded", "failed", "is_failed", "completed"),
+    *("outcome", "result", "ok", "error", "dropped"),
+)
+"""Names of columns of other logs that may say that a row's client did not take part in the end."""
+
 CLAIMED = "unregistered"
 """The reason in a row of stage "available" of a client that was not there itself."""
 
