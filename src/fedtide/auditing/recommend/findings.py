@@ -152,16 +152,11 @@ def _describe_bias(objective: EffectiveObjective) -> list[str]:
     skew = objective.correctable
     if is_biased(skew):
         return [_describe_skew(objective)]
-    if not _may_be_large(skew):
-        return []
     high = skew.interval[1]
+    if high < 0.5 or skew.corrected < 0.05:
+        return []
     bound = f" of {high:.2f}" if np.isfinite(high) else ""
     return [f"this log cannot exclude that it minimises another objective, with an L1 skew{bound}"]
-
-
-def _may_be_large(skew: SkewEstimate) -> bool:
-    """Return whether the log does not exclude that a skew is large; without an interval, it may."""
-    return not (skew.interval[1] < 0.5 or skew.corrected < 0.05)
 
 
 def _describe_skew(objective: EffectiveObjective) -> str:

@@ -81,12 +81,12 @@ def write_strategy(
     if objective == "samples":
         lines += _comment(
             "Losses belong to the clients: in the client app, multiply the loss of each client by "
-            "its share of all samples times the number of clients (docs/deploy.md)"
+            "its share of all samples times the number of clients (docs/clients.md)"
         )
     elif objective != "uniform":
         lines += _comment(
             "Losses belong to the clients: in the client app, multiply the loss of each client by "
-            "its factor (docs/deploy.md); training then ends at the wanted weights"
+            "its factor (docs/clients.md); training then ends at the wanted weights"
         )
         factors = [float(f"{len(objective) * float(share):.6g}") for share in objective]
         lines += _write_by_name("loss_factors", names, factors)
