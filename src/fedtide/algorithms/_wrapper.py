@@ -145,6 +145,10 @@ class Wrapper(Algorithm[WrapperT]):
         inner, info = self.inner.step(state.inner, lr)
         return replace(state, inner=inner), info
 
+    def add_clients(self, state: WrapperT, first: int) -> WrapperT:
+        inner = self.inner.add_clients(state.inner, first)
+        return replace(super().add_clients(state, first), inner=inner)
+
     def with_model(self, state: WrapperT, model: Tensor) -> WrapperT:
         return replace(state, inner=self.inner.with_model(state.inner, model))
 

@@ -142,6 +142,18 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
         directions = state.round_directions.write(updates.clients, updates.mean_gradients())
         return replace(super().absorb(state, updates), round_directions=directions)
 
+    def add_clients(self, state: AmplifiedScaffoldState, first: int) -> AmplifiedScaffoldState:
+        """Let the G_n = 0 of new clients count in G, also in the v = ḡ - G_n + G of this window."""
+        mean = state.mean_control * (first / state.population)
+        change = (mean - state.mean_control).to(state.model.dtype)
+        served = (state.window_weight > 0).nonzero().flatten()
+        window = state.window_directions
+        for clients in torch.split(served, _CHUNK_ROWS):
+            weight = state.window_weight[clients].to(change.device)
+            window = window.add(clients, torch.outer(weight, change))
+        state = super().add_clients(state, first)
+        return replace(state, mean_control=mean, window_directions=window)
+
     def step(
         self, state: AmplifiedScaffoldState, lr: float
     ) -> tuple[AmplifiedScaffoldState, RoundInfo]:

@@ -245,6 +245,14 @@ class Auto(WeightedSum[AutoState]):
         used_rounds = moved.used_rounds + bool(updates)
         return replace(moved, seen=moved.seen + updates, used_rounds=used_rounds, mean=mean), info
 
+    def add_clients(self, state: AutoState, first: int) -> AutoState:
+        """Owe new clients nothing for the rounds without them; their h_n = 0 count in h."""
+        state.paid[first:] = state.used_rounds
+        latest = state.latest
+        if latest is not None:
+            latest = replace(latest, mean=latest.mean * (first / state.population))
+        return replace(super().add_clients(state, first), latest=latest)
+
     def with_model(self, state: AutoState, model: Tensor) -> AutoState:
         """Replace the last iterate, also in the mean."""
         share = _last_share(max(state.round, 1))

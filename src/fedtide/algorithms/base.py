@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from fedtide.errors import InvalidInputError
+from fedtide.import_paths import is_own
 from fedtide.population import Population
 from fedtide.validation import require_positive
 
@@ -414,6 +415,29 @@ class Algorithm(ABC, Generic[StateT]):
         Methods whose models may be large override it: without the direction, a model less is held.
         """
         return self.step(state, lr)[0]
+
+    def add_clients(self, state: StateT, first: int) -> StateT:
+        """Return the state of a training that has got further clients, between two rounds.
+
+        They begin as all clients did before round 0. A method overrides it whose state depends on N
+        or on the round otherwise than by values for each client and N itself: by a mean over all
+        clients, say, or by the round in which each client was last seen.
+
+        Args:
+            state: of all clients, with what `init` gives them for the new ones; may be reused.
+            first: the ids of the new clients begin here.
+
+        Raises:
+            InvalidInputError: a method of the user's own does not override it, or the method cannot
+                have further clients.
+        """
+        owner = next(cls for cls in type(self).__mro__ if "add_clients" in vars(cls))
+        if is_own(type(self)) and not is_own(owner):
+            raise InvalidInputError(
+                f"algorithm: {type(self).__name__} has no add_clients, which says how clients "
+                "begin that were not there in round 0; define it, or keep the number of clients"
+            )
+        return state
 
     def with_model(self, state: StateT, model: Tensor) -> StateT:
         """Return the state with another model, for wrappers that move the model themselves."""

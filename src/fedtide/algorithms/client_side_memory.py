@@ -105,6 +105,14 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
             clients=torch.zeros(0, dtype=torch.int64),
         )
 
+    def add_clients(self, state: ClientSideMemoryState, first: int) -> ClientSideMemoryState:
+        if isinstance(self.method, FedAU):
+            raise InvalidInputError(
+                "algorithm: the clients count their absences from round 0, so there can be no "
+                "further ones; keep the number of clients, or count at the server: fedau itself"
+            )
+        return super().add_clients(state, first)
+
     def absorb(self, state: ClientSideMemoryState, updates: ClientUpdates) -> ClientSideMemoryState:
         return replace(
             state,

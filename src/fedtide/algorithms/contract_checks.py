@@ -141,8 +141,13 @@ class ContractCheck:
             )
         return parts
 
-    def after_instruct(self, clients: Tensor, found: Any) -> None:
+    def after_instruct(self, clients: Tensor, found: Any, vectors: int) -> None:
         """Check what `instruct` returned for these clients, shape (S,).
+
+        Args:
+            clients: their ids.
+            found: what it returned.
+            vectors: the `message_vectors` of the method.
 
         Raises:
             InvalidInputError: no instructions, a model or correction of another shape or dtype, or
@@ -162,6 +167,13 @@ class ContractCheck:
             raise InvalidInputError(
                 f"algorithm.instruct: its mu is {mu!r:.60}; give one finite number, and put "
                 "clients with another one into another part of split_by_start"
+            )
+        sent = 2 + sum([found.correction is not None, found.gradients, found.end_gradients])
+        if sent > vectors:
+            self._warn(
+                f"algorithm.message_vectors: it is {vectors}, but with the correction or the "
+                f"gradients of instruct, {sent} vectors are sent; override it, or reports show too "
+                "few bytes"
             )
 
     def after_weigh(self, clients: Tensor, found: Any) -> None:

@@ -119,7 +119,8 @@ class RoundDriver(Generic[StateT]):
         """Return how these clients, shape (S,), should train; they start from the same model."""
         instructions: Instructions = self._call("instruct", clients)
         if self._check is not None:
-            self._check.after_instruct(clients, instructions)
+            vectors = self.algorithm.message_vectors
+            self._check.after_instruct(clients, instructions, vectors)
         return instructions
 
     def weigh(self, updates: ClientUpdates) -> Tensor | None:

@@ -100,6 +100,11 @@ class F3AST(WeightedSum[F3ASTState]):
         state.last[state.clients] = state.round
         return state
 
+    def add_clients(self, state: F3ASTState, first: int) -> F3ASTState:
+        """Let the rates of new clients shrink from this round on."""
+        state.last[first:] = state.round - 1
+        return super().add_clients(state, first)
+
     def rate(self, state: F3ASTState, clients: Tensor) -> Tensor:
         """Return the r_n that these clients, shape (S,), have if they take part now, (S,)."""
         rounds = (state.round - state.last[clients]).double()

@@ -59,6 +59,11 @@ class IntervalStatistics(ABC):
     def record(self, t: int, clients: Tensor) -> Self:
         """Return the statistics after round t, in which exactly these clients took part."""
 
+    def add_clients(self, first: int, t: int) -> Self:
+        """Return the statistics in which the clients from `first` on begin with round t."""
+        self.last_seen[first:] = t - 1
+        return self
+
     def cut_intervals(self, t: int, clients: Tensor) -> Tensor:
         """Return c, how many intervals the cutoff closed since each client was seen, (S,)."""
         if not self.cutoff:
@@ -75,31 +80,31 @@ class IntervalStatistics(ABC):
 class MeanInterval(IntervalStatistics):
     """The plain mean of each client's closed intervals (Wang & Ji 2024, Algorithm 2).
 
-    All rounds up to the end of the last closed interval lie in closed intervals, so their total
-    length needs no memory: it is s + 1 + c K, and ω is that over the number of intervals.
-
     Args:
         closed: how many intervals each client had closed when it was last seen, (N,), int32.
+        length: their total length, shape (N,), int32.
     """
 
     closed: Tensor
+    length: Tensor
 
     @classmethod
     def empty(cls, clients: int, cutoff: int) -> MeanInterval:
         """Return the statistics of N clients before round 0."""
-        closed = torch.zeros(clients, dtype=torch.int32)
-        return cls(cutoff, _never(clients), closed)
+        zeros = torch.zeros(clients, dtype=torch.int32)
+        return cls(cutoff, _never(clients), zeros, zeros.clone())
 
     def mean_interval(self, t: int, clients: Tensor) -> Tensor:
-        """Return (s + 1 + c K) / (closed + c)."""
+        """Return (length + c K) / (closed + c)."""
         cut = self.cut_intervals(t, clients)
-        length = self.last_seen[clients].to(torch.int64) + 1 + cut * self.cutoff
+        length = self.length[clients] + cut * self.cutoff
         count = self.closed[clients] + cut
         return torch.where(count > 0, length.double() / count.clamp(min=1), 1.0)
 
     def record(self, t: int, clients: Tensor) -> MeanInterval:
         """Count the intervals that the cutoff closed, and the one that round t closes."""
         self.closed[clients] += (self.cut_intervals(t, clients) + 1).to(torch.int32)
+        self.length[clients] += t - self.last_seen[clients]
         self.last_seen[clients] = t
         return self
 
@@ -224,7 +229,7 @@ class FedAU(WeightedSum[FedAUState]):
     K = 1. The authors' program keeps lists of intervals and sets "K = ∞" to 100,000; the weights
     are the same.
 
-    A round costs O(cohort) whatever N is, and each client takes 8 bytes of memory.
+    A round costs O(cohort) whatever N is, and each client takes 12 bytes of memory.
 
     Args:
         server_lr: η > 0.
@@ -296,6 +301,11 @@ class FedAU(WeightedSum[FedAUState]):
     def record_cohort(self, state: FedAUState) -> FedAUState:
         """Close the intervals of those who took part."""
         return replace(state, intervals=state.intervals.record(state.round, state.clients))
+
+    def add_clients(self, state: FedAUState, first: int) -> FedAUState:
+        """Count the intervals of new clients from this round on."""
+        intervals = state.intervals.add_clients(first, state.round)
+        return replace(super().add_clients(state, first), intervals=intervals)
 
     def omega(self, state: FedAUState, clients: Tensor) -> Tensor:
         """Return the ω that these clients, shape (S,), would have in the next round, (S,)."""

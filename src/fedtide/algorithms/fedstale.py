@@ -130,6 +130,13 @@ class FedStale(LatestUpdates[FedStaleState]):
         )
         return replace(state, fresh=torch.zeros_like(state.fresh), weights=state.weights[:0]), info
 
+    def add_clients(self, state: FedStaleState, first: int) -> FedStaleState:
+        """Count the rounds in which new clients could take part from this one on."""
+        state = super().add_clients(state, first)
+        if state.intervals is None:
+            return state
+        return replace(state, intervals=state.intervals.add_clients(first, state.round))
+
     def _client_weights(self, state: FedStaleState, updates: ClientUpdates) -> Tensor:
         """Return ω_n of each update, shape (S,)."""
         if state.known is not None:

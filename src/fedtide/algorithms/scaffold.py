@@ -122,6 +122,11 @@ class Scaffold(CohortAverage[ScaffoldState]):
         control = control.write(clients, rows)
         return replace(super().absorb(state, updates), control=control, change=change)
 
+    def add_clients(self, state: ScaffoldState, first: int) -> ScaffoldState:
+        """Let the c_n = 0 of new clients count in c."""
+        mean = state.mean_control * (first / state.population)
+        return replace(super().add_clients(state, first), mean_control=mean)
+
     def step(self, state: ScaffoldState, lr: float) -> tuple[ScaffoldState, RoundInfo]:
         """Move the model and c."""
         state, info = super().step(state, lr)

@@ -123,6 +123,30 @@ def from_tensors(template: Any, stored: Mapping[str, Tensor]) -> Any:
     return restored
 
 
+def with_further_clients(
+    stored: Mapping[str, Tensor], initial: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return what was stored of a state, with what an initial state has for further clients.
+
+    That is the further rows of tensors that are longer in it, and its numbers `population`.
+
+    Args:
+        stored: what `to_tensors` returned, of N clients.
+        initial: the same of the state before round 0 of more clients, the first N of which are
+            those.
+
+    >>> with_further_clients({"paid": torch.ones(2)}, {"paid": torch.zeros(3)})
+    {'paid': tensor([1., 1., 0.])}
+    """
+    completed = dict(stored)
+    for name, tensor in initial.items():
+        if name.split(".")[-1] == "population":
+            completed[name] = tensor
+        elif name in stored and tensor.ndim and len(tensor) > len(stored[name]):
+            completed[name] = torch.cat([stored[name], tensor[len(stored[name]) :].cpu()])
+    return completed
+
+
 def _restore(template: Any, stored: dict[str, Tensor], prefix: str) -> Any:
     """Return `template` with the stored values, which are removed from `stored`."""
     changes: dict[str, Any] = {}

@@ -187,6 +187,13 @@ class Switch(Algorithm[SwitchState]):
         second = self.second.with_model(state.second, state.model.clone())
         return replace(state, second=second, switched=True), info
 
+    def add_clients(self, state: SwitchState, first: int) -> SwitchState:
+        return replace(
+            super().add_clients(state, first),
+            first=self.first.add_clients(state.first, first),
+            second=self.second.add_clients(state.second, first),
+        )
+
     def with_model(self, state: SwitchState, model: Tensor) -> SwitchState:
         return _with_active(state, self._active(state).with_model(state.active, model))
 

@@ -255,6 +255,12 @@ class PrivateSum(Wrapper[PrivateSumState]):
         )
         return state, replace(info, direction=direction)
 
+    def add_clients(self, state: PrivateSumState, first: int) -> PrivateSumState:
+        raise InvalidInputError(
+            "privacy: what clients have lost is computed from a log as if all had been there from "
+            "round 0, so there can be no further ones; keep the number of clients"
+        )
+
     def is_finished(self, state: PrivateSumState) -> bool:
         """Return whether no client may ever take part again."""
         return bool(self.shut_out(state).all())

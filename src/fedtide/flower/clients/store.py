@@ -134,10 +134,15 @@ def _fedau_weight(request: TrainRequest, store: ClientStore) -> float:
         saved = store.load(request.accepted_round)
         first = request.accepted_round + 1 if saved is None else int(saved["first"])
         if saved is not None:
-            intervals = MeanInterval(cutoff, saved["last"], saved["closed"])
+            intervals = MeanInterval(cutoff, saved["last"], saved["closed"], saved["length"])
     this, t = torch.zeros(1, dtype=torch.int64), request.round - first
     weight = float(intervals.mean_interval(t, this))
     intervals = intervals.record(t, this)
-    state = {"last": intervals.last_seen, "closed": intervals.closed, "first": torch.tensor(first)}
+    state = {
+        "first": torch.tensor(first),
+        "last": intervals.last_seen,
+        "closed": intervals.closed,
+        "length": intervals.length,
+    }
     store.save(request.round, state)
     return weight

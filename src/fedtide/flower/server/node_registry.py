@@ -74,7 +74,10 @@ class NodeRegistry:
             if not self.open:
                 return f"{name!r} is not among the federation's clients"
             if len(self.names) == self.size:
-                return f"{name!r} joins after all {self.size} clients"
+                return (
+                    f"{name!r} joins after all {self.size} clients; submit the run again with "
+                    "more to let it take part"
+                )
             self._numbers[name] = len(self.names)
             self.names.append(name)
         if registered:
@@ -101,18 +104,19 @@ class NodeRegistry:
         return {"names": self.names, "nodes": nodes, "registered": sorted(self.registered)}
 
     def restore(self, plain: dict[str, Any]) -> None:
-        """Continue from what `to_json` returned.
+        """Continue from what `to_json` returned; clients that are new come after its clients.
 
         Raises:
             InvalidInputError: a registry of other clients.
         """
         names: list[str] = plain["names"]
-        if len(names) > self.size or (not self.open and names != self.names):
+        if len(names) > self.size or (not self.open and names != self.names[: len(names)]):
             raise InvalidInputError(
                 f"clients: the saved state has {printable(', '.join(names), 200) or 'none'}; give "
-                "these in this order, or another folder"
+                "these in this order, further ones after them, or another folder"
             )
-        self.names = names
+        if self.open:
+            self.names = names
         self.nodes = {int(node_id): name for node_id, name in plain["nodes"].items()}
         self.registered = set(plain["registered"])
         self.__post_init__()

@@ -22,6 +22,7 @@ from fedtide.algorithms.serialization import (
     list_fields,
     require_same_fields,
     to_tensors,
+    with_further_clients,
 )
 from fedtide.atomic_io import DRAFT_PATTERNS, unwritable, write_text
 from fedtide.content_hash import fingerprint, is_data
@@ -60,8 +61,8 @@ class TrainingSession:
         seed: of the selection.
 
     Attributes:
-        selection: the started selection. One with other settings than before, or another seed,
-            starts anew.
+        selection: the started selection. One with other settings than before, another seed, or
+            more clients starts anew.
         folder: of the state.
         layout: of the model, in the order in which the training began.
         driver: holds the algorithm's state.
@@ -82,7 +83,8 @@ class TrainingSession:
 
     Raises:
         InvalidInputError: a centralised method, one for simulations only, or a folder that holds
-            another federation, or cannot be written.
+            another federation, or cannot be written; more clients than before with a method that
+            cannot have them.
     """
 
     def __init__(
@@ -269,28 +271,38 @@ class TrainingSession:
         facts = checkpoint.facts
         # Earlier versions kept the state of a model in float16 in float16, too.
         tensors = {name: widen_half(tensor) for name, tensor in checkpoint.tensors.items()}
-        if (size := len(tensors["steps_taken"])) != self.registry.size:
+        size, state = len(tensors["steps_taken"]), _strip(tensors, "state.")
+        if size > self.registry.size:
             raise InvalidInputError(
-                f"clients: {self.folder} was begun with {size} clients, not {self.registry.size}; "
-                "give the same number, or another folder"
+                f"clients: {self.folder} has {size} clients, not {self.registry.size}; give as "
+                "many or more, or another folder"
             )
         self.registry.restore(facts["registry"])
         # Vectors of the state follow the order in which the training began.
         self.layout = Layout({name: tuple(shape) for name, shape in facts["model"].items()})
-        self.driver.state = from_tensors(self.driver.state, _strip(tensors, "state."))
+        algorithm, initial = self.driver.algorithm, self.driver.state
+        if size < self.registry.size:
+            state = with_further_clients(state, to_tensors(initial))
+        self.driver.state = from_tensors(initial, state)
+        if size < self.registry.size:
+            self.driver.state = algorithm.add_clients(self.driver.state, size)
+            log.info("There are %d clients now, %d until now", self.registry.size, size)
         self.sent_models = {int(t): model for t, model in _strip(tensors, "sent.").items()}
-        self.steps_taken = tensors["steps_taken"]
-        self.accepted_rounds = tensors["accepted_rounds"]
+        self.steps_taken[:size] = tensors["steps_taken"]
+        self.accepted_rounds[:size] = tensors["accepted_rounds"]
         self.lr, self.ended_at = facts["lr"], facts["ended_at"]
         self.pending = PendingReplies.from_json(facts["pending"])
         self.run = int(facts["run"])
         self.entries = [Entry(**entry) for entry in facts["entries"]]
         if self.selection is None:
             return
-        if facts.get("selection") == self._selection_settings:
+        if facts.get("selection") == self._selection_settings and size == self.registry.size:
             self.selection.restore(_strip(checkpoint.tensors, "selection."))
         else:
-            log.warning("The selection starts anew: the state was saved with another one, or none")
+            log.warning(
+                "The selection starts anew: the state was saved with another one or none, or with "
+                "fewer clients"
+            )
 
 
 def _read_published(path: Path) -> int:

@@ -1,0 +1,268 @@
+"""A training that gets further clients: they begin as all did, and N is larger from then on."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedtide import algorithms as a
+from fedtide.algorithms import Algorithm
+from fedtide.algorithms.serialization import from_tensors, to_tensors, with_further_clients
+from fedtide.algorithms.wait_for_all import WaitForAll
+from fedtide.differential_privacy import Gaussian
+from fedtide.differential_privacy.private_sum import make_private
+from fedtide.errors import InvalidInputError
+from fedtide.population import Population
+
+from .driver import Quadratics, drive, random_table
+from .methods import BOUNDED, METHODS
+from .references import algorithm_2, algorithm_2_decayed, local, present
+
+FEW, ALL, JOINED, ROUNDS, LR, STEPS = 4, 7, 14, 40, 0.05, 3
+PROBLEM = Quadratics.random(np.random.default_rng(8), ALL)
+START = np.array([2.0, -1.0, 3.0])
+TABLE = random_table(np.random.default_rng(1), ROUNDS, ALL)
+TABLE[:JOINED, FEW:] = 0
+TABLE[JOINED + 2 :, 5:] = np.random.default_rng(2).random((ROUNDS - JOINED - 2, 2)) < 0.6
+
+
+def grow(method: Algorithm, state, few: int = FEW, total: int = ALL):
+    """Return the state with further clients, as a deployment makes it."""
+    initial = method.init(torch.as_tensor(START), Population(total))
+    tensors = with_further_clients(to_tensors(state), to_tensors(initial))
+    return method.add_clients(from_tensors(initial, tensors), few)
+
+
+def iterates(method: Algorithm) -> np.ndarray:
+    few = Quadratics(PROBLEM.A[:FEW], PROBLEM.e[:FEW])
+    before = drive(method, few, TABLE[:JOINED, :FEW], LR, STEPS, START)
+    state = grow(method, before.state)
+    after = drive(method, PROBLEM, TABLE, LR, STEPS, START, state=state, first=JOINED)
+    return np.concatenate([before.iterates, after.iterates[1:]])
+
+
+def count(t: int) -> int:
+    return FEW if t < JOINED else ALL
+
+
+def deltas(t, x):
+    return {n: local(PROBLEM, n, x, LR, STEPS)[0] - x for n in present(TABLE[t])}
+
+
+def fedau(K=math.inf, decay=None):
+    omega = {}
+    for n in range(ALL):
+        first = 0 if n < FEW else JOINED
+        seen = (TABLE[first:, n] > 0).tolist()
+        means = algorithm_2_decayed(seen, K, decay) if decay else algorithm_2(seen, K)
+        omega[n] = [math.nan] * first + means
+    xs = [START]
+    for t in range(ROUNDS):
+        step = sum(omega[n][t] * delta for n, delta in deltas(t, xs[-1]).items())
+        xs.append(xs[-1] + step / count(t))
+    return np.array(xs)
+
+
+def f3ast(beta=0.01):
+    xs, r = [START], dict.fromkeys(range(FEW), 1 / FEW)
+    for t in range(ROUNDS):
+        if t == JOINED:
+            r |= dict.fromkeys(range(FEW, ALL), 1 / ALL)
+        S = present(TABLE[t])
+        r = {n: (1 - beta) * r[n] + beta * (n in S) for n in r}
+        step = sum(delta / r[n] for n, delta in deltas(t, xs[-1]).items())
+        xs.append(xs[-1] + step / count(t))
+    return np.array(xs)
+
+
+def latest(scale, cohort=None):
+    """MIFA and FedLaAvg; with a cohort term FedVARP."""
+    xs, h = [START], np.zeros((ALL, 3))
+    for t in range(ROUNDS):
+        found, x = deltas(t, xs[-1]), xs[-1]
+        if cohort:
+            news = [delta - h[n] for n, delta in found.items()]
+            step = h.sum(axis=0) / count(t) + np.mean(news, axis=0) if found else 0.0
+        for n, delta in found.items():
+            h[n] = delta
+        xs.append(x + (step if cohort else h.sum(axis=0) / scale(t)))
+    return np.array(xs)
+
+
+def fedstale(beta=0.5):
+    omega = {n: algorithm_2((TABLE[count_from(n) :, n] > 0).tolist(), math.inf) for n in range(ALL)}
+    xs, h = [START], np.zeros((ALL, 3))
+    for t in range(ROUNDS):
+        found, N = deltas(t, xs[-1]), count(t)
+        step = beta * h.sum(axis=0)
+        for n, delta in found.items():
+            step = step + omega[n][t - count_from(n)] * (delta - beta * h[n])
+        for n, delta in found.items():
+            h[n] = delta
+        xs.append(xs[-1] + (step / N if found else 0.0))
+    return np.array(xs)
+
+
+def count_from(n: int) -> int:
+    return 0 if n < FEW else JOINED
+
+
+def scaffold():
+    xs, c_n = [START], np.zeros((ALL, 3))
+    for t in range(ROUNDS):
+        S, x, c = present(TABLE[t]), xs[-1], c_n.sum(axis=0) / count(t)
+        ends = {n: local(PROBLEM, n, x, LR, STEPS, correction=c - c_n[n]) for n in S}
+        for n, (_, gradients) in ends.items():
+            c_n[n] = np.mean(gradients, axis=0)
+        xs.append(x + np.mean([y - x for y, _ in ends.values()], axis=0) if S else x)
+    return np.array(xs)
+
+
+def amplified_scaffold(P, factor):
+    xs, G_n, x0, u, kept = [START], np.zeros((ALL, 3)), START, 0.0, []
+    for t in range(ROUNDS):
+        S, x, G = present(TABLE[t]), xs[-1], G_n.sum(axis=0) / count(t)
+        step = np.zeros(3)
+        for n in S:
+            y, gradients = local(PROBLEM, n, x, LR, STEPS, correction=G - G_n[n])
+            kept.append((n, 1 / len(S), np.mean(gradients, axis=0)))
+            step += (y - x) / len(S)
+        x, u = x + step, u + step
+        if (t + 1) % P == 0:
+            x = x0 + factor * u
+            for n in {n for n, _, _ in kept}:
+                own = [(q, g) for m, q, g in kept if m == n]
+                G_n[n] = sum(q * g for q, g in own) / sum(q for q, _ in own)
+            x0, u, kept = x, 0.0, []
+        xs.append(x)
+    return np.array(xs)
+
+
+def auto(control_variates):
+    """Without the scaling of coordinates, which knows nothing of clients."""
+    rho, xs, M, used, h = (math.sqrt(5) - 1) / 2, [START], 0, 0, np.zeros((ALL, 3))
+    c = dict.fromkeys(range(FEW), 0.0)
+    for t in range(ROUNDS):
+        N, found = count(t), deltas(t, xs[-1])
+        if t == JOINED:
+            c |= dict.fromkeys(range(FEW, ALL), float(used))
+        owed = used + 1 + N / rho * max(used, 1) / max(M, 1)
+        debt = {n: max(0.0, owed - c[n]) for n in found}
+        cut = min(1.0, 1.1 * N / (rho * sum(debt.values()) or 1.0))
+        step = h.sum(axis=0) / N if found else np.zeros(3)
+        for n, delta in found.items():
+            weight = cut * rho * debt[n]
+            step = step + weight / N * (delta - h[n])
+            c[n] = owed - debt[n] + weight
+        for n, delta in found.items():
+            h[n] = delta if control_variates else 0.0
+        M, used = M + len(found), used + bool(found)
+        xs.append(xs[-1] + step)
+    return np.array(xs)
+
+
+LISTINGS = {
+    "fedau": (a.FedAU(cutoff=None), fedau),
+    "fedau 3": (a.FedAU(cutoff=3), lambda: fedau(3)),
+    "fedau decay": (a.FedAU(cutoff=4, average=0.7), lambda: fedau(4, 0.7)),
+    "f3ast": (a.F3AST(), f3ast),
+    "mifa": (a.MIFA(), lambda: latest(count)),
+    "fedlaavg": (a.FedLaAvg(), lambda: latest(count)),
+    "fedvarp": (a.FedVARP(), lambda: latest(count, cohort=True)),
+    "fedstale": (a.FedStale(), fedstale),
+    "scaffold": (a.Scaffold(), scaffold),
+    "scaffold within a switch": (a.Switch(a.Scaffold(), a.MIFA(), at=99), scaffold),
+    "amplified scaffold": (
+        a.AmplifiedScaffold(period=5, factor=1.2),  # the clients come in the middle of a window
+        lambda: amplified_scaffold(5, 1.2),
+    ),
+    "auto": (a.Auto(preconditioned=False), lambda: auto(False)),
+    "auto with memory": (a.Auto(preconditioned=False, control_variates=True), lambda: auto(True)),
+}
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_a_method_goes_on_as_its_listing_with_a_growing_n(name):
+    method, listing = LISTINGS[name]
+    np.testing.assert_allclose(iterates(method), listing(), rtol=1e-9, atol=1e-11)
+
+
+def fits(method: Algorithm) -> bool:
+    """Whether it can be deployed without a value for each client."""
+    try:
+        method.init(torch.as_tensor(START), Population(ALL, samples=np.ones(ALL, dtype=np.int64)))
+    except InvalidInputError:
+        return False
+    return not (method.centralised or method.simulation_only)
+
+
+DEPLOYED = [method for method in METHODS + BOUNDED if fits(method)]
+
+
+@pytest.mark.parametrize(
+    "method", [replace(m, initial=0.1) if m == a.F3AST() else m for m in DEPLOYED], ids=repr
+)
+def test_clients_that_are_added_before_round_0_have_always_been_there(method):
+    few = method.init(torch.as_tensor(START), Population(FEW))
+    grown, initial = (
+        to_tensors(grow(method, few)),
+        to_tensors(method.init(torch.as_tensor(START), Population(ALL))),
+    )
+    assert grown.keys() == initial.keys()
+    for name, tensor in initial.items():
+        assert torch.equal(grown[name], tensor), name
+
+
+@pytest.mark.parametrize("method", DEPLOYED, ids=repr)
+def test_a_method_trains_with_further_clients(method):
+    models = iterates(method)
+    assert len(models) == ROUNDS + 1
+    assert np.isfinite(models).all()
+    whole = drive(
+        method, Quadratics(PROBLEM.A[:FEW], PROBLEM.e[:FEW]), TABLE[:, :FEW], LR, STEPS, START
+    ).iterates
+    np.testing.assert_array_equal(models[: JOINED + 1], whole[: JOINED + 1])
+
+
+def test_methods_that_average_over_the_cohort_do_not_notice_clients_that_never_come():
+    for method in [a.FedAvg(), a.FedAvgM(momentum=0.5), a.Median(), WaitForAll(2, "gradient")]:
+        few = Quadratics(PROBLEM.A[:FEW], PROBLEM.e[:FEW])
+        whole = drive(method, few, TABLE[:, :FEW], LR, STEPS, START).iterates
+        half = drive(method, few, TABLE[:JOINED, :FEW], LR, STEPS, START).state
+        absent = np.where(np.arange(ALL) < FEW, TABLE, 0.0)
+        grown = drive(
+            method, PROBLEM, absent, LR, STEPS, START, state=grow(method, half), first=JOINED
+        ).iterates
+        np.testing.assert_array_equal(grown[1:], whole[JOINED + 1 :])
+
+
+def test_a_method_of_ones_own_says_how_clients_begin():
+    class Own(a.FedAU):
+        pass
+
+    class Whole(a.FedAU):
+        def add_clients(self, state, first):
+            return super().add_clients(state, first)
+
+    state = Own().init(torch.as_tensor(START), Population(FEW))
+    with pytest.raises(InvalidInputError, match=r"^algorithm: Own has no add_clients, .*; define"):
+        grow(Own(), state)
+    assert grow(Whole(), state).population == ALL
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        make_private(
+            a.FedAU(cutoff=5), Gaussian(clip=1.0, noise_multiplier=1.0, delta=1e-3), seed=0
+        ),
+        a.ClientSideMemory(a.FedAU(cutoff=5)),
+    ],
+    ids=repr,
+)
+def test_methods_that_count_from_round_0_refuse_further_clients(method):
+    state = method.init(torch.as_tensor(START), Population(FEW))
+    with pytest.raises(InvalidInputError, match="round 0, so there can be no further ones; keep"):
+        grow(method, state)
