@@ -285,7 +285,6 @@ def test_what_a_resumed_run_may_not_repeat_is_said_once(wrong, wrap, caplog):
     assert re.match(WARNINGS[wrong], sentence)
 
 
-@pytest.mark.parametrize("wrong", [wrong for wrong in COMPLAINTS if "in place" in wrong])
 @dataclass(frozen=True)
 class Corrected(Plain):
     vectors: int = 2
@@ -295,7 +294,8 @@ class Corrected(Plain):
         return self.vectors
 
     def instruct(self, state, clients):
-        return a.Instructions(state.model, correction=torch.zeros(len(clients), len(state.model)))
+        correction = torch.zeros_like(state.model).expand(len(clients), -1)
+        return a.Instructions(state.model, correction=correction)
 
 
 @pytest.mark.parametrize("vectors", [2, 3, 4])
@@ -305,6 +305,7 @@ def test_vectors_that_no_report_would_count_are_said_once(vectors, caplog):
     assert [text.split(":")[0] for text in found] == ["algorithm.message_vectors"] * (vectors < 3)
 
 
+@pytest.mark.parametrize("wrong", [wrong for wrong in COMPLAINTS if "in place" in wrong])
 def test_a_model_changed_in_place_is_not_that_of_later_runs(wrong):
     """Runs of the same problem share their task, and with it the initial model."""
     with pytest.raises(ft.InvalidInputError):
