@@ -387,7 +387,7 @@ def test_ones_own_selection_may_copy_and_shuffle() -> None:
         assert found.selected.flags.writeable
 
 
-@pytest.mark.parametrize("probability", [1.7, -0.1, np.nan, None, "half", [0.5, 0.5]], ids=repr)
+@pytest.mark.parametrize("probability", [1.7, -0.1, np.nan, "half", [0.5, 0.5]], ids=repr)
 def test_the_probability_of_a_dropout_model_of_ones_own_is_checked(probability: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"^dropout\.reporting_probability: .*; give"):
         Schedule(Full(), dropout=Own(probability)).known_rates(Population(clients=4), seed=0)

@@ -78,6 +78,7 @@ VALID = {
     p.LeastFrequent: {"size": 2},
     p.MinSeparation: {"size": 2, "rounds": 1},
     p.RandomDropout: {"probability": 0.5},
+    p.Stragglers: {"close_after": 3, "deadline": 2.0},
     problems.Quadratic: {"matrices": [[[1.0]]], "centers": [[0.0]]},
     problems.Classification: {"dataset": "digits", "partition": problems.Iid(), "clients": 3},
     problems.Supervised: {"train": "rows.parquet"},

@@ -107,8 +107,8 @@ def order_rates(
     given = population.rates if rates is None else rates
     if given is None:
         raise InvalidInputError(
-            "rates: unknown, as the participation process does not know them or a selection takes "
-            "some of the available clients; give one per client"
+            "rates: unknown, as the participation process does not know them, a selection takes "
+            "some of the available clients, or some of these report late; give one per client"
         )
     resolved = np.asarray(order_by_id("rates", given, population), dtype=np.float64)
     if resolved.shape != (population.clients,):

@@ -28,7 +28,7 @@ from fedtide.participation.availability.table import Table
 from fedtide.participation.availability.trace import Trace
 from fedtide.participation.availability.uniform import Uniform
 from fedtide.participation.availability.weighted import Weighted
-from fedtide.participation.dropout import Dropout, NoDropout, RandomDropout
+from fedtide.participation.dropout import Dropout, NoDropout, RandomDropout, Stragglers
 from fedtide.participation.effective_weights import l1_skew, participation_weights
 from fedtide.participation.inclusion import inclusion_probabilities
 from fedtide.participation.log.schema import (
@@ -90,7 +90,11 @@ SELECTIONS: dict[str, type[Selection]] = {
 }
 """Selections by their `type` in experiment files."""
 
-DROPOUTS: dict[str, type[Dropout]] = {"none": NoDropout, "random": RandomDropout}
+DROPOUTS: dict[str, type[Dropout]] = {
+    "none": NoDropout,
+    "random": RandomDropout,
+    "stragglers": Stragglers,
+}
 """Dropout models by their `type` in experiment files."""
 
 RATES: dict[str, type[RateLaw]] = {
@@ -140,6 +144,7 @@ __all__ = [
     "SelectionStream",
     "Sessions",
     "Stage",
+    "Stragglers",
     "SubsetLaw",
     "Table",
     "Trace",

@@ -129,7 +129,8 @@ class Schedule:
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
         """Return each client's long-run probability of reporting, (N,); None: unknown.
 
-        Known if the process knows its rates and every available client is selected.
+        Known if the process knows its rates, every available client is selected, and the dropout
+        model knows with which probability it reports.
 
         Raises:
             InvalidInputError: a process or dropout model of the user's own gives no probabilities.
@@ -143,22 +144,30 @@ class Schedule:
         if rates is None or not all_selected:
             return None
         probabilities = self._reporting_probabilities()
+        if probabilities is None:
+            return None
         if len(probabilities) > 1:
             require_one_per_client(_REPORTING, probabilities, population.clients)
         return rates * probabilities
 
     @property
-    def reporting_probability(self) -> float:
+    def reporting_probability(self) -> float | None:
         """The long-run probability that a selected client reports, on average over the clients.
+
+        None: unknown.
 
         Raises:
             InvalidInputError: that of a dropout model of the user's own is not within [0, 1].
         """
-        return float(self._reporting_probabilities().mean())
+        probabilities = self._reporting_probabilities()
+        return None if probabilities is None else float(probabilities.mean())
 
-    def _reporting_probabilities(self) -> NDArray[np.float64]:
-        """Return those of the dropout model, shape (1,) or (N,)."""
-        found = require_probabilities(_REPORTING, self.dropout.reporting_probability)
+    def _reporting_probabilities(self) -> NDArray[np.float64] | None:
+        """Return those of the dropout model, shape (1,) or (N,); None: unknown."""
+        given = self.dropout.reporting_probability
+        if given is None:
+            return None
+        found = require_probabilities(_REPORTING, given)
         if not len(found):
             raise InvalidInputError(
                 f"{_REPORTING}: it is empty; give one number, or one per client"
