@@ -91,7 +91,7 @@ class Stragglers(Dropout):
     So slow clients report less often than fast ones. Asking 130 clients to get 100 reports, as in
     Bonawitz et al., "Towards Federated Learning at Scale" (2019), is `UniformOf(size=130)` with
     `close_after=100`. These times decide who reports, and nothing else: a simulation has no clock,
-    and late updates are not used.
+    late updates are not used, and a client that was late can be selected in the next round.
 
     Args:
         close_after: with how many reports a round ends; None: it waits for all.
