@@ -1,7 +1,7 @@
 """A training that gets further clients: they begin as all did, and N is larger from then on."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ TABLE[JOINED + 2 :, 5:] = np.random.default_rng(2).random((ROUNDS - JOINED - 2, 
 def grow(method: Algorithm, state, few: int = FEW, total: int = ALL):
     """Return the state with further clients, as a deployment makes it."""
     initial = method.init(torch.as_tensor(START), Population(total))
-    tensors = with_further_clients(to_tensors(state), to_tensors(initial))
+    tensors = with_further_clients(to_tensors(state), to_tensors(initial), few)
     return method.add_clients(from_tensors(initial, tensors), few)
 
 
@@ -250,6 +250,35 @@ def test_a_method_of_ones_own_says_how_clients_begin():
     with pytest.raises(InvalidInputError, match=r"^algorithm: Own has no add_clients, .*; define"):
         grow(Own(), state)
     assert grow(Whole(), state).population == ALL
+
+
+@dataclass(frozen=True)
+class PairsState(a.State):
+    population: int
+    met: torch.Tensor
+    unseen: torch.Tensor
+
+
+class Pairs(a.FedAvg):
+    """Has a tensor with a value for each pair, and one that shrinks: both are its own to adapt."""
+
+    def init(self, model, population):
+        n = population.clients
+        return PairsState(model, 0, n, torch.eye(n), torch.arange(n))
+
+    def add_clients(self, state, first):
+        met = torch.eye(state.population)
+        met[:first, :first] = state.met
+        unseen = torch.cat([state.unseen, torch.arange(first, state.population)])
+        return replace(super().add_clients(state, first), met=met, unseen=unseen)
+
+
+def test_what_has_no_row_for_each_client_is_left_to_the_method():
+    state = Pairs().init(torch.as_tensor(START), Population(FEW))
+    state = replace(state, met=state.met + 1, unseen=state.unseen[3:])
+    grown = grow(Pairs(), state)
+    assert grown.unseen.tolist() == [3, 4, 5, 6]
+    assert torch.equal(grown.met[:FEW, :FEW], state.met)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,16 @@ def test_names_that_are_known_keep_their_places(later, tmp_path):
         grow(A.FedAvg(), tmp_path, (later,), (4,))
 
 
+def test_an_error_of_ones_own_add_clients_is_not_blamed_on_the_state(tmp_path):
+    class Own(A.FedAvg):
+        def add_clients(self, state, first):
+            raise KeyError("own")
+
+    grow(Own(), tmp_path, (NAMES[:FEW],), (2,))
+    with pytest.raises(KeyError, match="own"):
+        grow(Own(), tmp_path, (NAMES,), (4,))
+
+
 def test_clients_can_be_named_when_some_have_joined():
     first = NodeRegistry.from_clients(3)
     first.bind(1, "a", registered=False)

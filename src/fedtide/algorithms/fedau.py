@@ -103,8 +103,9 @@ class MeanInterval(IntervalStatistics):
 
     def record(self, t: int, clients: Tensor) -> MeanInterval:
         """Count the intervals that the cutoff closed, and the one that round t closes."""
-        self.closed[clients] += (self.cut_intervals(t, clients) + 1).to(torch.int32)
-        self.length[clients] += t - self.last_seen[clients]
+        closed = (self.cut_intervals(t, clients) + 1).to(torch.int32)
+        self.closed.index_add_(0, clients, closed)
+        self.length.index_add_(0, clients, t - self.last_seen[clients])
         self.last_seen[clients] = t
         return self
 

@@ -124,26 +124,28 @@ def from_tensors(template: Any, stored: Mapping[str, Tensor]) -> Any:
 
 
 def with_further_clients(
-    stored: Mapping[str, Tensor], initial: Mapping[str, Tensor]
+    stored: Mapping[str, Tensor], initial: Mapping[str, Tensor], first: int
 ) -> dict[str, Tensor]:
     """Return what was stored of a state, with what an initial state has for further clients.
 
-    That is the further rows of tensors that are longer in it, and its numbers `population`.
+    That is the further rows of tensors that had a row for each client, and numbers `population`.
 
     Args:
         stored: what `to_tensors` returned, of N clients.
         initial: the same of the state before round 0 of more clients, the first N of which are
             those.
+        first: N, the id of the first new client.
 
-    >>> with_further_clients({"paid": torch.ones(2)}, {"paid": torch.zeros(3)})
+    >>> with_further_clients({"paid": torch.ones(2)}, {"paid": torch.zeros(3)}, first=2)
     {'paid': tensor([1., 1., 0.])}
     """
     completed = dict(stored)
     for name, tensor in initial.items():
-        if name.split(".")[-1] == "population":
-            completed[name] = tensor
-        elif name in stored and tensor.ndim and len(tensor) > len(stored[name]):
-            completed[name] = torch.cat([stored[name], tensor[len(stored[name]) :].cpu()])
+        if tensor.ndim == 0:
+            if name.split(".")[-1] == "population":
+                completed[name] = tensor
+        elif name in stored and stored[name].shape == (first, *tensor.shape[1:]):
+            completed[name] = torch.cat([stored[name], tensor[first:].to(stored[name])])
     return completed
 
 

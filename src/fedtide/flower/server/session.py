@@ -240,6 +240,10 @@ class TrainingSession:
                 f"state: the checkpoint in {folder} lacks {error}; it belongs to a simulation or "
                 "another version of fedtide: give the folder of this federation"
             ) from None
+        former = len(checkpoint.tensors["steps_taken"])
+        if former < self.registry.size:
+            self.driver.state = self.driver.algorithm.add_clients(self.driver.state, former)
+            log.info("There are %d clients now, %d until now", self.registry.size, former)
         log.info("Resuming after round %d from %s", self.round, folder)
 
     def _require_same_training(self, folder: Path, facts: Mapping[str, Any]) -> None:
@@ -263,7 +267,7 @@ class TrainingSession:
                 )
 
     def _take(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint of the same method and model.
+        """Continue from a checkpoint of the same method and model, maybe of fewer clients.
 
         Raises:
             KeyError: something is not in it.
@@ -280,13 +284,10 @@ class TrainingSession:
         self.registry.restore(facts["registry"])
         # Vectors of the state follow the order in which the training began.
         self.layout = Layout({name: tuple(shape) for name, shape in facts["model"].items()})
-        algorithm, initial = self.driver.algorithm, self.driver.state
+        initial = self.driver.state
         if size < self.registry.size:
-            state = with_further_clients(state, to_tensors(initial))
+            state = with_further_clients(state, to_tensors(initial), size)
         self.driver.state = from_tensors(initial, state)
-        if size < self.registry.size:
-            self.driver.state = algorithm.add_clients(self.driver.state, size)
-            log.info("There are %d clients now, %d until now", self.registry.size, size)
         self.sent_models = {int(t): model for t, model in _strip(tensors, "sent.").items()}
         self.steps_taken[:size] = tensors["steps_taken"]
         self.accepted_rounds[:size] = tensors["accepted_rounds"]

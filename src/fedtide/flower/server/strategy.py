@@ -95,7 +95,8 @@ class FedTide(Strategy):
         algorithm: the method.
         clients: N, or the names of the clients; a client with another name, or beyond N, is not
             asked to train. Without names, clients are numbered as they join: a method that has a
-            value for each (rates, groups) needs the names.
+            value for each (rates, groups) needs the names. A later submission may have more, the
+            new names after the former ones.
         state: the folder in which the state is kept; None keeps it in memory only, and a new
             submission starts from round 0.
         ledger: the URL of the database for the participation log; None writes none.
