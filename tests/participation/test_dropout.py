@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedtide.errors import InvalidInputError
-from fedtide.participation import Bernoulli, RandomDropout, Schedule, Stragglers, UniformOf
+from fedtide.participation import Bernoulli, Full, RandomDropout, Schedule, Stragglers, UniformOf
 from fedtide.population import Population
 
 
@@ -86,6 +86,26 @@ def test_who_was_in_time_before_is_likely_to_be_again(spread: float, jitter: flo
     assert stats.binomtest(int(np.sum(in_time)), len(seeds), expected).pvalue > 1e-6
 
 
+def test_clients_are_slow_that_are_said_to_be() -> None:
+    """P(d_a < d_b) = Φ(log(m_b / m_a) / (√2 τ)), by client names; wrong with probability 1e-6."""
+    population, jitter = Population(clients=3, names=np.array(["a", "b", "c"])), 0.8
+    model = Stragglers(1, times={"c": 1e9, "b": 3.0, "a": 2.0}, jitter=jitter)
+    running = Schedule(Full(), dropout=model).start(population, seed=4)
+    first = [int(running.round(t).reported[0]) for t in range(4000)]
+    assert max(first) == 1
+    expected = stats.norm.cdf(np.log(1.5) / (np.sqrt(2) * jitter))
+    assert stats.binomtest(first.count(0), len(first), expected).pvalue > 1e-6
+    in_time = Stragglers(deadline=2.5, times=[2.0, 3.0], jitter=0.0).draw_mask(4, 0, np.arange(2))
+    assert in_time.tolist() == [True, False]
+
+
+def test_ties_are_broken_at_random() -> None:
+    """All are equally fast. A χ² test over 10 clients, wrong with probability 1e-6."""
+    model = Stragglers(1, spread=0.0, jitter=0.0)
+    first = sum(model.draw_mask(5, t, np.arange(10)).astype(int) for t in range(3000))
+    assert stats.chisquare(first).pvalue > 1e-6
+
+
 def test_rates_of_stragglers_are_not_known() -> None:
     schedule = Schedule(Bernoulli(0.5), UniformOf(13), Stragglers(close_after=10))
     assert schedule.reporting_probability is None
@@ -104,7 +124,12 @@ def test_rates_of_stragglers_are_not_known() -> None:
         (lambda: Stragglers(deadline=0.0), "deadline: 0"),
         (lambda: Stragglers(3, spread=-1.0), "spread: -1"),
         (lambda: Stragglers(3, jitter=-1.0), "jitter: -1"),
-        (lambda: Stragglers(3, spread=0.0, jitter=0.0), "spread: with a jitter of 0, too"),
+        (lambda: Stragglers(3, times=[1.0, 0.0]), "times: one is 0"),
+        (lambda: Stragglers(3, times={"a": -1.0}), "times: -1"),
+        (
+            lambda: Schedule(Full(), dropout=Stragglers(3, times=[1.0])).start(Population(2), 0),
+            "dropout.times: 1 ",
+        ),
     ],
 )
 def test_stragglers_that_cannot_be_are_refused(make, named) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.client_values import Name, in_any_order, order_by_id
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import Ids
+from fedtide.population import Population
 from fedtide.randomness import uniforms
 from fedtide.validation import (
     require_at_least,
+    require_nonnegative,
+    require_one_per_client,
     require_positive,
     require_probabilities,
     require_whole_number,
@@ -21,6 +27,14 @@ from fedtide.validation import (
 
 class Dropout(ABC):
     """A dropout model: a value (a frozen dataclass)."""
+
+    def for_population(self, population: Population) -> Dropout:
+        """Return the model for these clients: itself, unless it needs to know something of them.
+
+        Raises:
+            InvalidInputError: a parameter that does not fit them.
+        """
+        return self
 
     @abstractmethod
     def draw_mask(self, seed: int, t: int, clients: Ids) -> NDArray[np.bool_]:
@@ -83,10 +97,9 @@ class RandomDropout(Dropout):
 class Stragglers(Dropout):
     """The server closes a round before the slowest of the selected clients have reported.
 
-    Client n needs the time d_t^n = exp(σ z_n + τ e_t^n) for its share of round t, with independent
-    standard normal z_n, for its speed, and e_t^n, for what happens in this round; the median over
-    all clients and rounds is 1. It reports if d_t^n is at most the deadline, and among the
-    `close_after` shortest of the round.
+    Client n needs the time d_t^n = m_n exp(σ z_n + τ e_t^n) for its part in round t, with
+    independent standard normal z_n, for its speed, and e_t^n, for what happens in this round. It
+    reports if d_t^n is at most the deadline, and among the `close_after` shortest of the round.
 
     So slow clients report less often than fast ones. Asking 130 clients to get 100 reports, as in
     Bonawitz et al., "Towards Federated Learning at Scale" (2019), is `UniformOf(size=130)` with
@@ -95,22 +108,26 @@ class Stragglers(Dropout):
 
     Args:
         close_after: with how many reports a round ends; None: it waits for all.
-        deadline: the time after which it ends, in units of the median; None: never.
-        spread: σ >= 0, how much clients differ: 1 means that two thirds are within a factor of 2.7
-            of the median.
-        jitter: τ >= 0, how much the rounds of a client differ.
+        deadline: the time after which it ends, in the unit of the times; None: never.
+        times: m_n > 0, (N,) or by name, for clients that are slow for a reason, such as many
+            samples; None: 1.
+        spread: σ >= 0, by how much speeds differ that are drawn: with 1, two thirds of the clients
+            are within a factor of 2.7 of the median. None: 1, or 0 where times are given.
+        jitter: τ >= 0, by how much the rounds of a client differ.
 
     Raises:
         InvalidInputError: neither `close_after` nor a deadline, fewer than one report, a deadline
-            that is not positive, a negative spread or jitter, or both 0.
+            or time that is not positive, a negative spread or jitter; (`for_population`) not one
+            time for each client.
 
     >>> Stragglers(close_after=2).draw_mask(0, 3, np.arange(5))
-    array([False,  True,  True, False, False])
+    array([ True, False,  True, False, False])
     """
 
     close_after: int | None = None
     deadline: float | None = None
-    spread: float = 1.0
+    times: Sequence[float] | NDArray[np.float64] | Mapping[Name, float] | None = None
+    spread: float | None = None
     jitter: float = 0.5
 
     def __post_init__(self) -> None:
@@ -122,24 +139,36 @@ class Stragglers(Dropout):
             require_whole_number("close_after", self.close_after)
         if self.deadline is not None:
             require_positive("deadline", self.deadline)
-        require_at_least("spread", self.spread, 0)
+        if self.times is not None:
+            times = require_nonnegative("times", in_any_order(self.times))
+            if not times.all():
+                raise InvalidInputError("times: one is 0; give positive numbers")
+        if self.spread is not None:
+            require_at_least("spread", self.spread, 0)
         require_at_least("jitter", self.jitter, 0)
-        if not self.spread and not self.jitter:
-            raise InvalidInputError(
-                "spread: with a jitter of 0, too, all clients are equally fast; give one of them"
-            )
+
+    def for_population(self, population: Population) -> Stragglers:
+        if self.times is None:
+            return self
+        times = np.asarray(order_by_id("times", self.times, population), dtype=np.float64)
+        require_one_per_client("times", times, population.clients)
+        return replace(self, times=times)
 
     def draw_mask(self, seed: int, t: int, clients: Ids) -> NDArray[np.bool_]:
         """Return False for the clients that are late."""
         from scipy.special import ndtri  # slow to import and rarely needed
 
-        speed = ndtri(uniforms(seed, "speed", clients))
-        time = self.spread * speed + self.jitter * ndtri(uniforms(seed, "delay", t, clients))
+        spread = (1.0 if self.times is None else 0.0) if self.spread is None else self.spread
+        delay = uniforms(seed, "delay", t, clients)
+        time = spread * ndtri(uniforms(seed, "speed", clients)) + self.jitter * ndtri(delay)
+        if self.times is not None:
+            time += np.log(np.asarray(self.times)[clients])
         in_time = np.ones(len(clients), dtype=np.bool_)
         if self.deadline is not None:
             in_time = time <= np.log(self.deadline)
         if self.close_after is not None:
-            in_time &= np.argsort(np.argsort(time, kind="stable")) < self.close_after
+            late = np.lexsort((delay, time))[self.close_after :]
+            in_time[late] = False
         return in_time
 
     @property

@@ -117,10 +117,12 @@ class Schedule:
         with error_prefix("selection"):
             selection = self.selection.start(population, seed)
             check_stream("start", selection, SelectionStream)
+        with error_prefix("dropout"):
+            dropout = self.dropout.for_population(population)
         return ScheduleStream(
             availability,
             selection,
-            self.dropout,
+            dropout,
             seed,
             population.clients,
             checked=(_is_own(self.process, availability), _is_own(self.selection, selection)),
