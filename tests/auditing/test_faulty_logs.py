@@ -368,6 +368,13 @@ def test_sample_counts_with_a_separator_of_thousands_are_said(tmp_path: Path) ->
     assert not any("whole" in note for note in read(draw_counts("samples")).notes)
 
 
+def test_clients_that_are_objects_are_refused_with_their_fields(tmp_path: Path) -> None:
+    rows = [{"round": t, "client": {"id": "a", "region": "eu"}} for t in range(3)]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    message = error_of(tmp_path / "log.jsonl")
+    assert message.startswith("client: each value is an object with the fields 'id', 'region'; ")
+
+
 class Exported:
     """A table of another library: all that is known of it is that Arrow can read it."""
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fedtide.errors import InvalidInputError, first_line
+from fedtide.errors import InvalidInputError, first_line, list_names
 from fedtide.participation.log.schema import STAGES
 
 _MAX_NUMBER = 1e30
@@ -126,6 +126,12 @@ def parse_clients(
     kind = column.type.value_type if encoded else column.type
     if pa.types.is_floating(kind):
         column, kind = _to_whole(column), pa.int64()
+    if pa.types.is_struct(kind):
+        fields = list_names([field.name for field in kind])
+        raise InvalidInputError(
+            f"client: each value is an object with the fields {fields}; make the one that names "
+            "the client a column of its own"
+        )
     if column.null_count < len(column) and not (is_text(kind) or pa.types.is_integer(kind)):
         raise InvalidInputError(
             f"client: ids of type {kind} are invalid or mixed; "
