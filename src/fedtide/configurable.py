@@ -55,10 +55,11 @@ def configurable(cls: type[T]) -> type[T]:
     The annotations say what a field takes, before the `__post_init__` of the class checks values.
     Numbers and arrays of NumPy are numbers and lists, a whole number is a number, and True and
     False are neither. Single numbers of other libraries become Python's, which code may tell by
-    their type from strings and None. What is in a list is checked, unless the field takes arrays as
-    well: then the class checks the array. Two objects are equal if their fields are: arrays by
-    value, and data that have no plain equality (tables of pandas or Polars) only if they are the
-    same object.
+    their type from strings and None. Where a list or a mapping by name is taken, a column of pandas
+    whose index is not 0, 1, ... is a mapping. What is in a list is checked, unless the field takes
+    arrays as well: then the class checks the array. Two objects are equal if their fields are:
+    arrays by value, and data that have no plain equality (tables of pandas or Polars) only if they
+    are the same object.
 
     Raises:
         InvalidInputError: (the constructor) with the name of the field and what it takes.
@@ -76,8 +77,8 @@ def configurable(cls: type[T]) -> type[T]:
 
     def __post_init__(self: T) -> None:
         check_types(self, cls)
-        for name, value in [*vars(self).items()]:
-            object.__setattr__(self, name, _to_python(value))
+        for name, value in _to_plain(self, cls).items():
+            object.__setattr__(self, name, value)
         if check_values is not None:
             check_values(self)
 
@@ -192,6 +193,20 @@ def _is_number(kind: type, value: Any) -> bool:
         return False
 
 
+def _to_plain(thing: object, cls: type) -> dict[str, Any]:
+    """Return the attributes of an object: numbers as Python's, columns by name as mappings."""
+    kinds, found = field_types(cls), {}
+    for name, value in vars(thing).items():
+        if _takes_mapping(kinds.get(name)) and _is_labelled(value):
+            if not value.index.is_unique:
+                raise InvalidInputError(
+                    f"{name}: its index has a name twice; give each client one value"
+                )
+            value = value.to_dict()
+        found[name] = _to_python(value)
+    return found
+
+
 def _to_python(value: Any) -> Any:
     """Return a number or truth value of another library as Python's, and anything else as it is."""
     if isinstance(value, np.bool_):
@@ -199,6 +214,17 @@ def _to_python(value: Any) -> Any:
     if isinstance(value, int | float) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _takes_mapping(kind: Any) -> bool:
+    return any(get_origin(one) is Mapping for one in (kind, *get_args(kind)))
+
+
+def _is_labelled(value: Any) -> bool:
+    """Return whether this is a column of pandas whose index says more than its positions."""
+    index = getattr(value, "index", None)
+    has_index = hasattr(value, "to_dict") and hasattr(index, "is_unique")
+    return has_index and getattr(value, "ndim", 0) == 1 and type(index).__name__ != "RangeIndex"
 
 
 def _is_list(value: Any) -> bool:

@@ -250,16 +250,16 @@ def draw_few() -> np.ndarray:
 @pytest.mark.parametrize(
     ("present", "verdict", "favours"),
     [
-        (draw(UNEVEN), "Yes: the training favours some clients beyond chance.", True),
+        (draw(UNEVEN), "Yes: averaging favours some clients beyond chance.", True),
         (draw(np.full(40, 0.2)), "No: chance can explain", False),
-        (draw(np.where(np.arange(40) < 20, 0.192, 0.208), 8000), "No: the training favours", False),
+        (draw(np.where(np.arange(40) < 20, 0.192, 0.208), 8000), "No: averaging favours", False),
         (draw(UNEVEN, 8), "Not enough rounds to tell", None),
         (draw_few(), "Not enough rounds to tell", None),
         (np.ones((50, 6), dtype=bool), "No: every client has the influence", False),
-        (draw_turns(), "In turns: the training favours other clients", True),
+        (draw_turns(), "In turns: averaging favours other clients", True),
         (rise_and_fade(), "Yes: in the last ", True),
         (leave_out(draw(np.full(40, 0.2))), "Yes, as 20 clients never took part and have", True),
-        (leave_out(draw(UNEVEN)), "Yes: the training favours some clients beyond chance.", True),
+        (leave_out(draw(UNEVEN)), "Yes: averaging favours some clients beyond chance.", True),
     ],
     ids=[
         *("uneven", "even", "little", "short", "few", "all"),

@@ -235,3 +235,19 @@ def test_a_line_with_too_many_values_is_named_as_such(tmp_path):
     file.write_text("round,client\n0,1\n1,2,3\n")
     with pytest.raises(InvalidInputError, match="a line has more values than the header"):
         read_table("log", file)
+
+
+def test_a_column_of_pandas_names_the_clients_by_its_index() -> None:
+    """As `table["user"].value_counts()` does, in an order of its own."""
+    pandas = pytest.importorskip("pandas")
+    population = Population(3, names=np.array(["ann", "bob", "cem"]))
+    by_name = pandas.Series([0.1, 0.2, 0.3], index=["cem", "ann", "bob"])
+    rates = Bernoulli(rates=by_name).known_rates(population, seed=0)
+    np.testing.assert_allclose(rates, [0.2, 0.3, 0.1])
+    in_order = pandas.Series([0.1, 0.2, 0.3])
+    rates = Bernoulli(rates=in_order).known_rates(population, seed=0)
+    np.testing.assert_allclose(rates, [0.1, 0.2, 0.3])
+    with pytest.raises(InvalidInputError, match=r"^rates: no client is called '5', '7' "):
+        Bernoulli(rates=in_order.set_axis([5, 7, 9])[:2]).known_rates(population, seed=0)
+    with pytest.raises(InvalidInputError, match=r"^rates: its index has a name twice"):
+        Bernoulli(rates=by_name.set_axis(["ann", "ann", "bob"]))

@@ -57,23 +57,23 @@ _LISTED, _GROUPS = 4, 3
 
 
 def describe_verdict(audit: Audit) -> str:
-    """Return whether the training favours some clients: yes, in turns, no, or not known."""
+    """Return whether averaging favours some clients: yes, in turns, no, or not known."""
     objectives = audit.objectives
     found = favours_clients(objectives, audit.forgetting)
     if found is None:
-        return "not enough rounds to tell whether the training favours some clients beyond chance"
+        return "not enough rounds to tell whether averaging favours some clients beyond chance"
     if not found and objectives.in_force.l1_skew < _ROUNDING:
         return "no: every client has the influence that it should have"
     if not found and objectives.in_force.interval[0] < _NO_SKEW:
         return "no: chance can explain that some clients have more influence than they should"
     if not found:
-        return "no: the training favours some clients beyond chance, but only a little"
+        return "no: averaging favours some clients beyond chance, but only a little"
     if is_biased(objectives.in_force.correctable):
-        return "yes: the training favours some clients beyond chance"
+        return "yes: averaging favours some clients beyond chance"
     recent = objectives.recent
     if recent is not None and is_biased(recent.objective.correctable):
         last = "round" if recent.window == 1 else count_rounds(recent.window)
-        return f"yes: in the last {last}, the training favours some clients beyond chance"
+        return f"yes: in the last {last}, averaging favours some clients beyond chance"
     skews = [objectives.in_force.skew, *([] if recent is None else [recent.objective.skew])]
     if any(map(is_biased, skews)):
         return (
@@ -82,7 +82,7 @@ def describe_verdict(audit: Audit) -> str:
         )
     half = audit.forgetting.halving_window
     fades = "" if half is None else f" (half as far in windows of {_count_busy(audit, half)})"
-    return f"in turns: the training favours other clients at other times, beyond chance{fades}"
+    return f"in turns: averaging favours other clients at other times, beyond chance{fades}"
 
 
 def _describe_never(audit: Audit) -> str:
@@ -98,7 +98,7 @@ def _describe_never(audit: Audit) -> str:
 def describe_objective(audit: Audit) -> list[str]:
     """Return whose model it is, in sentences: over the whole log, now, and of clients not seen.
 
-    The first says whether the training favours some clients beyond chance.
+    The first says whether averaging favours some clients beyond chance.
     """
     objective = audit.objectives.in_force
     recorded = has_own_weights(audit)
@@ -349,10 +349,11 @@ def describe_selection(audit: Audit) -> list[str]:
     ]
     if selection.alternatives:
         reached = ", ".join(f"{name} {skew:.2f}" for name, skew in selection.alternatives.items())
+        drops = selection.dropping is not None
         weighting = describe_weighting(audit, selection.weighted)
         lines.append(
             f"expected L1 skew of other selections from these clients{weighting and ', '}"
-            f"{weighting}: {reached}"
+            f"{weighting}{', if all reported' if drops else ''}: {reached}"
         )
     return lines
 
