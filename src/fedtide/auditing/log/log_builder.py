@@ -38,6 +38,7 @@ from fedtide.auditing.log.values import (
     to_numpy,
 )
 from fedtide.auditing.log.weights import (
+    are_separated,
     average_by_client,
     complete_samples,
     find_fraction,
@@ -133,18 +134,19 @@ class LogBuilder:
 
         Raises:
             InvalidInputError: mixed ids, an unknown client, a client twice at the same stage of a
-                round, times instead of rounds, or entries that `ParticipationLog.from_entries`
-                refuses.
+                round, times instead of rounds, sample counts with a separator of thousands, or
+                entries that `ParticipationLog.from_entries` refuses.
         """
         names, rows = self._collect(roster, clients)
         if span is None:
             rows, span = self._number_rounds(rows, step)
         declared = average_by_client(rows.clients, rows.samples, len(names))
         if rows.samples is not None and (fraction := find_fraction(rows.samples)) is not None:
-            self.notes.append(
-                f"some sample counts are not whole numbers, such as {fraction:g}: write counts "
-                "without a separator of thousands"
-            )
+            said = f"some sample counts are not whole numbers, such as {fraction:g}"
+            remedy = "write counts without a separator of thousands"
+            if are_separated(rows.samples):
+                raise InvalidInputError(f"samples: {said}; {remedy}")
+            self.notes.append(f"{said}: {remedy}")
         refusals = self._count_refusals(rows)
         rows = self._drop_claimed(rows)
         if self._nanoseconds is not None:

@@ -123,3 +123,16 @@ def find_fraction(counts: Numbers) -> float | None:
         if len(odd):
             return float(odd[0])
     return None
+
+
+def are_separated(counts: Numbers) -> bool:
+    """Return whether these are surely whole numbers with a point that separates thousands.
+
+    Of 300 and 1.080 the first is a count, and the second would be none; and no count reaches 1000.
+
+    >>> are_separated(np.array([300.0, 1.08, np.nan])), are_separated(np.array([0.5, 1.25]))
+    (True, False)
+    """
+    known = counts[np.isfinite(counts)]
+    in_thousands = np.abs(1000 * known - np.round(1000 * known)) < 1e-6
+    return bool(in_thousands.all() and 100 <= known.max(initial=0) < 1000)
