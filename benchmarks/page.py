@@ -29,8 +29,8 @@ GPU = """
 Most of a round of the CNN is spent in its kernels, more than a third of it in convolutions and
 their gradients; the rest is Python, which plans the minibatches while the GPU waits. Twenty-five
 clients of 16 samples are far from filling this GPU. A round of a hundred logistic models takes
-about as long as it does compiled on two cores of a CPU: here Python is their limit, and for
-thousands of them planning. `trainer: auto` does not compile on a GPU: what compiling saves of a
+about half as long as compiled on two cores of a CPU: here Python is their limit, and for thousands
+of them planning. `trainer: auto` does not compile on a GPU: what compiling saves of a
 round must make up for the seconds before, for every size that cohorts have. The compiled steps were
 found in the cache here, where processes beside the comparisons had compiled them; without it, the
 first two rounds of the CNN took 50 to 54 s.

@@ -190,7 +190,7 @@ def test_fedavg_can_win_and_a_diverged_run_loses(small):
     }
     both = Standings(small, results | none_left)
     assert both.against_fedavg("quadratic", "turns", "amplified") == "alike"
-    assert "**FedAvg wins 0 of 1 comparisons.**" in render_page(both)
+    assert "**Of 1 comparisons with FedAvg, 0 are better, 0 worse.**" in render_page(both)
 
 
 def test_cells_are_recorded_once_and_an_interruption_loses_nothing(small, tmp_path, monkeypatch):

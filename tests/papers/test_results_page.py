@@ -29,6 +29,17 @@ def test_committed_page_is_up_to_date(page):
     assert written == page, "run: fedtide papers --write docs/results.md"
 
 
+def test_the_readme_has_its_totals(page):
+    (total,) = re.findall(r"^All papers: (.*?)\. We count", page, re.MULTILINE)
+    count = {name: int(n) for n, name in re.findall(r"(\d+) ([a-z ]+?)(?: \(|,|$)", total)}
+    with_data = sum(n for name, n in count.items() if name != "without data")
+    said = (
+        f"of {with_data} claims with data, {count['reproduced']} are reproduced and "
+        f"{count['not reproduced']} are not"
+    )
+    assert said in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_only_records_of_planned_runs_are_counted(records, page):
     """The page counts them in the last cells of its rows: 5 of 5 / 1 of 1.
 
