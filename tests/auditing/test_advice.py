@@ -531,6 +531,21 @@ def test_weights_of_known_rates_sum_to_one_with_the_advised_cohort(rule: str) ->
     assert (cohorts / rates).sum(axis=1).mean() / 120 == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.parametrize("loses", [False, True])
+def test_the_strategy_closes_rounds_as_the_log(loses: bool) -> None:
+    """12 are asked and 9 used; or each of the 12 fails in a quarter of the rounds."""
+    random = np.random.default_rng(8)
+    asked = ask(random, draw_available(random, 480), lambda online: min(online, 12))
+    first = np.argsort(random.random(asked.shape) + 2 * ~asked, axis=1).argsort(axis=1) < 9
+    used = asked & (random.random(asked.shape) < 0.75 if loses else first)
+    log = to_stages(selected=asked & ~used, used=used)
+    found = ft.audit(log, clients=120).advice[0].strategy
+    options = execute(found)[1]
+    assert options["min_train_nodes"] == 12
+    assert options.get("close_after") == (None if loses else 9)
+    assert ("a round closes with 9 updates" in found.replace("\n# ", " ")) is not loses
+
+
 @pytest.mark.parametrize("clients", [12, 100, 1000])
 def test_cohorts_of_clients_that_come_by_themselves_have_no_size(clients: int) -> None:
     """The more clients, the smaller the relative spread of their number."""

@@ -80,6 +80,12 @@ def test_overrides_apply_to_all_methods(sweep):
     assert [(m.experiment.rounds, m.experiment.seed) for m in found.runs] == [(9, 5), (9, 5)]
 
 
+def test_a_method_can_be_left_out(sweep):
+    methods = {"a": {}, "b": {"algorithm": "fedavg"}}
+    (run,) = sweep(["methods.a=false"], methods=methods).runs
+    assert run.experiment.algorithm == ft.algorithms.FedAvg()
+
+
 @pytest.mark.parametrize(
     ("changes", "start"),
     [
@@ -93,6 +99,8 @@ def test_overrides_apply_to_all_methods(sweep):
         ({"seed": -1, "methods": {"a": {}}}, "seed: -1 "),
         ({"methods": {}}, "methods: "),
         ({"methods": {"a": "fedavg"}}, "methods: "),
+        ({"methods": {"a": None, "b": {}}}, "methods: "),
+        ({"methods": {"a": False}}, "methods: "),
         ({"methods": {"../a": {}}}, "methods: '../a' "),
         ({"methods": {".a": {}}}, "methods: '.a' "),
         ({"methods": {"": {}}}, "methods: '' "),

@@ -199,19 +199,22 @@ def _hash(value: Any) -> str:
 
 
 def parse_methods(methods: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each method's name and the keys that it changes.
+    """Yield each method's name and the keys that it changes; one that is false is left out.
 
     Raises:
         InvalidInputError: not a mapping from names to changed keys, a name that cannot be a folder
             name, or a dotted key.
     """
+    if isinstance(methods, dict):
+        methods = {name: changes for name, changes in methods.items() if changes is not False}
     if (
         not isinstance(methods, dict)
         or not methods
         or not all(isinstance(changes, dict) for changes in methods.values())
     ):
         raise InvalidInputError(
-            "methods: not a mapping from names to changed keys; write fedau: {algorithm: fedau}"
+            "methods: not a mapping from names to changed keys; write fedau: {algorithm: fedau}, or "
+            "fedau: false to leave it out"
         )
     _refuse_equal_folders("methods", map(str, methods))
     for method, changes in methods.items():

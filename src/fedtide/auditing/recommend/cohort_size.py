@@ -14,6 +14,8 @@ _USUAL = 0.99
 _OFTEN = 1 / 3
 """A number is fixed if this share of the rounds come within a standard deviation of it: the one of
 cohorts of independent clients, a tenth of which come so near to their quantile."""
+_NEARLY_ALL = 0.9
+"""The share of the rounds that have the same number of updates if that number closes a round."""
 _MISFIT = 0.25
 """The mean error, relative to the mean cohort, up to which a rule describes the cohorts."""
 
@@ -34,6 +36,28 @@ class CohortSize:
 
 
 def find_cohort_size(log: ParticipationLog) -> CohortSize:
+    """Return how many clients are asked, and with how many updates a round closes, if it does."""
+    found, closing = _find_asked(log), _find_closing(log)
+    if closing is None:
+        return found
+    return CohortSize(
+        found.arguments | {"close_after": closing},
+        f"{found.description}; a round closes with {closing:,} updates",
+    )
+
+
+def _find_closing(log: ParticipationLog) -> int | None:
+    """Return the number of updates of nearly all rounds, if most of them asked more clients."""
+    if log.selected is None:
+        return None
+    busy = log.selected.cohorts > 0
+    asked, used = log.selected.cohorts[busy], log.cohorts[busy]
+    closing = int(np.median(used))
+    closes = (used == closing).mean() >= _NEARLY_ALL and (asked > used).mean() > 1 / 2
+    return closing if closes else None
+
+
+def _find_asked(log: ParticipationLog) -> CohortSize:
     """Return a fixed number, or a share of the available clients, if the log's cohorts have one.
 
     A fixed number c means min(c, all that are online). If the log does not say who was available,
