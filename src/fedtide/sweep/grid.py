@@ -213,8 +213,8 @@ def parse_methods(methods: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         or not all(isinstance(changes, dict) for changes in methods.values())
     ):
         raise InvalidInputError(
-            "methods: not a mapping from names to changed keys; write fedau: {algorithm: fedau}, or "
-            "fedau: false to leave it out"
+            "methods: not a mapping from names to changed keys; write fedau: {algorithm: fedau}, "
+            "or fedau: false to leave it out"
         )
     _refuse_equal_folders("methods", map(str, methods))
     for method, changes in methods.items():
