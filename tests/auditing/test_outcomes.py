@@ -254,3 +254,25 @@ def test_the_option_that_an_error_names_is_short_and_works(tmp_path: Path) -> No
     result = CliRunner().invoke(app, ["audit", str(path), *option, "--clients", "1"])
     assert "is not VALUE=STAGE" not in result.output
     assert "unknown stage" not in result.output
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_an_error_that_is_an_object_is_an_error(tmp_path: Path, suffix: str) -> None:
+    error = [
+        {"code": 504, "message": "no reply"} if s == "TIMEOUT" else None for s in ROWS["status"]
+    ]
+    rows = ROWS.drop("status").with_columns(error=pl.Series(error, dtype=pl.Struct))
+    path = tmp_path / f"log{suffix}"
+    {".jsonl": rows.write_ndjson, ".parquet": rows.write_parquet}[suffix](path)
+    found = error_of(path)
+    assert found.startswith("log: 'error' is 'object' in 3 of 8 rows, which would count as")
+    assert "--stages =used,object=selected" in found
+    check(path, stages={"": "used", "object": "selected"})
+
+
+def test_an_event_says_who_failed(tmp_path: Path) -> None:
+    rows = ROWS.with_columns(
+        event=pl.col("status").replace({"OK": "update_received", "TIMEOUT": "update_rejected"})
+    ).drop("status")
+    assert error_of(rows).startswith("log: 'event' is 'update_rejected' in 3 of 8 rows")
+    check(rows, stages={"update_received": "used", "update_rejected": "selected"})

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fedtide.auditing.log.columns import REASON_NAMES, is_called, name_columns
@@ -67,6 +68,7 @@ class StageColumn:
 
     def add(self, column: pa.Array) -> None:
         """Add the stages of a batch."""
+        column = _flatten(column)
         if pa.types.is_nested(column.type):
             raise InvalidInputError(f"stage: the column has type {column.type}; {_HINT}")
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
@@ -142,6 +144,7 @@ class OutcomeColumn:
 
     def add(self, column: pa.Array, samples: pa.Array | None) -> None:
         """Count the values of a batch, and those without a sample count in the same row."""
+        column = _flatten(column)
         values = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
         kind = values.type
         if not (is_text(kind) or is_number(kind) or pa.types.is_boolean(kind)):
@@ -225,6 +228,13 @@ def _guess(value: str) -> str:
     if value.lower() in STAGES:
         return value.lower()
     return "used" if _SUCCEEDED.fullmatch(value.lower()) else _ANY
+
+
+def _flatten(column: pa.Array) -> pa.Array:
+    """Return objects, such as errors with a code and a message, as the text "object"."""
+    if not pa.types.is_struct(column.type):
+        return column
+    return pc.if_else(column.is_valid(), "object", pa.scalar(None, pa.string()))
 
 
 def _count(values: pa.Array, counts: Counter[str]) -> None:

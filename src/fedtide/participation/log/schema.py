@@ -45,7 +45,7 @@ REASONS: Mapping[str, str] = {
 
 OUTCOME_NAMES = (
     *("status", "state", "success", "succeeded", "failed", "is_failed", "completed"),
-    *("outcome", "result", "ok", "error", "dropped"),
+    *("outcome", "result", "ok", "error", "dropped", "event", "event_type"),
 )
 """Names of columns of other logs that may say that a row's client did not take part in the end."""
 
