@@ -52,6 +52,11 @@ def test_command_reads_times_and_strides(tmp_path: Path) -> None:
     assert count_rounds("times.csv", "--round-seconds", "10800") == 8
     assert count_rounds("rounds.csv") == 8
     assert count_rounds("rounds.csv", "--round-step", "1") == 22
+    assert count_rounds("rounds.csv", "--round-step", "1", "--from-round", "12") == 10
+    (tmp_path / "privacy.yaml").write_text("clip: 1.0\nnoise_multiplier: 1.0\ndelta: 1.0e-5\n")
+    private = ["--privacy", str(tmp_path / "privacy.yaml"), "--from-round", "3"]
+    done = CliRunner().invoke(app, ["audit", str(tmp_path / "rounds.csv"), *private])
+    assert str(done.exception).startswith("privacy: a client's loss counts from its first round")
 
 
 def test_command_writes_what_it_advises(tmp_path: Path) -> None:

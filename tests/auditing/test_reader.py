@@ -368,3 +368,23 @@ def test_invalid_sample_counts_of_a_roster_are_refused() -> None:
     for counts, found in (([1, -1, 2], "-1"), (["1", "many", "2"], "'many'")):
         roster = SHARES.with_columns(num_examples=pl.Series(counts))
         check_error(error_of(COUNTED, roster=roster), "roster", "in 'num_examples', ", found)
+
+
+@pytest.mark.parametrize("stages", [False, True])
+def test_earlier_rounds_are_left_out_but_not_their_clients(stages: bool) -> None:
+    present = np.random.default_rng(2).random((40, 9)) < np.linspace(0.1, 0.8, 9)
+    present[15:, 8] = False  # comes only before
+    present[:15, 0] = False
+    rounds, clients = np.nonzero(present)
+    frame = pl.DataFrame({"round": rounds, "client": clients})
+    if stages:
+        frame = frame.with_columns(stage=pl.Series(["used", "selected"] * 500)[: len(frame)])
+    later = ft.audit(frame, clients=9, from_round=15).to_dict()
+    alone = ft.audit(frame.filter(pl.col("round") >= 15), clients=9).to_dict()
+    assert later.pop("notes") == ["the rounds 0 to 14 are left out", *alone.pop("notes")]
+    assert later == alone
+    assert ft.audit(frame, from_round=15).log.size == 9
+    with pytest.raises(InvalidInputError, match=r"^from_round: no row is of round 40 or later; "):
+        read_participation_log(frame, from_round=40)
+    with pytest.raises(InvalidInputError, match=r"^from_round: -1 "):
+        read_participation_log(frame, from_round=-1)

@@ -170,6 +170,7 @@ def audit(
     stages: Mapping[str, str] | None = None,
     round_seconds: float | None = None,
     round_step: int | None = None,
+    from_round: int = 0,
     training: Training | None = None,
     dimension: int = 1_000_000,
     tolerance: float = 0.1,
@@ -202,6 +203,7 @@ def audit(
             that are not named.
         round_seconds: the length of a round in seconds, for a log with times instead of rounds.
         round_step: the difference between the numbers of consecutive rounds; None: found.
+        from_round: the first round that counts; clients that came earlier still count as clients.
         training: L, σ, δ and others, for the learning rates of the theorems.
         dimension: the number of model parameters d, for the cost of the methods.
         tolerance: the accepted irregularity of a window of the amplification period.
@@ -236,6 +238,7 @@ def audit(
         stages=stages,
         round_seconds=round_seconds,
         round_step=round_step,
+        from_round=from_round,
     )
     weights, source = _wanted_weights(table, participation, wanted)
     participation = _note_mean_samples(participation, source)

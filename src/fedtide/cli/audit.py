@@ -85,6 +85,9 @@ def audit_command(
             help="Rounds are numbered 0, G, 2G, ...; 1 keeps the numbers. Default: G is detected.",
         ),
     ] = None,
+    from_round: Annotated[
+        int, typer.Option(metavar="R", help="Leave out the rounds before R, but not their clients.")
+    ] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all results to this file (.json).")
     ] = None,
@@ -192,6 +195,10 @@ def audit_command(
     if privacy is not None:
         from fedtide.auditing.privacy import read_privacy_file, report_lines  # imports PyTorch
 
+        if from_round:
+            raise InvalidInputError(
+                "privacy: a client's loss counts from its first round on; leave --from-round out"
+            )
         asked = read_privacy_file(privacy)
     with _new_progress() as progress:
         task = progress.add_task("reading", total=1.0)
@@ -208,6 +215,7 @@ def audit_command(
             ),
             round_seconds=round_seconds,
             round_step=round_step,
+            from_round=from_round,
             training=training,
             wanted=cast("Literal['equal'] | None", wanted),
             privacy=None if asked is None else asked.mechanisms[0],

@@ -122,6 +122,7 @@ class LogBuilder:
         clients: int | None,
         span: tuple[int, int] | None,
         step: int | None,
+        from_round: int = 0,
     ) -> ParticipationLog:
         """Return the log of the roster's clients, of 0..clients − 1, or of the clients seen.
 
@@ -131,11 +132,12 @@ class LogBuilder:
             span: first round and one past the last; None: from the first row to the last, at
                 whatever stage.
             step: the difference between the numbers of consecutive rounds; None: see `find_step`.
+            from_round: earlier rounds are left out, but not their clients.
 
         Raises:
             InvalidInputError: mixed ids, an unknown client, a client twice at the same stage of a
-                round, times instead of rounds, sample counts with a separator of thousands, or
-                entries that `ParticipationLog.from_entries` refuses.
+                round, times instead of rounds, no row from that round on, sample counts with a
+                separator of thousands, or entries that `ParticipationLog.from_entries` refuses.
         """
         names, rows = self._collect(roster, clients)
         if span is None:
@@ -147,6 +149,8 @@ class LogBuilder:
             if are_separated(rows.samples):
                 raise InvalidInputError(f"samples: {said}; {remedy}")
             self.notes.append(f"{said}: {remedy}")
+        if span[0] < from_round:
+            rows, span = self._begin_at(from_round, rows, span)
         refusals = self._count_refusals(rows)
         rows = self._drop_claimed(rows)
         if self._nanoseconds is not None:
@@ -237,6 +241,19 @@ class LogBuilder:
                 first, end, rounds = 0, (end - first - 1) // step + 1, (rounds - first) // step
             check_length(end - first, len(rounds))
         return replace(rows, rounds=rounds), (first, end)
+
+    def _begin_at(
+        self, first: int, rows: _Rows, span: tuple[int, int]
+    ) -> tuple[_Rows, tuple[int, int]]:
+        """Leave out the rounds before this one."""
+        later = rows.where(rows.rounds >= first)
+        if not len(later.rounds):
+            raise InvalidInputError(
+                f"from_round: no row is of round {first} or later; the log has the rounds "
+                f"{span[0]} to {span[1] - 1}"
+            )
+        self.notes.append(f"the rounds {span[0]} to {first - 1} are left out")
+        return later, (first, span[1])
 
     def _merge_repeated(self, rows: _Rows, clients: int, declared: Floats | None) -> _Rows:
         """Return one row for each client and round of the times, at the last stage."""

@@ -39,6 +39,7 @@ def read_participation_log(
     stages: Mapping[str, str] | None = None,
     round_seconds: float | None = None,
     round_step: int | None = None,
+    from_round: int = 0,
 ) -> ParticipationLog:
     """Read a participation log; rows may be in any order.
 
@@ -63,11 +64,12 @@ def read_participation_log(
             within a round counts once.
         round_step: the difference between the numbers of consecutive rounds; None: found, as
             described in `find_step`. 1 takes all numbers as they are.
+        from_round: earlier rounds, as numbered here, are left out, but not their clients.
 
     Raises:
         InvalidInputError: a log that cannot be used.
     """
-    _check_arguments(clients, roster, round_seconds, round_step)
+    _check_arguments(clients, roster, round_seconds, round_step, from_round)
     timed, columns = round_seconds is not None, columns or {}
     with _open_log(source, timed) as opened:
         table = opened.table
@@ -95,7 +97,7 @@ def read_participation_log(
         roster = opened.roster
     span = opened.span if round_step is None and not timed else None
     on_progress("sorting", 0.0)
-    log = builder.build(roster, clients, span, round_step)
+    log = builder.build(roster, clients, span, round_step, from_round)
     if log.length < 2 and timed:
         raise InvalidInputError(
             f"round_seconds: all rows are in one round of {round_seconds:g} s; make rounds "
@@ -113,6 +115,7 @@ def _check_arguments(
     roster: ClientTable | None,
     round_seconds: float | None,
     round_step: int | None,
+    from_round: int,
 ) -> None:
     if clients is not None:
         require_whole_number("clients", clients)
@@ -127,6 +130,7 @@ def _check_arguments(
                 f"round_seconds: {round_seconds:g} is no length of a round; "
                 "give seconds between a microsecond and a billion"
             )
+    require_whole_number("from_round", from_round, 0)
     if round_step is not None:
         require_whole_number("round_step", round_step)
         if round_seconds is not None:
