@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedtide.atomic_io import write_text
-from fedtide.report.comparison import compare_problems, comparison_cells
+from fedtide.report.comparison import COLUMNS, compare_problems, comparison_cells
 from fedtide.report.loading import LoadedRun, split_by_problem
 from fedtide.validation import require_suffix
 
 TABLE_SUFFIXES = (".csv", ".md", ".tex")
 """The formats in which a table can be saved."""
+
+_SPEED = next(column.title for column in COLUMNS if column.key == "rounds_per_second")
+"""The title of what is no property of a method, but of a machine; CSV has it, as it has all."""
 
 Rows = list[list[str]]
 
@@ -42,7 +45,7 @@ def _read_rows(runs: Iterable[LoadedRun]) -> Rows:
         for name, group in problems
         for cells in comparison_cells(group)
     ]
-    titles = list(dict.fromkeys(title for row in rows for title in row))
+    titles = [title for title in dict.fromkeys(t for row in rows for t in row) if title != _SPEED]
     heads = [title.replace("\n", " ").strip() for title in titles]
     return [heads, *([row.get(title, "") for title in titles] for row in rows)]
 

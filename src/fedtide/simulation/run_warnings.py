@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedtide.algorithms import Algorithm, Amplification
+from fedtide.participation import Stragglers
 from fedtide.simulation.experiment import Experiment
 
 RISE = 5.0
@@ -114,6 +115,13 @@ def find_ineffective_settings(experiment: Experiment) -> list[str]:
         found.append(
             f"algorithm.{amplified.field}: the first period ends after {first:,} rounds and the "
             f"run after {rounds:,}, so nothing is amplified; shorten the period or run more rounds"
+        )
+    dropout, asked = experiment.dropout, getattr(experiment.selection, "size", None)
+    closing = dropout.close_after if isinstance(dropout, Stragglers) else None
+    if closing is not None and asked is not None and closing >= asked:
+        found.append(
+            f"dropout.close_after: a round asks at most {asked:,} clients, so that {closing:,} "
+            "reports close none; lower it"
         )
     return found
 
