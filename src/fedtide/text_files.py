@@ -42,13 +42,13 @@ def unreadable(field: str, path: Path, error: Exception) -> InvalidInputError:
 
     >>> unreadable("log", Path("log.csv"), UnicodeDecodeError("utf-8", b"\\xe9", 0, 1, "invalid"))
     InvalidInputError("log: 'log.csv' is not a readable .csv file ('utf-8' codec can't decode byte
-    0xe9 in position 0: invalid); save it as UTF-8")
+    0xe9 in position 0: invalid); save it as UTF-8 (in Excel: CSV UTF-8)")
     """
     reason = first_line(error).rstrip(".")
     if "more fields" in reason:  # Polars speaks of its schema
         reason = "a line has more values than the header has columns"
     encoded = "utf8" in str(error).lower().replace("-", "")  # so write Python, Arrow and Polars
-    hint = "save it as UTF-8" if encoded else "write it again"
+    hint = "save it as UTF-8 (in Excel: CSV UTF-8)" if encoded else "write it again"
     return InvalidInputError(
         f"{field}: {str(path)!r} is not a readable {split_suffix(path)[0]} file ({reason}); {hint}"
     )

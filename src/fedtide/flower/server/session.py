@@ -44,6 +44,9 @@ log = getLogger("flwr")
 _PUBLISHED = "published"
 """The name of the file beside the checkpoints that tells how many private rounds have ended."""
 
+_SHOWN = 160
+"""How many characters of settings an error shows."""
+
 _CHUNK, _CHUNK_BYTES = 64, 8_000_000
 """How many updates are stacked at a time, and of large models fewer: stacking copies them."""
 
@@ -261,9 +264,10 @@ class TrainingSession:
             found["algorithm"] = given["algorithm"]
         for name, value in given.items():
             if found[name] is not None and found[name] != value:
+                before, now = _show_difference(str(found[name]), str(value))
                 raise InvalidInputError(
-                    f"state: {folder} was begun with {name} {found[name]}, not {value}; "
-                    "give the same, or another folder"
+                    f"state: {folder} was begun with {name} {before}, not {now}; give the same, or "
+                    "begin another federation with the model (see Other settings in operating.md)"
                 )
 
     def _take(self, checkpoint: Checkpoint) -> None:
@@ -350,6 +354,25 @@ def _describe_population(registry: NodeRegistry) -> Population:
     # Each client reports how many samples it holds with its updates; none is known before.
     samples = np.zeros(registry.size, dtype=np.int64)
     return Population(registry.size, samples=samples, names=np.array(names))
+
+
+def _show_difference(before: str, now: str) -> tuple[str, str]:
+    """Return two different texts, of long ones the part where they begin to differ.
+
+    >>> _show_difference("FedAU(cutoff=50)", "FedAU(cutoff=20)")
+    ('FedAU(cutoff=50)', 'FedAU(cutoff=20)')
+    >>> _show_difference("0.5, " * 100 + "0.7", "0.5, " * 100 + "0.9")[1]
+    '...5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.9'
+    """
+    pairs = enumerate(zip(before, now, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(len(before), len(now)))
+    start = max(0, same - _SHOWN // 2)
+
+    def cut(text: str) -> str:
+        part = text[start : start + _SHOWN]
+        return ("..." if start else "") + part + ("..." if start + _SHOWN < len(text) else "")
+
+    return cut(before), cut(now)
 
 
 def _strip(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
