@@ -388,3 +388,15 @@ def test_earlier_rounds_are_left_out_but_not_their_clients(stages: bool) -> None
         read_participation_log(frame, from_round=40)
     with pytest.raises(InvalidInputError, match=r"^from_round: -1 "):
         read_participation_log(frame, from_round=-1)
+
+
+def test_an_audit_of_a_run_says_whose_method_it_does_not_judge(tmp_path: Path) -> None:
+    problem = ft.problems.Quadratic(matrices=[[[1.0]]] * 3, centers=[[0.0], [1.0], [2.0]])
+    fields = {"participation": "full", "local": {"steps": 1}, "rounds": 9}
+    for method in ("fedavg", "fedau"):
+        ft.simulate(problem=problem, algorithm=method, out=tmp_path / method, **fields)  # type: ignore[call-overload]
+    said = "the run's method is fedau; the audit judges averaging"
+    assert said in ft.audit(tmp_path / "fedau").log.notes
+    assert not any("method" in note for note in ft.audit(tmp_path / "fedavg").log.notes)
+    (tmp_path / "fedau" / "experiment.yaml").write_text("algorithm: [")
+    assert said not in ft.audit(tmp_path / "fedau").log.notes

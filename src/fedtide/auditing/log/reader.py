@@ -23,6 +23,7 @@ from fedtide.auditing.log.values import reject_absent
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.participation.log.tables import MemoryTable
 from fedtide.validation import expand_home, require_positive, require_whole_number
+from fedtide.yaml_text import parse
 
 LogSource = str | Path | MemoryTable
 OnProgress = Callable[[str, float], None]
@@ -88,6 +89,8 @@ def read_participation_log(
         else:
             lists = CohortLists(None if "client" in columns else found.columns["client"])
         builder.notes.extend(filter(None, (found.note, found.unread)))
+        if opened.method not in ("", "fedavg"):
+            builder.notes.append(f"the run's method is {opened.method}; the audit judges averaging")
         _read_rows(table, found, lists, builder, on_progress)
         with _named_columns(found.columns):
             column.join()
@@ -213,12 +216,14 @@ class _OpenLog:
             client, and weights are q_t^n.
         span: its first round and one past the last, as far as it says more than its rows.
         roster: all clients; None: unknown.
+        method: the `type` of the run's method; empty: unknown.
     """
 
     table: TableSource
     recorded: bool = False
     span: tuple[int, int] | None = None
     roster: ClientTable | None = None
+    method: str = ""
 
 
 @contextmanager
@@ -249,7 +254,15 @@ def _open_run_folder(folder: Path, timed: bool) -> _OpenLog:
     summary, table = folder / "summary.json", folder / "clients.parquet"
     span = (0, int(json.loads(summary.read_text())["rounds"])) if summary.is_file() else None
     roster = ClientTable(pl.read_parquet(table, glob=False)["client"]) if table.is_file() else None
-    return _OpenLog(open_source(path), True, span, roster)
+    return _OpenLog(open_source(path), True, span, roster, _read_method(folder))
+
+
+def _read_method(folder: Path) -> str:
+    """Return the `type` of the method of a run; empty: unknown."""
+    try:
+        return str(parse((folder / "experiment.yaml").read_text("utf-8"))["algorithm"]["type"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 @contextmanager
