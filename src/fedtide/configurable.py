@@ -56,10 +56,11 @@ def configurable(cls: type[T]) -> type[T]:
     Numbers and arrays of NumPy are numbers and lists, a whole number is a number, and True and
     False are neither. Single numbers of other libraries become Python's, which code may tell by
     their type from strings and None. Where a list or a mapping by name is taken, a column of pandas
-    whose index is not 0, 1, ... is a mapping. What is in a list is checked, unless the field takes
-    arrays as well: then the class checks the array. Two objects are equal if their fields are:
-    arrays by value, and data that have no plain equality (tables of pandas or Polars) only if they
-    are the same object.
+    whose index is not 0, 1, ... is a mapping; an index of other numbers must have a name, as that
+    of `value_counts` has, since else it may number the rows of a table. What is in a list is
+    checked, unless the field takes arrays as well: then the class checks the array. Two objects are
+    equal if their fields are: arrays by value, and data that have no plain equality (tables of
+    pandas or Polars) only if they are the same object.
 
     Raises:
         InvalidInputError: (the constructor) with the name of the field and what it takes.
@@ -198,6 +199,11 @@ def _to_plain(thing: object, cls: type) -> dict[str, Any]:
     kinds, found = field_types(cls), {}
     for name, value in vars(thing).items():
         if _takes_mapping(kinds.get(name)) and _is_labelled(value):
+            if value.index.name is None and value.index.dtype.kind in "iuf":
+                raise InvalidInputError(
+                    f"{name}: its index may number rows or clients; give its to_numpy() if it is "
+                    "in the order of the ids, or its to_dict() if the index names the clients"
+                )
             if not value.index.is_unique:
                 raise InvalidInputError(
                     f"{name}: its index has a name twice; give each client one value"
@@ -222,9 +228,11 @@ def _takes_mapping(kind: Any) -> bool:
 
 def _is_labelled(value: Any) -> bool:
     """Return whether this is a column of pandas whose index says more than its positions."""
-    index = getattr(value, "index", None)
+    index: Any = getattr(value, "index", None)
     has_index = hasattr(value, "to_dict") and hasattr(index, "is_unique")
-    return has_index and getattr(value, "ndim", 0) == 1 and type(index).__name__ != "RangeIndex"
+    if not has_index or getattr(value, "ndim", 0) != 1:
+        return False
+    return index.name is not None or not np.array_equal(index, np.arange(len(index)))
 
 
 def _is_list(value: Any) -> bool:

@@ -546,6 +546,17 @@ def test_the_strategy_closes_rounds_as_the_log(loses: bool) -> None:
     assert ("a round closes with 9 updates" in found.replace("\n# ", " ")) is not loses
 
 
+@pytest.mark.parametrize("fails", ["always one", "nearly all"])
+def test_failures_close_no_round(fails: str) -> None:
+    asked = np.ones((60, 5), dtype=bool)
+    used = asked.copy()
+    used[:, 4] = False
+    if fails == "nearly all":
+        used[np.arange(60) % 20 > 0] = False
+    found = ft.audit(to_stages(selected=asked & ~used, used=used), clients=5).advice[0].strategy
+    assert "close_after" not in found
+
+
 @pytest.mark.parametrize("clients", [12, 100, 1000])
 def test_cohorts_of_clients_that_come_by_themselves_have_no_size(clients: int) -> None:
     """The more clients, the smaller the relative spread of their number."""

@@ -363,12 +363,13 @@ def test_a_column_that_is_renamed_half_way_is_said(tmp_path: Path) -> None:
 
 def test_sample_counts_with_a_separator_of_thousands_are_refused(tmp_path: Path) -> None:
     """All in thousands may be meant, such as 1.5 batches, and are said."""
-    text = "round;client;samples\n0;a;1.234\n0;b;{}\n1;a;1.080\n"
+    text = "round;client;samples\n0;a;1.234\n0;b;{}\n1;a;2.013\n"
     (tmp_path / "log.csv").write_text(text.format(987))
     said = "some sample counts are not whole numbers, such as "
     assert error_of(tmp_path / "log.csv").startswith(f"samples: {said}1.234; write counts without")
-    (tmp_path / "log.csv").write_text(text.format("2.5"))
-    assert any(note.startswith(said) for note in read(tmp_path / "log.csv").notes)
+    for meant in ("2.5", "312.5"):
+        (tmp_path / "log.csv").write_text(text.format(meant))
+        assert any(note.startswith(said) for note in read(tmp_path / "log.csv").notes)
     assert not any("whole" in note for note in read(draw_counts("samples")).notes)
 
 

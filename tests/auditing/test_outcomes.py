@@ -276,3 +276,5 @@ def test_an_event_says_who_failed(tmp_path: Path) -> None:
     ).drop("status")
     assert error_of(rows).startswith("log: 'event' is 'update_rejected' in 3 of 8 rows")
     check(rows, stages={"update_received": "used", "update_rejected": "selected"})
+    # A status says it better, and was read before.
+    check(ROWS.with_columns(event=pl.lit("fit")), stages={"OK": "used", "TIMEOUT": "selected"})

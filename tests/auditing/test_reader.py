@@ -390,6 +390,26 @@ def test_earlier_rounds_are_left_out_but_not_their_clients(stages: bool) -> None
         read_participation_log(frame, from_round=-1)
 
 
+def test_reasons_of_earlier_rounds_are_left_out() -> None:
+    """As in a ledger: client 0 fails in the first rounds, and 1 later; a name is claimed once."""
+    rows = []
+    for t in range(20):
+        for n in range(5):
+            failed = n == (0 if t < 10 else 1) and t % 2 == 0
+            reason = "error" if failed else None
+            rows.append((t, n, "selected" if failed else "used", reason))
+    rows.append((12, 5, "available", "unregistered"))
+    frame = pl.DataFrame(rows, ["round", "client", "stage", "reason"], orient="row")
+    later = read_participation_log(frame, clients=6, from_round=10)
+    alone = read_participation_log(frame.filter(pl.col("round") >= 10), clients=6)
+    assert later.refusals is not None
+    assert alone.refusals is not None
+    for n in range(6):
+        assert later.refusals.of_client(n) == alone.refusals.of_client(n)
+    assert later.refusals.of_client(1) == {"error": 5}
+    assert later.available is None
+
+
 def test_an_audit_of_a_run_says_whose_method_it_does_not_judge(tmp_path: Path) -> None:
     problem = ft.problems.Quadratic(matrices=[[[1.0]]] * 3, centers=[[0.0], [1.0], [2.0]])
     fields = {"participation": "full", "local": {"steps": 1}, "rounds": 9}

@@ -244,10 +244,18 @@ def test_a_column_of_pandas_names_the_clients_by_its_index() -> None:
     by_name = pandas.Series([0.1, 0.2, 0.3], index=["cem", "ann", "bob"])
     rates = Bernoulli(rates=by_name).known_rates(population, seed=0)
     np.testing.assert_allclose(rates, [0.2, 0.3, 0.1])
-    in_order = pandas.Series([0.1, 0.2, 0.3])
-    rates = Bernoulli(rates=in_order).known_rates(population, seed=0)
-    np.testing.assert_allclose(rates, [0.1, 0.2, 0.3])
+    for in_order in (pandas.Series([0.1, 0.2, 0.3]), pandas.Series([0.1, 0.2, 0.3], [0, 1, 2])):
+        rates = Bernoulli(rates=in_order).known_rates(population, seed=0)
+        np.testing.assert_allclose(rates, [0.1, 0.2, 0.3])
+    by_number = in_order.set_axis(pandas.Index([2, 0, 1], name="client"))
+    rates = Bernoulli(rates=by_number).known_rates(Population(3), seed=0)
+    np.testing.assert_allclose(rates, [0.2, 0.3, 0.1])
+    index = pandas.Index([5, 7], name="client")
     with pytest.raises(InvalidInputError, match=r"^rates: no client is called '5', '7' "):
-        Bernoulli(rates=in_order.set_axis([5, 7, 9])[:2]).known_rates(population, seed=0)
+        Bernoulli(rates=in_order[:2].set_axis(index)).known_rates(population, seed=0)
+    table = pandas.DataFrame({"client": [2, 0, 1], "rate": [0.1, 0.2, 0.3]})
+    for rows in (table.sort_values("client"), table[1:], table[::-1]):
+        with pytest.raises(InvalidInputError, match=r"^rates: its index may number rows or "):
+            Bernoulli(rates=rows["rate"])
     with pytest.raises(InvalidInputError, match=r"^rates: its index has a name twice"):
         Bernoulli(rates=by_name.set_axis(["ann", "ann", "bob"]))

@@ -84,6 +84,8 @@ def test_a_method_can_be_left_out(sweep):
     methods = {"a": {}, "b": {"algorithm": "fedavg"}}
     (run,) = sweep(["methods.a=false"], methods=methods).runs
     assert run.experiment.algorithm == ft.algorithms.FedAvg()
+    with pytest.raises(ft.InvalidInputError, match=r"^methods\.c: the file has no such method; "):
+        sweep(["methods.c=false"], methods=methods)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,10 @@ class Schedule:
             check_stream("start", selection, SelectionStream)
         with error_prefix("dropout"):
             dropout = self.dropout.for_population(population)
+            if not isinstance(dropout, Dropout):
+                raise InvalidInputError(
+                    f"for_population: it returned {dropout!r:.60}; return a dropout model"
+                )
         return ScheduleStream(
             availability,
             selection,

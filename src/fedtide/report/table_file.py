@@ -1,4 +1,4 @@
-"""The comparison table as a file: CSV with all digits, or Markdown or LaTeX as it is printed."""
+"""The comparison table as a file: CSV with all digits, Markdown or LaTeX without the speed."""
 
 from __future__ import annotations
 

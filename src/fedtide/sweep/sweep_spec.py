@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedtide.content_hash import is_data
-from fedtide.errors import InvalidInputError, list_names
+from fedtide.errors import InvalidInputError, did_you_mean, list_names
 from fedtide.simulation.config import refuse_missing_keys
 from fedtide.simulation.experiment import (
     BUILDER,
@@ -83,6 +83,7 @@ class Sweep:
         overrides = list(overrides)
         plain = override(_read(expand_home(path), []), overrides)
         _refuse_ineffective(overrides, plain)
+        _require_methods(overrides, _read(expand_home(path), []).get("methods"))
         return cls.from_dict(plain, Path(path).stem)
 
     @classmethod
@@ -197,6 +198,16 @@ def _list_fields(key: str, value: Any) -> Iterator[str]:
         return
     for name, inner in value.items():
         yield from _list_fields(f"{key}.{name}", inner)
+
+
+def _require_methods(overrides: Iterable[str], methods: Any) -> None:
+    """Raise InvalidInputError if an override leaves out a method that the file does not have."""
+    for key, value in map(read_override, overrides):
+        first, _, method = key.partition(".")
+        known = methods if isinstance(methods, dict) else {}
+        if first == "methods" and value is False and method and method not in known:
+            hint = did_you_mean(method, known)
+            raise InvalidInputError(f"{key}: the file has no such method; {hint}")
 
 
 def _refuse_ineffective(overrides: Iterable[str], plain: Mapping[str, Any]) -> None:

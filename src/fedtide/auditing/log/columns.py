@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.participation.log.schema import OUTCOME_NAMES
+from fedtide.participation.log.schema import EVENT_NAMES, OUTCOME_NAMES
 
 COLUMNS = ("round", "client", "stage", "weight", "samples", "time", "reason")
 """What an audit reads of a log."""
@@ -195,6 +195,7 @@ def find_columns(
 def _find_outcome(others: Sequence[str]) -> str:
     """Return the only column whose name says that it may tell who failed, or who took part."""
     found = [name for name in others if says_outcome(name)]
+    found = [name for name in found if not is_called(name, EVENT_NAMES)] or found
     if len(found) == 1:
         return found[0]
     wrong = "no column is called 'stage', 'status' or the like"

@@ -149,10 +149,10 @@ class LogBuilder:
             if are_separated(rows.samples):
                 raise InvalidInputError(f"samples: {said}; {remedy}")
             self.notes.append(f"{said}: {remedy}")
+        refusals = self._count_refusals(rows, from_round)
+        rows = self._drop_claimed(rows)
         if span[0] < from_round:
             rows, span = self._begin_at(from_round, rows, span)
-        refusals = self._count_refusals(rows)
-        rows = self._drop_claimed(rows)
         if self._nanoseconds is not None:
             rows = self._merge_repeated(rows, len(names), declared)
         available = selected = reported = None
@@ -276,10 +276,10 @@ class LogBuilder:
             None if declared is None else declared[codes].astype(np.float32),
         )
 
-    def _count_refusals(self, rows: _Rows) -> Refusals | None:
-        """Return how often clients were left out, and why; None: the log does not tell."""
+    def _count_refusals(self, rows: _Rows, first: int) -> Refusals | None:
+        """Return how often clients were left out from round `first` on, and why; None: unknown."""
         if rows.stages is not None:
-            return self._reasons.count(rows.rounds, rows.clients, rows.stages)
+            return self._reasons.count(rows.rounds, rows.clients, rows.stages, first)
         if self._reasons:
             self.notes.append("the reasons are not used: without stages, every row was used")
         return None

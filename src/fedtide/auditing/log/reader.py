@@ -89,7 +89,7 @@ def read_participation_log(
         else:
             lists = CohortLists(None if "client" in columns else found.columns["client"])
         builder.notes.extend(filter(None, (found.note, found.unread)))
-        if opened.method not in ("", "fedavg"):
+        if opened.method not in ("", "fedavg", "fedprox"):
             builder.notes.append(f"the run's method is {opened.method}; the audit judges averaging")
         _read_rows(table, found, lists, builder, on_progress)
         with _named_columns(found.columns):

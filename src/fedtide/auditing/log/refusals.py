@@ -110,7 +110,11 @@ class ReasonColumn:
         return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
     def count(
-        self, rounds: NDArray[np.integer], clients: NDArray[np.int32], stages: NDArray[np.uint8]
+        self,
+        rounds: NDArray[np.integer],
+        clients: NDArray[np.int32],
+        stages: NDArray[np.uint8],
+        first: int,
     ) -> Refusals | None:
         """Return how often each client was left out for each reason; None: the log gives none.
 
@@ -121,13 +125,14 @@ class ReasonColumn:
             rounds: of all rows of the log, shape (E,).
             clients: of all rows, (E,).
             stages: the index in STAGES of each row's stage, (E,).
+            first: the reasons of earlier rounds do not count.
         """
         if not self._rows:
             return None
         rows, codes = np.concatenate(self._rows), np.concatenate(self._reasons)
         size = int(clients.max()) + 1
         pairs = rounds.astype(np.int64) * size + clients
-        left_out = ~np.isin(pairs[rows], pairs[stages == USED])
+        left_out = ~np.isin(pairs[rows], pairs[stages == USED]) & (rounds[rows] >= first)
         rows, codes = rows[left_out], codes[left_out]
         if not len(rows):
             return None

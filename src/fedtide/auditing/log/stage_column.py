@@ -68,7 +68,8 @@ class StageColumn:
 
     def add(self, column: pa.Array) -> None:
         """Add the stages of a batch."""
-        column = _flatten(column)
+        if self._meanings:
+            column = _flatten(column)
         if pa.types.is_nested(column.type):
             raise InvalidInputError(f"stage: the column has type {column.type}; {_HINT}")
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()

@@ -129,10 +129,14 @@ def are_separated(counts: Numbers) -> bool:
     """Return whether these are surely whole numbers with a point that separates thousands.
 
     Of 300 and 1.080 the first is a count, and the second would be none; and no count reaches 1000.
+    Counts like 312.5 besides 300, or 0.5, may be meant.
 
-    >>> are_separated(np.array([300.0, 1.08, np.nan])), are_separated(np.array([0.5, 1.25]))
+    >>> are_separated(np.array([300.0, 1.08, np.nan])), are_separated(np.array([300.0, 312.5]))
     (True, False)
     """
-    known = counts[np.isfinite(counts)]
-    in_thousands = np.abs(1000 * known - np.round(1000 * known)) < 1e-6
-    return bool(in_thousands.all() and 100 <= known.max(initial=0) < 1000)
+    known = counts[np.isfinite(counts)].astype(np.float64)
+    odd = known[known != np.round(known)]
+    in_thousands = np.abs(odd - np.round(odd, 3)) <= 1e-7 * odd  # counts are float32
+    return bool(
+        len(odd) and in_thousands.all() and odd.min() > 1 and odd.max() < 100 <= known.max() < 1000
+    )

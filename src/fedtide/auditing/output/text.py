@@ -60,20 +60,21 @@ def describe_verdict(audit: Audit) -> str:
     """Return whether averaging favours some clients: yes, in turns, no, or not known."""
     objectives = audit.objectives
     found = favours_clients(objectives, audit.forgetting)
+    averaging = "averaging with the weights in the log" if has_own_weights(audit) else "averaging"
     if found is None:
-        return "not enough rounds to tell whether averaging favours some clients beyond chance"
+        return f"not enough rounds to tell whether {averaging} favours some clients beyond chance"
     if not found and objectives.in_force.l1_skew < _ROUNDING:
         return "no: every client has the influence that it should have"
     if not found and objectives.in_force.interval[0] < _NO_SKEW:
         return "no: chance can explain that some clients have more influence than they should"
     if not found:
-        return "no: averaging favours some clients beyond chance, but only a little"
+        return f"no: {averaging} favours some clients beyond chance, but only a little"
     if is_biased(objectives.in_force.correctable):
-        return "yes: averaging favours some clients beyond chance"
+        return f"yes: {averaging} favours some clients beyond chance"
     recent = objectives.recent
     if recent is not None and is_biased(recent.objective.correctable):
         last = "round" if recent.window == 1 else count_rounds(recent.window)
-        return f"yes: in the last {last}, averaging favours some clients beyond chance"
+        return f"yes: in the last {last}, {averaging} favours some clients beyond chance"
     skews = [objectives.in_force.skew, *([] if recent is None else [recent.objective.skew])]
     if any(map(is_biased, skews)):
         return (
@@ -82,7 +83,7 @@ def describe_verdict(audit: Audit) -> str:
         )
     half = audit.forgetting.halving_window
     fades = "" if half is None else f" (half as far in windows of {_count_busy(audit, half)})"
-    return f"in turns: averaging favours other clients at other times, beyond chance{fades}"
+    return f"in turns: {averaging} favours other clients at other times, beyond chance{fades}"
 
 
 def _describe_never(audit: Audit) -> str:

@@ -47,14 +47,19 @@ def find_cohort_size(log: ParticipationLog) -> CohortSize:
 
 
 def _find_closing(log: ParticipationLog) -> int | None:
-    """Return the number of updates of nearly all rounds, if most of them asked more clients."""
+    """Return the number of updates of nearly all rounds, if most of them asked more clients.
+
+    More clients must have been left out than in any one round: the same ones fail for reasons of
+    their own, and would be left out for good if they came back.
+    """
     if log.selected is None:
         return None
     busy = log.selected.cohorts > 0
     asked, used = log.selected.cohorts[busy], log.cohorts[busy]
     closing = int(np.median(used))
     closes = (used == closing).mean() >= _NEARLY_ALL and (asked > used).mean() > 1 / 2
-    return closing if closes else None
+    left_out = int((log.counts < log.selected.counts).sum())
+    return closing if closing and closes and left_out > (asked - used).max() else None
 
 
 def _find_asked(log: ParticipationLog) -> CohortSize:

@@ -124,7 +124,7 @@ class Findings:
 
 
 def favours_clients(objectives: ObjectiveComparison, forgetting: Forgetting) -> bool | None:
-    """Return whether training favours some clients beyond chance; None: too few rounds to tell.
+    """Return whether averaging favours some clients beyond chance; None: too few rounds to tell.
 
     It does if the skew of the objective in force, over the whole log or in the last rounds, is
     neither small nor explained by chance, or if that objective swings.

@@ -44,6 +44,9 @@ log = getLogger("flwr")
 _PUBLISHED = "published"
 """The name of the file beside the checkpoints that tells how many private rounds have ended."""
 
+_BEGIN_ANOTHER = "begin another federation with the model (see Other settings in operating.md)"
+"""What to do to go on with another method."""
+
 _SHOWN = 160
 """How many characters of settings an error shows."""
 
@@ -258,16 +261,17 @@ class TrainingSession:
         if facts.get("settings", settings) != settings and found["algorithm"] == repr(algorithm):
             raise InvalidInputError(
                 f"state: {folder} was begun with other values in algorithm {algorithm!r:.200}; "
-                "give the same, or another folder"
+                f"give the same, or {_BEGIN_ANOTHER}"
             )
         if facts.get("settings") == settings:  # what is printed may hold an address
             found["algorithm"] = given["algorithm"]
         for name, value in given.items():
             if found[name] is not None and found[name] != value:
                 before, now = _show_difference(str(found[name]), str(value))
+                other = "another folder" if name == "model" else _BEGIN_ANOTHER
                 raise InvalidInputError(
                     f"state: {folder} was begun with {name} {before}, not {now}; give the same, or "
-                    "begin another federation with the model (see Other settings in operating.md)"
+                    f"{other}"
                 )
 
     def _take(self, checkpoint: Checkpoint) -> None:

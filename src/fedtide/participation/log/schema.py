@@ -43,9 +43,12 @@ REASONS: Mapping[str, str] = {
 }
 """Why a client's update was not used: what a ledger records, and the client (it) in words."""
 
+EVENT_NAMES = ("event", "event_type")
+"""Names of columns that say what happened: read as the stage if no other column may say it."""
+
 OUTCOME_NAMES = (
     *("status", "state", "success", "succeeded", "failed", "is_failed", "completed"),
-    *("outcome", "result", "ok", "error", "dropped", "event", "event_type"),
+    *("outcome", "result", "ok", "error", "dropped", *EVENT_NAMES),
 )
 """Names of columns of other logs that may say that a row's client did not take part in the end."""
 
