@@ -114,7 +114,11 @@ VALID = {
         {"type": "least-frequent", "size": 1, "beta": 0.1},
         {"type": "min-separation", "size": 1, "rounds": 1},
     ],
-    "dropout": [{"type": "none"}, {"type": "random", "probability": 0.5}],
+    "dropout": [
+        {"type": "none"},
+        {"type": "random", "probability": 0.5},
+        {"type": "stragglers", "deadline": 1.0},
+    ],
     "problem": [
         QUADRATIC,
         TABLE,

@@ -73,6 +73,7 @@ VALUES = {
     "least-frequent": {"size": 3},
     "min-separation": {"size": 3, "rounds": 2},
     "random": {"probability": 0.1},
+    "stragglers": {"close_after": 2, "times": [1.0, 2.0]},
     "quadratic": {"matrices": [[[1.0]], [[2.0]]], "centers": [[0.0], [1.0]]},
     "classification": {
         "dataset": "digits",
