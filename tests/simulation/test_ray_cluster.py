@@ -283,8 +283,15 @@ class _Holder:
         return True
 
 
-def test_more_threads_than_any_node_has_cores_are_refused(cluster, connected, monkeypatch):
-    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_more_threads_than_any_node_has_cores_are_refused(cluster, connected, three_threads):
     with pytest.raises(ft.InvalidInputError, match=r"^cluster: no node has the 3 cores .*OMP_NUM"):
         ft.simulate(**fields(), cluster=cluster)
 
