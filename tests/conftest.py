@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 # How long an example takes says nothing on a busy machine.
@@ -57,6 +58,14 @@ def pytest_collection_modifyitems(items):
         return next((i for i, name in enumerate(WAITING) if item.get_closest_marker(name)), 9)
 
     items.sort(key=rank)
+
+
+@pytest.fixture
+def set_threads():
+    """Return what sets PyTorch's number of threads; afterwards it is that of before."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -32,19 +32,15 @@ def test_reported_gradients_are_exact_whatever_the_local_steps_are(trainer, loca
 
 @pytest.mark.compile
 @pytest.mark.parametrize(("trainer", "inside"), [("compiled", 1), ("stacked", 2), ("threaded", 1)])
-def test_rounds_leave_all_cores_to_the_threads_that_train(trainer, inside):
+def test_rounds_leave_all_cores_to_the_threads_that_train(trainer, inside, set_threads):
     """PyTorch's own threads would wait busily after every operation that uses them."""
     matrices = [np.eye(2), np.diag([3.0, 0.5])]
     task = Quadratic(matrices, np.eye(2)).prepare(0, torch.device("cpu"), torch.float64)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        local_round = LocalRound(task, LocalTraining(steps=3, lr=0.05), 0, trainer, 1)
-        with local_round.limit_threads():
-            assert torch.get_num_threads() == inside
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    set_threads(2)
+    local_round = LocalRound(task, LocalTraining(steps=3, lr=0.05), 0, trainer, 1)
+    with local_round.limit_threads():
+        assert torch.get_num_threads() == inside
+    assert torch.get_num_threads() == 2
 
 
 def test_plans_padded_to_the_largest_client_bound_a_chunk():

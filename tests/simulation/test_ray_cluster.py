@@ -283,15 +283,8 @@ class _Holder:
         return True
 
 
-@pytest.fixture
-def three_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_more_threads_than_any_node_has_cores_are_refused(cluster, connected, three_threads):
+def test_more_threads_than_any_node_has_cores_are_refused(cluster, connected, set_threads):
+    set_threads(3)
     with pytest.raises(ft.InvalidInputError, match=r"^cluster: no node has the 3 cores .*OMP_NUM"):
         ft.simulate(**fields(), cluster=cluster)
 

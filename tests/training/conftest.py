@@ -61,12 +61,9 @@ def digits_task():
 
 
 @pytest.fixture(autouse=True)
-def _two_threads(request):
+def _two_threads(request, set_threads):
     """Let the threaded trainer have two threads, whatever the test run was given.
 
     Other trainers would only have theirs wait for one another on a busy machine.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(2 if "threaded" in request.node.name.lower() else 1)
-    yield
-    torch.set_num_threads(before)
+    set_threads(2 if "threaded" in request.node.name.lower() else 1)

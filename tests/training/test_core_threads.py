@@ -13,12 +13,7 @@ from fedtide.problems.base import BatchPlan
 from fedtide.training.threads import CoreThreads
 from fedtide.training.trainers.stacked import _SMALL, _USUAL, _divide, _wake
 
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("set_threads")
 
 
 def later(do):

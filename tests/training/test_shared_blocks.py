@@ -167,16 +167,8 @@ def test_steps_that_cannot_be_captured_do_not_keep_a_task_in_memory():
     assert watched() is None
 
 
-@pytest.fixture
-def two_threads():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_compiled_steps_are_kept_by_the_number_of_threads_that_is_compiled_in(
-    two_threads, monkeypatch
+    set_threads, monkeypatch
 ):
     compiled = []
 
@@ -190,7 +182,7 @@ def test_compiled_steps_are_kept_by_the_number_of_threads_that_is_compiled_in(
     block_runner._SHARED.clear()
     task = prepare(REGRESSION, 1)
     for threads in (2, 1, 2):
-        torch.set_num_threads(threads)
+        set_threads(threads)
         plan = MinibatchPlanner(task.population, LOCAL, seed=1).plan(CLIENTS)
         StackedTrainer(task, LOCAL, compiled=True).train(Instructions(task.start), plan, 0.05)
     assert compiled == [2, 1]

@@ -158,7 +158,9 @@ class Stragglers(Dropout):
         """Return False for the clients that are late."""
         from scipy.special import ndtri  # slow to import and rarely needed
 
-        spread = (1.0 if self.times is None else 0.0) if self.spread is None else self.spread
+        spread = self.spread
+        if spread is None:
+            spread = 1.0 if self.times is None else 0.0
         delay = uniforms(seed, "delay", t, clients)
         time = spread * ndtri(uniforms(seed, "speed", clients)) + self.jitter * ndtri(delay)
         if self.times is not None:

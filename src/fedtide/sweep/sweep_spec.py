@@ -81,9 +81,10 @@ class Sweep:
                 every method replaces, or the seeds, grid, list or strategy vary.
         """
         overrides = list(overrides)
-        plain = override(_read(expand_home(path), []), overrides)
+        plain = _read(expand_home(path), [])
+        _require_methods(overrides, plain.get("methods"))
+        plain = override(plain, overrides)
         _refuse_ineffective(overrides, plain)
-        _require_methods(overrides, _read(expand_home(path), []).get("methods"))
         return cls.from_dict(plain, Path(path).stem)
 
     @classmethod

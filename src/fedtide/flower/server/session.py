@@ -240,13 +240,12 @@ class TrainingSession:
             return
         self._require_same_training(folder, checkpoint.facts)
         try:
-            self._take(checkpoint)
+            former = self._take(checkpoint)
         except KeyError as error:
             raise InvalidInputError(
                 f"state: the checkpoint in {folder} lacks {error}; it belongs to a simulation or "
                 "another version of fedtide: give the folder of this federation"
             ) from None
-        former = len(checkpoint.tensors["steps_taken"])
         if former < self.registry.size:
             self.driver.state = self.driver.algorithm.add_clients(self.driver.state, former)
             log.info("There are %d clients now, %d until now", self.registry.size, former)
@@ -274,8 +273,8 @@ class TrainingSession:
                     f"{other}"
                 )
 
-    def _take(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint of the same method and model, maybe of fewer clients.
+    def _take(self, checkpoint: Checkpoint) -> int:
+        """Continue from a checkpoint of the same method and model; return how many clients it has.
 
         Raises:
             KeyError: something is not in it.
@@ -304,7 +303,7 @@ class TrainingSession:
         self.run = int(facts["run"])
         self.entries = [Entry(**entry) for entry in facts["entries"]]
         if self.selection is None:
-            return
+            return size
         if facts.get("selection") == self._selection_settings and size == self.registry.size:
             self.selection.restore(_strip(checkpoint.tensors, "selection."))
         else:
@@ -312,6 +311,7 @@ class TrainingSession:
                 "The selection starts anew: the state was saved with another one or none, or with "
                 "fewer clients"
             )
+        return size
 
 
 def _read_published(path: Path) -> int:
