@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _NAMES = {"torch": "PyTorch", "numpy": "NumPy", "python": "Python"}
@@ -24,7 +24,10 @@ def versions(packages: Iterable[str] = ("fedtide", "torch")) -> str:
 def _version(package: str) -> str:
     if package == "python":
         return platform.python_version()
-    return version(package).partition("+")[0]
+    try:
+        return version(package).partition("+")[0]
+    except PackageNotFoundError:  # code that is run where it lies
+        return "(not installed)"
 
 
 @cache

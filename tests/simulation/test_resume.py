@@ -1,6 +1,7 @@
 """A run that is killed at any moment goes on and ends bit for bit as if it had not been."""
 
 import itertools
+import json
 import os
 import random
 import shutil
@@ -555,3 +556,30 @@ def test_resuming_with_the_threads_of_before_leaves_those_of_the_process_alone(t
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_time_and_the_machines_of_all_parts_are_kept(
+    regression, killed_at, tmp_path, monkeypatch
+):
+    """A round that was lost with its process is counted once, and a machine that stayed, too."""
+    fields = regression | {"checkpoint": {"every": 1}, "trainer": "auto"}
+    ticks = itertools.count()
+    monkeypatch.setattr("fedtide.simulation.loop.time.perf_counter", lambda: next(ticks))
+    for t, where in ((4, "a"), (8, "b"), (10, "b")):
+        monkeypatch.setattr("fedtide.simulation.execution.machine", lambda where=where: where)
+        killed_at(t, fields, tmp_path / "run", resume=t > 4)
+    result = ft.simulate(**fields, out=tmp_path / "run", resume=True)
+    timings = json.loads((tmp_path / "run" / "timings.json").read_text())
+    executions = timings.pop("executions")
+    assert [part["machine"] for part in executions] == ["a", "b"]
+    (trainer,) = {part["trainer"] for part in executions}
+    assert timings.pop("trainer") == result.trainer
+    assert result.trainer == f"{trainer}, as in the earlier part of the run"
+    assert timings == {
+        "rounds": 12,
+        "training_seconds": 12,  # a tick in each round
+        "evaluation_seconds": len(result.metrics),
+        "rounds_per_second": 1,
+    }
+    monkeypatch.undo()
+    assert ft.simulate(**fields, out=tmp_path / "run", resume=True).timings == timings

@@ -169,7 +169,7 @@ def _machines(records: Sequence[Record]) -> list[str]:
     seconds: dict[tuple[str, str], float] = defaultdict(float)
     for record in records:
         if record.shared_from is None:
-            seconds[record.machine, record.version] += record.seconds
+            seconds[record.computed_on, record.version] += record.seconds
     return [
         f"{machine}; {version}; {total / 60:.0f} minutes in total"
         for (machine, version), total in sorted(seconds.items())

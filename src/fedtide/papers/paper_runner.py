@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import torch
 
 from fedtide.atomic_io import make_folder
 from fedtide.errors import InvalidInputError
@@ -28,7 +26,6 @@ from fedtide.simulation.run_folder import RunFolder, read_frame
 from fedtide.sweep import Sweep, SweepRun, run_sweep
 from fedtide.sweep.configurations import Configuration
 from fedtide.sweep.sweep_runner import OnProgress
-from fedtide.training import devices
 
 _PATIENCE = 60.0  # seconds that another process may take to write its records
 
@@ -110,7 +107,7 @@ class RunOutcome:
         metrics: one row per evaluation.
         seconds: the time of training and evaluation.
         stopped: why it ended before its last round, if it did.
-        execution: the trainer, the threads, the instruction set, and the GPU if there is one.
+        execution: see `Execution`; under "earlier" those of earlier parts of the run that differ.
         model: the file of the final model, if any.
     """
 
@@ -204,13 +201,9 @@ def _read_outcome(run: PlannedRun, folder: RunFolder) -> RunOutcome:
     spent = ("training_seconds", "evaluation_seconds")
     timings = folder.read_json(folder.timings, spent)
     seconds = sum(float(timings[name]) for name in spent)
-    execution = {
-        "trainer": re.split("[:,]", timings.get("trainer", ""))[0],
-        "threads": timings.get("threads"),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-    }
-    if (device := run.resolved["device"]) != "cpu":
-        execution["device"] = devices.describe(device)
+    *earlier, execution = timings.get("executions") or [{}]  # older versions have none
+    if earlier:  # the run was continued on another machine or GPU
+        execution = {**execution, "earlier": earlier}
     return RunOutcome(read_frame(folder.metrics), seconds, None, execution, folder.model)
 
 

@@ -43,8 +43,8 @@ class Record:
         version: the versions of fedtide and PyTorch.
         machine: the processor, which also decides the last bits, and its number of cores.
         execution: what else decides the last bits: the trainer, the threads of one run, the
-            instruction set of the processor, and the GPU if it trained on one; empty in older
-            records.
+            instruction set of the processor, and the GPU if it trained on one; under "earlier" the
+            same of earlier parts of the run that were computed elsewhere; empty in older records.
         shared_from: the run of another experiment, case or method with the same settings that was
             run instead of this one; None: this one was run.
     """
@@ -70,6 +70,25 @@ class Record:
     def key(self) -> RunKey:
         """What identifies the run among all runs of all experiments."""
         return RunKey(self.paper, self.scale, self.case, self.method, self.seed)
+
+    @property
+    def used_gpu(self) -> bool:
+        """Whether the run, or an earlier part of it, was computed on a GPU."""
+        return any("device" in part for part in [self.execution, *self._earlier])
+
+    @property
+    def computed_on(self) -> str:
+        """The processors and GPUs on which the run was computed, in words."""
+        parts = [*self._earlier, {"machine": self.machine, **self.execution}]
+        return ", then ".join(
+            ", ".join(part[name] for name in ("machine", "device") if name in part)
+            for part in parts
+        )
+
+    @property
+    def _earlier(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.execution.get("earlier", [])
+        return found
 
     def share(self, own: PaperExperiment, run: PlannedRun, of: PaperExperiment) -> Record | None:
         """Return the record of a planned run with the same settings, which then need not be run.
@@ -134,6 +153,7 @@ def make_record(
     """Return the record of a run with these metrics, one row per evaluation."""
     last = metrics.row(-1, named=True) if len(metrics) else {}
     values = {name: None if stopped else m.read(metrics) for name, m in measures.items()}
+    how = dict(execution or {})
     return Record(
         **run.key._asdict(),
         measures={name: _round(value, 8) for name, value in values.items()},
@@ -144,8 +164,8 @@ def make_record(
         seconds=round(seconds, 1),
         rounds=int(last.get("round", 0)),
         version=versions(),
-        machine=machine(),
-        execution={} if execution is None else dict(execution),
+        machine=how.pop("machine", None) or machine(),
+        execution=how,
         shared_from=None if shared_from is None else str(shared_from.key),
     )
 

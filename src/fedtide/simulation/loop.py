@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -41,6 +41,7 @@ from fedtide.simulation.divergence import (
     drop_or_raise_nonfinite,
     flag_finite,
 )
+from fedtide.simulation.execution import continue_executions, describe_execution
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.local_round import (
     LocalRound,
@@ -73,8 +74,8 @@ class Timings:
     """The seconds that a run took; kept apart from its results, which do not depend on them.
 
     Args:
-        rounds: rounds run in this process.
-        training: seconds in rounds.
+        rounds: rounds run, without those that were lost with a process and run again.
+        training: seconds in rounds, of all processes in which it ran.
         evaluation: seconds in evaluations.
     """
 
@@ -101,6 +102,7 @@ class Run:
         trainer_choice: the trainer and why it was chosen, for people.
         metrics: one mapping per evaluation.
         log: the rows of the participation log that have not been written yet.
+        executions: how the rounds were computed, in this process and earlier ones.
     """
 
     def __init__(
@@ -130,6 +132,8 @@ class Run:
             experiment.rounds, self._local.evaluation_cost(cohort)
         )
         self.trainer_choice = self._local.choice
+        if trainer not in (None, experiment.trainer):
+            self.trainer_choice = f"{trainer}, as in the earlier part of the run"
         self.buffers = Buffers.of_task(self.task, algorithm.centralised)
         self.driver = self._start_driver()
         self._largest_chunk = self._local.chunk_size(experiment.max_stack_bytes, experiment.chunk)
@@ -144,6 +148,7 @@ class Run:
         self.metrics: list[dict[str, Any]] = []
         self.iterates = [self.task.start] if experiment.record_iterates else []
         self.timings = Timings()
+        self.executions = [describe_execution(self._local.trainer.name, experiment.device)]
         self.evaluation: Evaluation | None = None
 
     def round(self) -> None:
@@ -281,6 +286,8 @@ class Run:
             "reports": self.tally.reports,
             "metrics": self.metrics,
             "trainer": self._local.trainer.name,
+            "timings": asdict(self.timings),
+            "executions": self.executions,
         }
         return Checkpoint(self.ended, tensors, facts)
 
@@ -299,6 +306,10 @@ class Run:
             self.buffers.values = tensors["buffers"].to(device)
         if self.iterates:
             self.iterates = list(tensors["iterates"].to(device))
+        if "timings" in checkpoint.facts:  # not in those of older versions
+            self.timings = Timings(**checkpoint.facts["timings"])
+            before, (now,) = checkpoint.facts["executions"], self.executions
+            self.executions = continue_executions(before, now)
         self.ended = checkpoint.round
 
     def _run_algorithm(self, participants: Participants) -> tuple[RoundInfo, Ids]:

@@ -78,7 +78,7 @@ def write_results(
     write_frame(folder.clients, clients)
     tensors = _saved_model(run)
     write_atomically(folder.model, lambda path: safetensors.torch.save_file(tensors, path))
-    how = {"trainer": run.trainer_choice, "threads": torch.get_num_threads()}
+    how = {"trainer": run.trainer_choice, "executions": run.executions}
     write_json(folder.timings, _timings(run) | how)
     summary = {
         "rounds": run.ended,
@@ -133,7 +133,8 @@ def read_result(run: Run, folder: RunFolder) -> Result:
             f"out: {folder.path} is finished, but its results cannot be read "
             f"({first_line(error)}); start again in another folder"
         ) from None
-    timings.pop("threads", None)
+    for name in ("threads", "executions"):  # how it was computed; older versions have the former
+        timings.pop(name, None)
     return Result(
         model=model,
         metrics=metrics,
