@@ -1,6 +1,6 @@
 """One command for a GPU: is everything equal to the CPU, and how fast is it?
 
-    python benchmarks/gpu.py                          # on the GPU; writes records/gpu.json
+    python benchmarks/gpu.py                          # on an H100; writes records/gpu_h100.json
     python benchmarks/gpu.py --device cpu --quick     # the same script in a minute, anywhere
 
 Equality: every method, every trainer and every kind of local training runs a few rounds on the
@@ -44,7 +44,7 @@ from measuring import Section, machine
 from peers import run_pfl
 from workload import Workload
 
-RECORD = Path(__file__).parent / "records" / "gpu.json"
+RECORDS = Path(__file__).parent / "records"
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 INNER = {"period": 2, "factor": 1.5}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -246,24 +246,20 @@ def row(
     return found
 
 
-def section(record: dict[str, Any]) -> Section:
-    """Return the speeds as a table."""
-    rates = {one["of"]: one["rate"] for one in record["rates"]}
-    methods = len({one["method"] for one in record["equality"]})
-    trainers = ", ".join(dict.fromkeys(one["trainer"] for one in record["equality"]))
+def read_records() -> list[dict[str, Any]]:
+    """Return what was measured on each GPU."""
+    return [json.loads(file.read_text("utf-8")) for file in sorted(RECORDS.glob("gpu_*.json"))]
+
+
+def section(records: Sequence[dict[str, Any]]) -> Section:
+    """Return the speeds on all GPUs as a table."""
     found = Section(
         "GPU",
-        f"`python benchmarks/gpu.py`, {record['device']}, {record['machine']}. Largest deviation "
-        f"from the CPU over {len(record['equality'])} comparisons ({methods} methods, trainers "
-        f"{trainers}): "
-        + ", ".join(f"{dtype} {worst:.1e}" for dtype, worst in worst_deviations(record).items())
-        + f"; a second run, resumed from a checkpoint, gave the same bits in "
-        f"{sum(one['repeats'] for one in record['equality'])} of them. The first two rounds "
-        f"capture the steps, and compile them. This GPU copies {rates['copy'] / 1e12:.1f} TB/s and "
-        f"reaches {rates['float32'] / 1e12:.0f} TFLOP/s in float32, {rates['tf32'] / 1e12:.0f} in "
-        f"TF32, which PyTorch uses for convolutions of float32, and "
-        f"{rates['bfloat16'] / 1e12:.0f} in bfloat16.",
+        "`python benchmarks/gpu.py`. The first two rounds capture the steps, and compile them. The "
+        "limit is that of TF32, which PyTorch uses for convolutions of float32, or of bfloat16. "
+        + " ".join(about(record) for record in records),
         (
+            "GPU",
             "workload",
             "clients a round",
             "trainer",
@@ -274,11 +270,13 @@ def section(record: dict[str, Any]) -> Section:
             "minutes",
         ),
     )
-    for one in record["speed"]:
+    for of, one in ((record, one) for record in records for one in record["speed"]):
+        rates = rates_of(of)
         rate = rates["bfloat16" if one["dtype"] == "bfloat16" else "tf32"]
         limit = max(one["flops"] / rate, one["bytes"] / rates["copy"])
         found.rows.append(
             (
+                short_name(of["device"]),
                 one["workload"],
                 f"{one['clients']:,}",
                 one["trainer"],
@@ -290,6 +288,32 @@ def section(record: dict[str, Any]) -> Section:
             )
         )
     return found
+
+
+def about(record: dict[str, Any]) -> str:
+    """Return how fast a GPU is, and how its results compare with those of the CPU."""
+    equality, rates = record["equality"], rates_of(record)
+    methods = len({one["method"] for one in equality})
+    trainers = ", ".join(dict.fromkeys(one["trainer"] for one in equality))
+    worst = ", ".join(f"{dtype} {most:.1e}" for dtype, most in worst_deviations(record).items())
+    return (
+        f"**{short_name(record['device'])}**: {record['machine']}. It copies "
+        f"{rates['copy'] / 1e12:.1f} TB/s and reaches {rates['float32'] / 1e12:.0f} TFLOP/s in "
+        f"float32, {rates['tf32'] / 1e12:.0f} in TF32 and {rates['bfloat16'] / 1e12:.0f} in "
+        f"bfloat16. Largest deviation from the CPU over {len(equality)} comparisons ({methods} "
+        f"methods, trainers {trainers}): {worst}; a second run, resumed from a checkpoint, gave "
+        f"the same bits in {sum(one['repeats'] for one in equality)} of them."
+    )
+
+
+def rates_of(record: dict[str, Any]) -> dict[str, float]:
+    """Return bytes/s and FLOP/s by name."""
+    return {one["of"]: one["rate"] for one in record["rates"]}
+
+
+def short_name(device: str) -> str:
+    """Return H100 for "NVIDIA H100 80GB HBM3"."""
+    return device.removeprefix("NVIDIA ").partition(" ")[0]
 
 
 def worst_deviations(record: dict[str, Any]) -> dict[str, float]:
@@ -310,9 +334,11 @@ def main() -> None:
     parser.add_argument(
         "--no-compile", action="store_true", help="leave out compiled steps, which take minutes"
     )
-    parser.add_argument("--out", type=Path, default=RECORD, help="the file of the record")
+    parser.add_argument("--out", type=Path, help="the file of the record")
     asked = parser.parse_args()
     devices.require_device(asked.device)
+    device = devices.describe(asked.device)
+    out = asked.out or RECORDS / f"gpu_{short_name(device).lower()}.json"
     trainers = [one for one in TRAINERS if one != "compiled" or not asked.no_compile]
     timed_trainers = [one for one in ("stacked", "compiled") if one in trainers]
     parts: dict[str, Iterable[Any]] = {
@@ -320,14 +346,14 @@ def main() -> None:
         "equality": compare(asked.device, trainers, asked.quick),
         "speed": measure(asked.device, timed_trainers, asked.quick),
     }
-    record: dict[str, Any] = {"machine": machine(), "device": devices.describe(asked.device)}
+    record: dict[str, Any] = {"machine": machine(), "device": device}
     for name, part in parts.items():
         record[name] = []
         for found in part:
             record[name].append(found)
             if not asked.quick:  # what was measured is kept if the rest fails
-                asked.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(section(record).markdown())
+                out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print(section([record]).markdown())
     if failed := [found for found in record["equality"] if not found["passed"]]:
         sys.exit("differs: " + ", ".join(map(str, failed)))
 

@@ -28,12 +28,14 @@ PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 GPU = """
 Most of a round of the CNN is spent in its kernels, more than a third of it in convolutions and
 their gradients; the rest is Python, which plans the minibatches while the GPU waits. Twenty-five
-clients of 16 samples are far from filling this GPU. A round of a hundred logistic models takes
-about half as long as compiled on two cores of a CPU: here Python is their limit, and for thousands
-of them planning. `trainer: auto` does not compile on a GPU: what compiling saves of a
-round must make up for the seconds before, for every size that cohorts have. The compiled steps were
-found in the cache here, where processes beside the comparisons had compiled them; without it, the
-first two rounds of the CNN took 50 to 54 s.
+clients of 16 samples are far from filling such a GPU. So several runs share one well: on the H100,
+full runs of paper 001 on the real data, two side by side under NVIDIA's Multi-Process Service, took
+198 to 213 s each, evaluations included ([records](results.md#001cifar10)). A round of a hundred
+logistic models takes half as long or less as compiled on two cores of a CPU: here Python is their
+limit, and for thousands of them planning. `trainer: auto` does not compile on a GPU: what compiling
+saves of a round must make up for the seconds before, for every size that cohorts have. The compiled
+steps were found in the cache on the H200, where processes beside the comparisons had compiled them;
+without it, the first two rounds of the CNN took 50 to 54 s.
 """
 
 
@@ -69,10 +71,8 @@ def _write(measured: str) -> None:
 
 def _recorded() -> list[str]:
     """Return the sections that come from records."""
-    return [
-        room.section(json.loads(room.RECORD.read_text(encoding="utf-8"))).markdown()
-        for room in (cluster, gpu)
-    ]
+    record = json.loads(cluster.RECORD.read_text(encoding="utf-8"))
+    return [cluster.section(record).markdown(), gpu.section(gpu.read_records()).markdown()]
 
 
 if __name__ == "__main__":

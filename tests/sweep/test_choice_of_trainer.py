@@ -1,5 +1,7 @@
 """What sweeps tell the choice of a trainer, which compiles where there is much to train."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -46,6 +48,21 @@ def test_workers_share_the_runs(sweep, tmp_path, monkeypatch):
     given.clear()
     run_sweep(sweep(grid={"local.steps": [1, 2]}), tmp_path / "two", workers=2)
     assert [job.alike for job in given] == [1, 1]
+
+
+@pytest.mark.parametrize(("device", "workers"), [("cpu", 8), ("meta", 2)])
+def test_a_gpu_is_not_shared_by_as_many_runs_as_there_are_cores(
+    device, workers, sweep, tmp_path, monkeypatch
+):
+    given = []
+    monkeypatch.setattr("fedtide.sweep.sweep_runner.available_cores", lambda: 8)
+    monkeypatch.setattr(
+        "fedtide.sweep.sweep_runner.run_in_processes", lambda jobs, count, *_: given.append(count)
+    )
+    runs = sweep(seeds=list(range(10)))
+    members = [replace(run, experiment=replace(run.experiment, device=device)) for run in runs.runs]
+    run_sweep(replace(runs, runs=tuple(members)), tmp_path / "out")
+    assert given == [workers]
 
 
 def test_a_resumed_sweep_counts_the_runs_that_have_ended(sweep, tmp_path, updates):

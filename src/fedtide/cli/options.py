@@ -34,7 +34,10 @@ RunFolders = Annotated[
 """What `compare` and `report` read."""
 
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Runs to execute at a time.", show_default="one per core")
+    int | None,
+    typer.Option(
+        min=1, help="Runs to execute at a time.", show_default="one per core, two on a GPU"
+    ),
 ]
 """How many processes run at a time."""
 

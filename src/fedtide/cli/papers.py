@@ -48,7 +48,9 @@ def papers_command(
     records: Annotated[Path, typer.Option(help="Folder of the run records.")] = Path("results"),
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs to execute at a time.", show_default="one per core"),
+        typer.Option(
+            min=1, help="Runs to execute at a time.", show_default="one per core, two on a GPU"
+        ),
     ] = None,
     device: Annotated[
         str | None,

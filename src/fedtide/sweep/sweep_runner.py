@@ -29,6 +29,9 @@ from fedtide.sweep.sweep_progress import SweepProgress
 from fedtide.sweep.sweep_spec import BEST_FILE, SWEEP_FILE, Sweep
 from fedtide.validation import expand_home
 
+_PROCESSES_OF_A_GPU = 2
+"""One prepares the next round while the kernels of the other run; each takes memory."""
+
 OnProgress = Callable[[SweepProgress], None]
 """Called with the progress of all runs when the state of one changes, and after rounds."""
 
@@ -58,8 +61,9 @@ def run_sweep(
     Args:
         sweep: the sweep.
         out: the output folder, in which ~ is the home folder.
-        workers: how many runs are executed at a time; None: one per core. With `cluster`, how many
-            workers train the clients; None: as many as the cluster has room for.
+        workers: how many runs are executed at a time; None: one per core, or two on a GPU. With
+            `cluster`, how many workers train the clients; None: as many as the cluster has room
+            for.
         ray: the address of a Ray cluster on which each run is a task; None: processes on this
             machine.
         cluster: the address of a Ray cluster whose workers train the clients of one run after
@@ -193,7 +197,10 @@ class _Execution:
     @property
     def _processes(self) -> int:
         """How many processes of this machine may run at a time."""
-        return self.workers or available_cores()
+        if self.workers is not None:
+            return self.workers
+        on_gpu = any(run.experiment.device != "cpu" for run in self.runs.values())
+        return min(available_cores(), _PROCESSES_OF_A_GPU) if on_gpu else available_cores()
 
     def _count_alike(self, runs: Sequence[SweepRun]) -> list[float]:
         """Return how many runs of a process take the same steps as each, also if some have ended.
