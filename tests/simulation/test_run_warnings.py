@@ -146,9 +146,10 @@ def test_periods_longer_than_the_run_are_warned_of(period, field, tmp_path):
     assert [text[: len(expected)] for text in found] == [expected] * (period > 12)
 
 
+@pytest.mark.parametrize("selection", [{"type": "uniform-of", "size": 2}, {"type": "all"}])
 @pytest.mark.parametrize("closing", [1, 2])
-def test_rounds_that_no_number_of_reports_closes_are_warned_of(closing, tmp_path):
-    fields = {"selection": {"type": "uniform-of", "size": 2}}
+def test_rounds_that_no_number_of_reports_closes_are_warned_of(closing, selection, tmp_path):
+    fields = {"selection": selection}
     fields |= {"dropout": {"type": "stragglers", "close_after": closing}}
     found, result = simulate(tmp_path, **fields)
     assert (result.participation["stage"] == "used").sum() == 12 * closing

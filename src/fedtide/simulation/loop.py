@@ -219,7 +219,8 @@ class Run:
         algorithm, reports = self.experiment.algorithm, self.tally.reports
         moved = not torch.equal(self.driver.output, self.task.start)
         found = find_warnings(algorithm, self.metrics, start_loss, reports, moved)
-        return [*found, *find_ineffective_settings(self.experiment), *self.task.warnings]
+        ineffective = find_ineffective_settings(self.experiment, self.population.clients)
+        return [*found, *ineffective, *self.task.warnings]
 
     def metrics_table(self) -> pl.DataFrame:
         """Return one row per evaluation."""

@@ -97,7 +97,7 @@ def _find_undefined(last: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def find_ineffective_settings(experiment: Experiment) -> list[str]:
+def find_ineffective_settings(experiment: Experiment, clients: int) -> list[str]:
     """Return a sentence on every setting that has next to no effect, or an unexpected one."""
     found, rounds = [], experiment.rounds
     optimizer, amplified = experiment.local.optimizer, experiment.algorithm.amplification
@@ -116,9 +116,9 @@ def find_ineffective_settings(experiment: Experiment) -> list[str]:
             f"algorithm.{amplified.field}: the first period ends after {first:,} rounds and the "
             f"run after {rounds:,}, so nothing is amplified; shorten the period or run more rounds"
         )
-    dropout, asked = experiment.dropout, getattr(experiment.selection, "size", None)
+    dropout, asked = experiment.dropout, experiment.selection.most(clients)
     closing = dropout.close_after if isinstance(dropout, Stragglers) else None
-    if closing is not None and asked is not None and closing >= asked:
+    if closing is not None and closing >= asked:
         found.append(
             f"dropout.close_after: a round asks at most {asked:,} clients, so that {closing:,} "
             "reports close none; lower it"
