@@ -31,7 +31,7 @@ their gradients; the rest is Python, which plans the minibatches while the GPU w
 clients of 16 samples are far from filling such a GPU. So several runs share one well: on the H100,
 full runs of paper 001 on the real data, two side by side under NVIDIA's Multi-Process Service, took
 198 to 213 s each, evaluations included ([records](results.md#001cifar10)). A round of a hundred
-logistic models takes half as long or less as compiled on two cores of a CPU: here Python is their
+logistic models takes at most half as long as compiled on two cores of a CPU: here Python is their
 limit, and for thousands of them planning. `trainer: auto` does not compile on a GPU: what compiling
 saves of a round must make up for the seconds before, for every size that cohorts have. The compiled
 steps were found in the cache on the H200, where processes beside the comparisons had compiled them;

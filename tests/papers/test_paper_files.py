@@ -118,7 +118,7 @@ def test_estimated_minutes_agree_with_the_records_within_a_factor_of_two(name):
     """
     paper = load(name)
     for scale in SCALES:
-        records = [record for record in records_of(name) if not record.used_gpu]
+        records = [record for record in records_of(name) if "device" not in record.execution]
         run_here = [record for record in records if record.shared_from is None]
         rows = compare(paper, run_here, scale)
         seconds = {}

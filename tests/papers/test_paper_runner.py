@@ -367,15 +367,19 @@ def test_record_says_what_decides_the_last_bits(finished):
 
 
 def test_record_of_a_run_that_was_continued_elsewhere(paper, fast_run):
-    gpu = {"trainer": "stacked", "threads": 8, "machine": "one, 16 cores", "device": "a GPU"}
-    here = {"trainer": "threaded", "threads": 1, "machine": "two, 2 cores"}
+    here = {"trainer": "stacked", "threads": 1, "machine": "two, 2 cores", "device": "a GPU"}
+    elsewhere = {**here, "machine": "one, 16 cores", "device": "another GPU"}
     frame = pl.DataFrame({"round": [10], "loss": [0.5]})
-    plain = make_record(fast_run, paper.measures, frame, 1.0, execution=here)
-    moved = make_record(fast_run, paper.measures, frame, 1.0, execution={**here, "earlier": [gpu]})
-    assert (plain.used_gpu, plain.computed_on) == (False, "two, 2 cores")
-    assert moved.used_gpu
-    assert moved.computed_on == "one, 16 cores, a GPU, then two, 2 cores"
-    assert moved.machine == "two, 2 cores"
+
+    def record(*earlier):
+        execution = here | ({"earlier": [*earlier]} if earlier else {})
+        return make_record(fast_run, paper.measures, frame, 1.0, execution=execution)
+
+    assert record().computed_on == "two, 2 cores, a GPU"
+    assert record({**here, "trainer": "reference"}).computed_on == record().computed_on
+    moved = record(elsewhere)
+    assert moved.computed_on == "one, 16 cores, another GPU, then two, 2 cores, a GPU"
+    assert (moved.machine, moved.execution["device"]) == ("two, 2 cores", "a GPU")
 
 
 def test_records_are_small_and_store_infinity_as_none(paper, fast_run, tmp_path):

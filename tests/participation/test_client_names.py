@@ -24,6 +24,7 @@ from fedtide.participation import (
 from fedtide.participation.log.client_ids import name_clients, number_clients
 from fedtide.participation.log.tables import read_table
 from fedtide.population import Names, Population
+from fedtide.simulation.experiment import BUILDER
 
 WORDS = np.array(["zoe", "ann", 'a, "b"', "007", "7", "señor 名", "-1"], dtype=object)
 NUMBERS = np.array([1001, 7, 0, -5, 2**62])
@@ -259,3 +260,11 @@ def test_a_column_of_pandas_names_the_clients_by_its_index() -> None:
             Bernoulli(rates=rows["rate"])
     with pytest.raises(InvalidInputError, match=r"^rates: its index has a name twice"):
         Bernoulli(rates=by_name.set_axis(["ann", "ann", "bob"]))
+
+
+def test_names_in_numbers_of_numpy_are_written_as_numbers() -> None:
+    """As in `dict(zip(ids, rates))` of two arrays, and in nullable columns of pandas."""
+    rates = dict(zip(np.array([1, 0]), np.array([0.1, 0.2]), strict=True))
+    plain = BUILDER.to_dict(Bernoulli(rates=rates))["rates"]
+    assert {type(name) for name in plain} == {int}
+    assert plain == {1: 0.1, 0: 0.2}

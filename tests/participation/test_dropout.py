@@ -108,8 +108,8 @@ def test_ties_are_broken_at_random() -> None:
 
 def test_rates_of_stragglers_are_not_known() -> None:
     schedule = Schedule(Bernoulli(0.5), UniformOf(13), Stragglers(close_after=10))
-    assert schedule.reporting_probability is None
     population = Population(clients=13)
+    assert schedule.reporting_probability(population) is None
     assert schedule.known_rates(population, seed=0) is None
     sizes = [len(schedule.start(population, 3).round(t).reported) for t in range(50)]
     assert max(sizes) == 10

@@ -1,12 +1,14 @@
 """Schedules: participation weights and known rates."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedtide.client_values import order_by_id
 from fedtide.errors import InvalidInputError
 from fedtide.participation import (
     All,
@@ -196,7 +198,10 @@ def test_a_dropout_model_of_ones_own_may_be_asked_about_nobody() -> None:
 class Slow(Dropout):
     """Client n reports in a share of the rounds of its own."""
 
-    shares: tuple[float, ...]
+    shares: tuple[float, ...] | Mapping[int, float]
+
+    def for_population(self, population: Population) -> Dropout:
+        return Slow(tuple(order_by_id("shares", self.shares, population)))
 
     def draw_mask(self, seed: int, t: int, clients: Any) -> Any:
         return uniforms(seed, "slow", t, clients) < np.array(self.shares)[clients]
@@ -206,9 +211,10 @@ class Slow(Dropout):
         return np.array(self.shares)
 
 
-def test_known_rates_follow_the_clients_probabilities_of_reporting() -> None:
+@pytest.mark.parametrize("shares", [(0.9, 0.5, 0.1), {2: 0.1, 0: 0.9, 1: 0.5}])
+def test_known_rates_follow_the_clients_probabilities_of_reporting(shares: Any) -> None:
     """With their mean, known rates would give the fast clients too much weight."""
-    shares, rounds, population = (0.9, 0.5, 0.1), 4000, Population(clients=3)
+    rounds, population = 4000, Population(clients=3)
     schedule = Schedule(Bernoulli(0.5), dropout=Slow(shares))
     running = schedule.start(population, seed=0)
     reported = np.zeros(3)
@@ -217,7 +223,8 @@ def test_known_rates_follow_the_clients_probabilities_of_reporting() -> None:
     rates = schedule.known_rates(population, seed=0)
     np.testing.assert_allclose(rates, [0.45, 0.25, 0.05])
     np.testing.assert_allclose(reported / rounds, rates, atol=0.03)
-    assert schedule.reporting_probability == pytest.approx(0.5)
+    assert schedule.reporting_probability(population) == pytest.approx(0.5)
+    schedule = Schedule(Bernoulli(0.5), dropout=Slow((0.9, 0.5, 0.1)))
     with pytest.raises(InvalidInputError, match=r"^dropout\.reporting_probability: 3 "):
         schedule.known_rates(Population(clients=4), seed=0)
 

@@ -583,3 +583,39 @@ def test_the_time_and_the_machines_of_all_parts_are_kept(
     }
     monkeypatch.undo()
     assert ft.simulate(**fields, out=tmp_path / "run", resume=True).timings == timings
+
+
+def test_processes_that_compute_no_round_are_not_among_the_executions(
+    regression, killed_at, tmp_path, monkeypatch
+):
+    """One is killed as it reopens a finished run, another one only writes the results."""
+    folder = tmp_path / "run"
+
+    def run_on(machine, rounds):
+        monkeypatch.setattr("fedtide.simulation.execution.machine", lambda: machine)
+        ft.simulate(**regression | {"rounds": rounds}, out=folder, resume=True)
+        executions = json.loads((folder / "timings.json").read_text())["executions"]
+        return [part["machine"] for part in executions]
+
+    def kill(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtide.simulation.runner.write_results", kill)
+        with pytest.raises(Killed):
+            run_on("a", 6)
+    assert run_on("b", 6) == ["a"]
+    killed_at(6, regression | {"rounds": 12}, folder, resume=True)  # on b
+    assert run_on("a", 12) == ["a"]
+
+
+def test_a_trainer_that_cannot_go_on_is_not_said_to(regression, killed_at, tmp_path, monkeypatch):
+    """As where the second machine has no compiler."""
+    fields = regression | {"checkpoint": {"every": 1}, "trainer": "auto"}
+    killed_at(4, fields, tmp_path / "run")
+    kept = load_newest(tmp_path / "run" / "checkpoints")
+    facts = {**kept.facts, "trainer": "compiled"}
+    save(tmp_path / "run" / "checkpoints", Checkpoint(kept.round, kept.tensors, facts))
+    monkeypatch.setattr("fedtide.training.devices.can_compile", lambda like: False)
+    result = ft.simulate(**fields, out=tmp_path / "run", resume=True)
+    assert result.trainer.startswith("stacked: compiled was requested, but ")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fedtide as ft
+from fedtide.errors import InvalidInputError
 from fedtide.simulation import local_round
 from fedtide.simulation.task_cache import count_alike
 from fedtide.sweep import run_sweep
@@ -63,6 +64,11 @@ def test_a_gpu_is_not_shared_by_as_many_runs_as_there_are_cores(
     members = [replace(run, experiment=replace(run.experiment, device=device)) for run in runs.runs]
     run_sweep(replace(runs, runs=tuple(members)), tmp_path / "out")
     assert given == [workers]
+
+
+def test_no_workers_are_refused(sweep, tmp_path):
+    with pytest.raises(InvalidInputError, match=r"^workers: 0 is not a whole number"):
+        run_sweep(sweep(seeds=[1, 2]), tmp_path / "out", workers=0)
 
 
 def test_a_resumed_sweep_counts_the_runs_that_have_ended(sweep, tmp_path, updates):

@@ -86,6 +86,17 @@ def test_a_method_can_be_left_out(sweep):
     assert run.experiment.algorithm == ft.algorithms.FedAvg()
     with pytest.raises(ft.InvalidInputError, match=r"^methods\.c: the file has no such method; "):
         sweep(["methods.c=false"], methods=methods)
+    with pytest.raises(ft.InvalidInputError, match=r"^methods: all are false, "):
+        sweep(["methods.a=false", "methods.b=false"], methods=methods)
+
+
+def test_false_can_be_the_value_of_one_of_a_methods_keys(sweep):
+    methods = {"a": {}, "b": {"algorithm": "fedavg"}}
+    found = sweep(["methods.b.compile=false"], methods=methods).runs
+    assert [(run.path.split("/")[0], run.experiment.compile) for run in found] == [
+        ("a", True),
+        ("b", False),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from importlib.metadata import version
 from types import FrameType
 from typing import Annotated, NamedTuple
 
@@ -21,6 +20,7 @@ from typer.core import TyperGroup
 
 from fedtide.cli.entry import end_at_once_on_signals
 from fedtide.errors import Interrupted, InvalidInputError, RunFailedError, did_you_mean
+from fedtide.provenance import versions
 
 
 class _Command(NamedTuple):
@@ -143,7 +143,7 @@ app = _typer(cls=_LazyCommands, no_args_is_help=True)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"fedtide {version('fedtide')}")
+        print(versions(["fedtide"]))
         raise typer.Exit
 
 

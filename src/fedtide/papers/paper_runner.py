@@ -50,7 +50,7 @@ def run_paper(
         runs: runs of its plan, all at one scale.
         out: the folder of the run folders.
         records: the folder of the records.
-        workers: how many runs at a time; None: one for each core.
+        workers: how many runs at a time; None: see `run_sweep`.
         progress: is called with the progress of the runs after every change.
 
     Raises:

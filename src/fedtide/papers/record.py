@@ -72,23 +72,15 @@ class Record:
         return RunKey(self.paper, self.scale, self.case, self.method, self.seed)
 
     @property
-    def used_gpu(self) -> bool:
-        """Whether the run, or an earlier part of it, was computed on a GPU."""
-        return any("device" in part for part in [self.execution, *self._earlier])
-
-    @property
     def computed_on(self) -> str:
         """The processors and GPUs on which the run was computed, in words."""
-        parts = [*self._earlier, {"machine": self.machine, **self.execution}]
-        return ", then ".join(
+        earlier: list[dict[str, Any]] = self.execution.get("earlier", [])
+        parts = [*earlier, {"machine": self.machine, **self.execution}]
+        places = (
             ", ".join(part[name] for name in ("machine", "device") if name in part)
             for part in parts
         )
-
-    @property
-    def _earlier(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.execution.get("earlier", [])
-        return found
+        return ", then ".join(dict.fromkeys(places))  # other parts differ in the trainer, say
 
     def share(self, own: PaperExperiment, run: PlannedRun, of: PaperExperiment) -> Record | None:
         """Return the record of a planned run with the same settings, which then need not be run.

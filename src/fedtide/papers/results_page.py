@@ -102,7 +102,7 @@ def _record_count(judged: Iterable[JudgedExperiment]) -> str:
     trained = [r for one in judged if one.paper.compute is None for r in one.records]
     older = sum(not record.execution for record in trained)
     shared = sum(record.shared_from is not None for one in judged for record in one.records)
-    on_gpu = sum(record.used_gpu for record in trained)
+    on_gpu = sum("device" in record.execution for record in trained)
     return (
         f"{matching} of {records} records are of planned runs and are counted; "
         f"{others} have other settings, and are only listed, at the end of their sections. "

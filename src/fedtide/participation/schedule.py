@@ -117,16 +117,10 @@ class Schedule:
         with error_prefix("selection"):
             selection = self.selection.start(population, seed)
             check_stream("start", selection, SelectionStream)
-        with error_prefix("dropout"):
-            dropout = self.dropout.for_population(population)
-            if not isinstance(dropout, Dropout):
-                raise InvalidInputError(
-                    f"for_population: it returned {dropout!r:.60}; return a dropout model"
-                )
         return ScheduleStream(
             availability,
             selection,
-            dropout,
+            self._dropout_of(population),
             seed,
             population.clients,
             checked=(_is_own(self.process, availability), _is_own(self.selection, selection)),
@@ -149,15 +143,14 @@ class Schedule:
             rates = check_known_rates(rates, population.clients)
         if rates is None or not all_selected:
             return None
-        probabilities = self._reporting_probabilities()
+        probabilities = self._reporting_probabilities(population)
         if probabilities is None:
             return None
         if len(probabilities) > 1:
             require_one_per_client(_REPORTING, probabilities, population.clients)
         return rates * probabilities
 
-    @property
-    def reporting_probability(self) -> float | None:
+    def reporting_probability(self, population: Population) -> float | None:
         """The long-run probability that a selected client reports, on average over the clients.
 
         None: unknown.
@@ -165,12 +158,22 @@ class Schedule:
         Raises:
             InvalidInputError: that of a dropout model of the user's own is not within [0, 1].
         """
-        probabilities = self._reporting_probabilities()
+        probabilities = self._reporting_probabilities(population)
         return None if probabilities is None else float(probabilities.mean())
 
-    def _reporting_probabilities(self) -> NDArray[np.float64] | None:
+    def _dropout_of(self, population: Population) -> Dropout:
+        """Return the dropout model for these clients."""
+        with error_prefix("dropout"):
+            found = self.dropout.for_population(population)
+            if not isinstance(found, Dropout):
+                raise InvalidInputError(
+                    f"for_population: it returned {found!r:.60}; return a dropout model"
+                )
+        return found
+
+    def _reporting_probabilities(self, population: Population) -> NDArray[np.float64] | None:
         """Return those of the dropout model, shape (1,) or (N,); None: unknown."""
-        given = self.dropout.reporting_probability
+        given = self._dropout_of(population).reporting_probability
         if given is None:
             return None
         found = require_probabilities(_REPORTING, given)

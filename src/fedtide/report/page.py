@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.metric_direction import is_share
 from fedtide.plotting.saving import figure_svg
 from fedtide.plotting.style import DASHES, Styles, method_styles
+from fedtide.provenance import versions
 from fedtide.report.comparison import (
     Column,
     compare_runs,
@@ -196,8 +196,8 @@ def _title(sections: Sequence[Section]) -> str:
 
 
 def _versions() -> str:
-    packages = ", ".join(f"{name} {version(name)}" for name in ("fedtide", "torch", "numpy"))
-    return f"Made with {packages}, Python {platform.python_version()} on {platform.machine()}."
+    packages = versions(("fedtide", "torch", "numpy", "python"))
+    return f"Made with {packages} on {platform.machine()}."
 
 
 def _embed_figures(figures: Sequence[ReportFigure], section: int, level: int) -> Markup:

@@ -106,7 +106,10 @@ class Builder:
         if isinstance(thing, np.ndarray | Tensor | np.generic):
             return thing.tolist()
         if isinstance(thing, Mapping):
-            return {key: self.to_dict(value) for key, value in thing.items()}
+            return {
+                key.item() if isinstance(key, np.generic) else key: self.to_dict(value)
+                for key, value in thing.items()
+            }
         if isinstance(thing, list | tuple):
             return [self.to_dict(value) for value in thing]
         if isinstance(thing, Path):

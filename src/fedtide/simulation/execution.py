@@ -15,7 +15,7 @@ Execution = dict[str, Any]
 
 
 def describe_execution(trainer: str, device: str) -> Execution:
-    """Return how this process computes.
+    """Return how this process computes; with a cluster, it is not the one that trains.
 
     Args:
         trainer: its name.

@@ -41,7 +41,7 @@ from fedtide.simulation.divergence import (
     drop_or_raise_nonfinite,
     flag_finite,
 )
-from fedtide.simulation.execution import continue_executions, describe_execution
+from fedtide.simulation.execution import Execution, continue_executions, describe_execution
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.local_round import (
     LocalRound,
@@ -102,7 +102,6 @@ class Run:
         trainer_choice: the trainer and why it was chosen, for people.
         metrics: one mapping per evaluation.
         log: the rows of the participation log that have not been written yet.
-        executions: how the rounds were computed, in this process and earlier ones.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class Run:
             experiment.rounds, self._local.evaluation_cost(cohort)
         )
         self.trainer_choice = self._local.choice
-        if trainer not in (None, experiment.trainer):
+        if self._local.trainer.name == trainer != experiment.trainer:
             self.trainer_choice = f"{trainer}, as in the earlier part of the run"
         self.buffers = Buffers.of_task(self.task, algorithm.centralised)
         self.driver = self._start_driver()
@@ -148,8 +147,15 @@ class Run:
         self.metrics: list[dict[str, Any]] = []
         self.iterates = [self.task.start] if experiment.record_iterates else []
         self.timings = Timings()
-        self.executions = [describe_execution(self._local.trainer.name, experiment.device)]
+        self._execution = describe_execution(self._local.trainer.name, experiment.device)
+        self._earlier: tuple[int, list[Execution]] = (0, [])  # rounds of processes before this one
         self.evaluation: Evaluation | None = None
+
+    @property
+    def executions(self) -> list[Execution]:
+        """How the rounds were computed, in this process and earlier ones."""
+        rounds, before = self._earlier
+        return continue_executions(before, self._execution) if self.ended > rounds else before
 
     def round(self) -> None:
         """Run one round."""
@@ -307,11 +313,10 @@ class Run:
             self.buffers.values = tensors["buffers"].to(device)
         if self.iterates:
             self.iterates = list(tensors["iterates"].to(device))
+        self.ended = checkpoint.round
         if "timings" in checkpoint.facts:  # not in those of older versions
             self.timings = Timings(**checkpoint.facts["timings"])
-            before, (now,) = checkpoint.facts["executions"], self.executions
-            self.executions = continue_executions(before, now)
-        self.ended = checkpoint.round
+            self._earlier = (self.ended, checkpoint.facts["executions"])
 
     def _run_algorithm(self, participants: Participants) -> tuple[RoundInfo, Ids]:
         """Run the algorithm's round; return what happened, and the clients whose updates count."""
@@ -399,7 +404,7 @@ def _start_participation(experiment: Experiment, task: Task) -> tuple[Population
             the run.
     """
     schedule, seed = experiment.schedule, experiment.seed
-    if schedule.reporting_probability == 0:
+    if schedule.reporting_probability(task.population) == 0:
         raise InvalidInputError(
             "dropout: every selected client fails to report, so no client would ever take part; "
             "give a probability below 1"

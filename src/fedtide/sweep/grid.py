@@ -202,11 +202,13 @@ def parse_methods(methods: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each method's name and the keys that it changes; one that is false is left out.
 
     Raises:
-        InvalidInputError: not a mapping from names to changed keys, a name that cannot be a folder
-            name, or a dotted key.
+        InvalidInputError: not a mapping from names to changed keys, no method that is left, a name
+            that cannot be a folder name, or a dotted key.
     """
-    if isinstance(methods, dict):
+    if isinstance(methods, dict) and methods:
         methods = {name: changes for name, changes in methods.items() if changes is not False}
+        if not methods:
+            raise InvalidInputError("methods: all are false, which leaves them out; keep one")
     if (
         not isinstance(methods, dict)
         or not methods

@@ -27,7 +27,7 @@ from fedtide.sweep.preflight import check_record, check_runs
 from fedtide.sweep.result_table import RESULTS_FILE, read_results
 from fedtide.sweep.sweep_progress import SweepProgress
 from fedtide.sweep.sweep_spec import BEST_FILE, SWEEP_FILE, Sweep
-from fedtide.validation import expand_home
+from fedtide.validation import expand_home, require_whole_number
 
 _PROCESSES_OF_A_GPU = 2
 """One prepares the next round while the kernels of the other run; each takes memory."""
@@ -88,6 +88,8 @@ def run_sweep(
     """
     if ray is not None and cluster is not None:
         raise InvalidInputError("cluster: given besides ray; give one of them")
+    if workers is not None:
+        require_whole_number("workers", workers)
     out = expand_home(out)
     check_runs(sweep.runs, out, strict, resume)
     if not sweep.is_single_run:

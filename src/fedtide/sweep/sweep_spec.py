@@ -203,11 +203,11 @@ def _list_fields(key: str, value: Any) -> Iterator[str]:
 
 def _require_methods(overrides: Iterable[str], methods: Any) -> None:
     """Raise InvalidInputError if an override leaves out a method that the file does not have."""
+    known = methods if isinstance(methods, dict) else {}
     for key, value in map(read_override, overrides):
-        first, _, method = key.partition(".")
-        known = methods if isinstance(methods, dict) else {}
-        if first == "methods" and value is False and method and method not in known:
-            hint = did_you_mean(method, known)
+        first, *names = key.split(".")  # a longer key sets one of a method's own keys
+        if first == "methods" and len(names) == 1 and value is False and names[0] not in known:
+            hint = did_you_mean(names[0], known)
             raise InvalidInputError(f"{key}: the file has no such method; {hint}")
 
 
