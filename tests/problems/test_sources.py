@@ -361,6 +361,28 @@ def test_a_masked_array_without_missing_values_is_an_array():
     assert to_column(np.ma.masked_array(np.zeros((0, 3)))).shape == (0, 3)
 
 
+class Noisy(torch.utils.data.Dataset):
+    """Its items get new noise whenever they are read, as by a random transform."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, row):
+        return torch.tensor(VECTORS[row]) + torch.randn(2), row
+
+
+def test_random_transforms_are_refused_as_items_are_read_once():
+    noisy_rows = Dataset.from_dict(plain()).with_transform(
+        lambda rows: {**rows, "n": [n + float(torch.randn(())) for n in rows["n"]]}
+    )
+    for source in (Noisy(), noisy_rows):
+        with pytest.raises(InvalidInputError, match=r"train: item 0 .* read again"):
+            read_source("train", source, order=("x", "y"))
+    drawn = list(Noisy())  # one draw of each
+    table = read_source("train", drawn, order=("x", "y"))
+    np.testing.assert_array_equal(table.column("inputs", "x"), [x.numpy() for x, _ in drawn])
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([1.0, 2.0])

@@ -254,6 +254,21 @@ def test_own_metrics_that_are_shares_are_in_per_cent(metric, heading, cell, test
     assert cells["worst\ntenth" + " %" * heading.endswith("%")] == cell
 
 
+def test_each_of_several_metrics_has_a_worst_tenth_of_its_own(tested_runs):
+    metrics = {"MAE": absolute, "share_error": always}
+    folder = tested_runs(loss="mse", metrics=metrics)
+    runs = load_runs([folder])
+    table = comparison_table(runs)
+    cells = {str(column.header): next(iter(column.cells)) for column in table.columns}
+    wanted = last(folder, "fedavg", "client_test_MAE_worst_tenth")
+    assert cells["MAE,\nworst tenth"] == f"{wanted:.3f}"
+    assert cells["share_error,\nworst tenth"] == "0.849"
+    assert len(cells) == len(table.columns)
+    (section,) = make_sections(runs)
+    titles = [figure.title for group in section.figures.values() for figure in group]
+    assert {"Test MAE", "Client test MAE by participation rate"} <= {*titles}
+
+
 def test_axes_of_clients_have_whole_numbers(tested_runs):
     (section,) = make_sections(load_runs([tested_runs(loss="mse")]))
     figures = {one.name: one.figure for group in section.figures.values() for one in group}

@@ -245,6 +245,13 @@ def test_objects_and_plain_data_can_be_mixed():
     assert ft.Experiment.from_dict(fields_of(local=local)).local is local
 
 
+@pytest.mark.parametrize("as_array", [np.array, torch.tensor])
+def test_weights_of_the_objective_may_be_an_array(as_array):
+    weights = [0.25, 0.75] * 50
+    given = ft.Experiment.from_dict(fields_of(objective=as_array(weights)))
+    assert given == ft.Experiment.from_dict(fields_of(objective=weights))
+
+
 def test_a_whole_experiment_comes_back_from_its_file(tmp_path):
     experiment = ft.Experiment.from_dict(
         fields_of(

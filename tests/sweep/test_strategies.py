@@ -80,6 +80,16 @@ def test_a_method_whose_runs_all_fail_is_left_out_of_the_best(sweep, tmp_path):
     assert yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["methods"] == {}
 
 
+def test_a_server_learning_rate_that_is_not_searched_is_named(sweep, caplog):
+    inside = {"algorithm": {"type": "averaged", "inner": "fedau"}}
+    methods = {"plain": {}, "inside": inside, "central": {"algorithm": "central-sgd"}}
+    sweep(methods=methods, strategy={"type": "two-stage"})
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "strategy: inside has no algorithm.server_lr, so its algorithm.inner.server_lr is not "
+    )
+
+
 def test_the_default_candidates_are_those_of_the_papers():
     powers = [10 ** (k / 4) for k in range(-8, 7)]
     both = [*TwoStage().lr, *TwoStage().server_lr]
@@ -111,3 +121,16 @@ def test_rates_that_agree_in_six_digits_are_runs_of_their_own(sweep, tmp_path):
     strategy = {"type": "two-stage", "lr": [0.05, 0.0500000001, 1 / 3], "server_lr": [1.0]}
     frame = run_sweep(sweep(strategy=strategy), tmp_path / "out", workers=1)
     assert sorted(frame["local.lr"].unique()) == [0.05, 0.0500000001, 1 / 3]
+
+
+def test_a_search_may_have_its_data_in_memory(base, tmp_path):
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    data = {"x": x, "y": (x[:, 0] > 0).astype(int), "client": np.arange(60) % 3}
+    strategy = {"type": "two-stage", "lr": [0.05], "server_lr": [1.0]}
+    changes = {"problem": ft.problems.Supervised(data), "strategy": strategy}
+    frame = run_sweep(Sweep.from_dict(base | changes), tmp_path / "out", workers=1)
+    assert frame["best"].to_list() == [True]
+    best = yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())
+    assert best["problem"]["train"]["rows"] == 60  # which data they are, not the data
+    again = Sweep.from_dict(best | {"problem": ft.problems.Supervised(data), "seeds": [1]})
+    assert run_sweep(again, tmp_path / "again", workers=1)["status"].to_list() == ["done"]

@@ -12,7 +12,15 @@ from fedtide.algorithms import FedAvg, Scaffold
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.experiment import BUILDER
 from fedtide.simulation.local_round import require_plain_sgd
-from fedtide.training import Ball, Box, InverseDecay, LocalTraining, Piecewise, StepDecay
+from fedtide.training import (
+    Ball,
+    Box,
+    InverseDecay,
+    LearningRateSchedule,
+    LocalTraining,
+    Piecewise,
+    StepDecay,
+)
 
 NUMBERS = st.floats(-100, 100)
 POINTS = st.lists(NUMBERS, min_size=3, max_size=3).map(
@@ -47,6 +55,19 @@ def test_inverse_decay(t, every):
 def test_piecewise():
     schedule = Piecewise(starts=[0, 3, 5], factors=[2.0, 1.0, 0.5])
     assert [schedule.factor(t) for t in range(7)] == [2, 2, 2, 1, 1, 0.5, 0.5]
+
+
+class FactorByRound(LearningRateSchedule):
+    def factor(self, t):
+        return [1.0, np.float32(0.5), 0.0, -1.0, float("nan"), float("inf")][t]
+
+
+def test_a_rate_is_never_negative():
+    local = LocalTraining(steps=1, lr=0.1, schedule=FactorByRound())
+    assert [local.rate(t) for t in range(3)] == [0.1, 0.05, 0.0]
+    for t in range(3, 6):
+        with pytest.raises(InvalidInputError, match=f"schedule: its factor in round {t} is"):
+            local.rate(t)
 
 
 def test_without_a_schedule_the_rate_stays():

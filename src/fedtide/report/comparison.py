@@ -131,11 +131,16 @@ def shown_columns(frame: pl.DataFrame, weighted: bool = False) -> list[Column]:
 
 def _columns(keys: Iterable[str]) -> list[Column]:
     """Return `COLUMNS`, and before them those of the problem's own test metrics."""
+    names = [key.removesuffix("_std") for key in keys]
+    metrics = own_test_metrics(names)
+    is_alone = len(metrics) == 1 and "test_accuracy" not in names
     own = []
-    for name in own_test_metrics(key.removesuffix("_std") for key in keys):
+    for metric in metrics:
+        name = metric.removeprefix("test_")
+        worst = "worst\ntenth" if is_alone else f"{name},\nworst tenth"
         own += [
-            Column(name, f"test\n{name.removeprefix('test_')}", digits=3, std=True),
-            Column(f"client_{name}_worst_tenth", "worst\ntenth", digits=3, std=True),
+            Column(metric, f"test\n{name}", digits=3, std=True),
+            Column(f"client_{metric}_worst_tenth", worst, digits=3, std=True),
         ]
     return [*own, *COLUMNS]
 

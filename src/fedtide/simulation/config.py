@@ -312,6 +312,8 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     try:
         built = _adapter(kind).validate_python(value)
     except ValidationError as error:
+        if isinstance(value, np.ndarray | Tensor):  # where only lists are taken
+            return _convert(kind, value.tolist(), path)
         if is_mismatch(kind, value):
             raise InvalidInputError(explain_mismatch(path, kind, value)) from None
         what = error.errors()[0]["msg"]

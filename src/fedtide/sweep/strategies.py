@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from fedtide.sweep.grid import Point
 
 ScoreFunction = Callable[[Sequence[Configuration]], Sequence[float]]
 """Runs configurations with all seeds; returns the mean training loss of each (inf: failed)."""
+
+_logger = logging.getLogger("fedtide")
 
 Found = Sequence[tuple[Configuration, Configuration]]
 """Configurations, each with the same one with the best rates; not those whose runs all failed."""
@@ -61,6 +64,8 @@ class TwoStage:
     def check(self, configurations: Iterable[Configuration]) -> None:
         """Check that the two fields exist and that nothing else varies them.
 
+        A warning (logger "fedtide") names a configuration whose server learning rate is elsewhere.
+
         Raises:
             InvalidInputError: a grid or list varies one of them, or no method has a server
                 learning rate there.
@@ -69,7 +74,10 @@ class TwoStage:
         swept = {field for c in configurations for point in c.points for field in point.changes}
         for field in {self.lr_field, self.server_lr_field} & swept:
             raise InvalidInputError(f"grid.{field}: the strategy varies it as well; keep one")
-        if any(self._has_server_lr(configuration) for configuration in configurations):
+        without = [c for c in configurations if not self._has_server_lr(c)]
+        if len(without) < len(configurations):
+            for configuration in without:
+                self._warn_of_other_field(configuration)
             return
         known = self._fields(configurations[0])
         raise InvalidInputError(
@@ -121,6 +129,18 @@ class TwoStage:
 
     def _has_server_lr(self, configuration: Configuration) -> bool:
         return self.server_lr_field in self._fields(configuration)
+
+    def _warn_of_other_field(self, configuration: Configuration) -> None:
+        """Say that a server learning rate keeps its value, as that of a method within another."""
+        fields = sorted(self._fields(configuration))
+        if other := next((field for field in fields if field.endswith(".server_lr")), None):
+            _logger.warning(
+                "strategy: %s has no %s, so its %s is not searched; search it alone, with "
+                "server_lr_field",
+                configuration.label,
+                self.server_lr_field,
+                other,
+            )
 
     def _fields(self, configuration: Configuration) -> set[str]:
         """Return the dotted names of all fields of the experiment, defaults included."""

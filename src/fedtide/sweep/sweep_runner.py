@@ -143,7 +143,7 @@ class _Execution:
             return
         found = self.sweep.strategy.search(self.sweep.configurations, self._scores)
         self.best = {best.label for _, best in found}
-        write_yaml(self.out / BEST_FILE, self.sweep.best_methods(found))
+        write_yaml(self.out / BEST_FILE, BUILDER.to_dict(self.sweep.best_methods(found)))
 
     def _write_record(self) -> None:
         """Write what is run, unless a file says so: it may be the user's, with comments."""

@@ -1,8 +1,14 @@
 """Local training of a cohort of clients."""
 
 from fedtide.training.local_training import LocalTraining
-from fedtide.training.lr_schedules import SCHEDULES, InverseDecay, Piecewise, StepDecay
-from fedtide.training.projection import PROJECTIONS, Ball, Box
+from fedtide.training.lr_schedules import (
+    SCHEDULES,
+    InverseDecay,
+    LearningRateSchedule,
+    Piecewise,
+    StepDecay,
+)
+from fedtide.training.projection import PROJECTIONS, Ball, Box, Projection
 
 __all__ = [
     "PROJECTIONS",
@@ -10,7 +16,9 @@ __all__ = [
     "Ball",
     "Box",
     "InverseDecay",
+    "LearningRateSchedule",
     "LocalTraining",
     "Piecewise",
+    "Projection",
     "StepDecay",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -100,5 +101,17 @@ class LocalTraining:
         return self.optimizer == "sgd" and not self.momentum and self.projection is None
 
     def rate(self, t: int) -> float:
-        """Return γ_t, the local learning rate of round t."""
-        return self.lr * (1.0 if self.schedule is None else self.schedule.factor(t))
+        """Return γ_t, the local learning rate of round t.
+
+        Raises:
+            InvalidInputError: a schedule of the user's gives a negative factor, or no finite one.
+        """
+        if self.schedule is None:
+            return self.lr
+        factor = float(self.schedule.factor(t))
+        if not 0 <= factor < math.inf:
+            raise InvalidInputError(
+                f"schedule: its factor in round {t} is {factor:g}; return a finite number of at "
+                "least 0"
+            )
+        return self.lr * factor

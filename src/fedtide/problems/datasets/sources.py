@@ -16,7 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import torch
 
-from fedtide.content_hash import once
+from fedtide.content_hash import fingerprint, once
 from fedtide.errors import InvalidInputError, did_you_mean, first_line
 from fedtide.import_paths import import_object, is_import_path
 from fedtide.problems.datasets.hub import load_from_hub, to_arrow
@@ -27,6 +27,7 @@ from fedtide.text_files import DAMAGE, has_rows, read_header, split_suffix, unre
 from fedtide.validation import expand_home
 
 _SUFFIXES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
+_READ_TWICE = 8  # items of a data set: a transform that acts on half of them shows in 255 of 256
 _MISSING = pa.array(pyarrow.csv.ConvertOptions().null_values)  # such as "" and "NA"
 _KINDS = (
     "a mapping of arrays, a pandas, Polars or PyArrow table, a Hugging Face or PyTorch data set, "
@@ -150,6 +151,7 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
         source = pa.table(source)  # PyArrow, DuckDB, ...
         return _table(zip(source.column_names, source.columns, strict=True), field)
     if library != "pandas" and hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        _refuse_random_items(field, source)
         columns = [*order, *([] if names is None else [names])]
         return _table(_collect_rows(field, source, columns, len(order)).items(), field)
     raise InvalidInputError(
@@ -350,6 +352,22 @@ def _parse_numbers(column: pa.ChunkedArray, decimal_comma: bool) -> pa.ChunkedAr
         return column if text.null_count == len(text) else text.cast(pa.float64())
     except pa.ArrowInvalid:
         return column
+
+
+def _refuse_random_items(field: str, data: Any) -> None:
+    """Raise InvalidInputError if items of a map-style data set differ when they are read again."""
+    rows = range(0 if isinstance(data, list | tuple) else min(len(data), _READ_TWICE))
+    try:
+        different = next((n for n in rows if fingerprint(data[n]) != fingerprint(data[n])), None)
+    except InvalidInputError:  # holds what has no fingerprint, which is no column either
+        return
+    if different is not None:
+        raise InvalidInputError(
+            f"{field}: item {different} is another one when it is read again, as with random "
+            "transforms, but fedtide reads every item once; leave them out (`augment` of "
+            "Classification crops and flips images in every step), or give list(...) of it, one "
+            "draw of each"
+        )
 
 
 def _collect_rows(field: str, data: Any, order: Sequence[str], least: int) -> dict[str, list[Any]]:

@@ -70,7 +70,7 @@ def learning_figures(groups: Groups, styles: Styles, share: float) -> list[Repor
         figure, (panel,) = new_figure(3.2)
         draw_curves(panel, groups, metric, styles, share)
         place_legend(panel)
-        title = _name(metric).capitalize()
+        title = _capitalise(_name(metric))
         cut = _CUT if _leaves_out_low_values(panel) else ""
         found.append(ReportFigure(f"curves-{metric}", title, caption + cut, figure))
     return found
@@ -84,6 +84,11 @@ def _leaves_out_low_values(panel: Axes) -> bool:
 
 def _name(metric: str) -> str:
     return _NAMES.get(metric, metric.replace("_", " "))
+
+
+def _capitalise(text: str) -> str:
+    """Return the text with a capital at its beginning; names such as AUROC stay as they are."""
+    return text[:1].upper() + text[1:]
 
 
 def draw_curves(
@@ -175,7 +180,7 @@ def client_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
     figures = [
         ReportFigure(
             "clients-rates",
-            f"{name.capitalize()} by participation rate",
+            f"{_capitalise(name)} by participation rate",
             f"Clients in at most {_BINS} groups of similar participation rate: the mean of each "
             f"group, averaged over the seeds. Rare clients do worse where the curve {slope} to the "
             f"left.{_RARELY if _has_absent_clients(groups) else ''}",
@@ -183,7 +188,7 @@ def client_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
         ),
         ReportFigure(
             "clients-spread",
-            f"{name.capitalize()}, distribution over the clients",
+            f"{_capitalise(name)}, distribution over the clients",
             f"The share of clients that are {order} this; sorted for each seed, then averaged.",
             _draw(groups, styles, column, _distribution, name, "share of clients"),
         ),
