@@ -460,3 +460,36 @@ def test_whole_numbers_that_a_database_gives_as_decimals() -> None:
     halves = pl.DataFrame(columns).cast(kinds).with_columns(pl.col("round") + 0.5)
     assert error_of(halves).startswith("round: 0.5 is not a round")
     assert error_of(halves.rename({"round": "client", "client": "round"})).startswith("client: ")
+
+
+def test_dates_divided_into_hours_are_said() -> None:
+    days = pl.from_epoch(pl.col("time") // 86400 * 86400)
+    log = read(HOURS.select(days, "client").unique(), round_seconds=HOUR)
+    assert any("rounds of 86400 s would have no empty ones" in note for note in log.notes)
+    assert not any("rounds of" in note for note in read(HOURS, round_seconds=HOUR).notes)
+
+
+def test_a_row_for_every_client_in_every_round_is_said() -> None:
+    """The table of a system with a column for each client, after `unpivot`."""
+    there = np.random.default_rng(9).random((20, 9)) < 0.5
+    wide = pl.DataFrame(there.astype(int), schema=[f"site-{n}" for n in range(9)])
+    wide = wide.with_row_index("round")
+    assert error_of(wide).endswith("if each client has a column, make rows of them with unpivot")
+    rows = wide.unpivot(index="round", variable_name="client")
+    said = "every client has a row in every round"
+    assert any(note.startswith(said) for note in read(rows).notes)
+    assert not any(note.startswith(said) for note in read(rows.drop("value")).notes)
+    log = read(rows.filter(pl.col("value") == 1))
+    assert len(log.clients) == there.sum()
+    assert not any(note.startswith(said) for note in log.notes)
+
+
+def test_ids_that_are_bytes_are_refused_with_the_remedy() -> None:
+    rows = pl.DataFrame({"round": [0, 1], "client": [b"0123456789abcdef"] * 2})
+    assert error_of(rows).endswith("such as UUIDs as text")
+
+
+@pytest.mark.parametrize("count", ["2,465", "12'465", "1 002 465"])
+def test_a_separator_of_thousands_in_text_is_named(count: str) -> None:
+    rows = pl.DataFrame({"round": [0, 1], "client": ["a", "b"], "samples": ["12", count]})
+    assert error_of(rows).endswith("give numbers without a separator of thousands")

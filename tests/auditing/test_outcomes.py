@@ -112,6 +112,8 @@ def test_meanings_that_cannot_be_used_are_refused() -> None:
         ("status", "OK", "TIMEOUT"),
         ("Status", "reported", "client disconnected"),
         ("state", "done", "FAILED"),
+        ("state", "FINISHED", "SKIPPED"),
+        ("status", "aggregated", "not_aggregated"),
         ("outcome", "trained", "DEADLINE: timed out"),
         ("result", None, "RuntimeError: CUDA out of memory"),
         ("success", True, False),

@@ -96,6 +96,17 @@ def test_all_missing_columns_are_named_at_once() -> None:
     check_error(error_of(rows, round_seconds=60), "log", "'time' and 'client'")
 
 
+@pytest.mark.parametrize("above", ["sep=;", "# exported", "0,a"])
+def test_a_line_in_place_of_the_names_of_columns_is_said(tmp_path: Path, above: str) -> None:
+    (tmp_path / "log.csv").write_text(f"{above}\n0,a\n1,b\n")
+    assert error_of(tmp_path / "log.csv").endswith("in the first line, with none above it")
+
+
+@pytest.mark.parametrize("url", ["https://example.org/log.csv", "s3://bucket/log.parquet"])
+def test_urls_of_files_are_refused_with_the_remedy(url: str) -> None:
+    check_error(error_of(url), "log", repr(url), "download it")
+
+
 def test_two_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("round,client,client\n0,1,2\n")
     check_error(error_of(tmp_path / "log.csv"), "log", "'client'")

@@ -148,7 +148,7 @@ def test_column_alias_decides_what_weights_are() -> None:
     [
         [0.5, 0.5, 1.0],  # 1 / |S_t|
         [1.3, 0.2, 0.9],  # FedAU's, which sum to about 1
-        [2.0, 0.0, 2.0],  # taking turns: whole numbers, but of the size of q_t^n
+        [2.0, 1.0, 2.0],  # whole numbers, but of the size of q_t^n
         [120.5, 30.0, 40.0],  # no counts
     ],
 )
@@ -173,3 +173,43 @@ def test_invalid_sample_counts_are_refused_by_name() -> None:
     rows = pl.DataFrame({"round": [0], "client": ["a"], "num_examples": [-3]})
     with pytest.raises(InvalidInputError, match=r"^samples: -3"):
         read(rows)
+
+
+@pytest.mark.parametrize("column", ["weight", "samples"])
+@pytest.mark.parametrize("staged", [False, True])
+def test_rows_of_weight_0_are_no_participation(column: str, staged: bool) -> None:
+    """A table with a row for every client in every round reads like the rows of those there."""
+    random = np.random.default_rng(8)
+    there, counts = random.random((40, 6)) < 0.5, np.array([10.0, 20, 40, 80, 160, 320])
+    numbers = there * counts
+    if column == "weight":
+        numbers = numbers / np.maximum(numbers.sum(axis=1, keepdims=True), 1)
+    rounds, clients = np.indices(there.shape).reshape(2, -1)
+    table = pl.DataFrame({"round": rounds, "client": clients, column: numbers.ravel()})
+    expected = read(table.filter(pl.Series(there.ravel())))
+    log = read(table.with_columns(stage=pl.lit("used")) if staged else table)
+    assert pairs(log) == pairs(expected)
+    assert log.weights is not None
+    assert expected.weights is not None
+    np.testing.assert_array_equal(log.weights, expected.weights)
+    np.testing.assert_array_equal(log.samples, expected.samples)
+    assert (log.reported is not None) == staged
+    assert any(f"{(~there).sum()} of 240 used rows have the" in note for note in log.notes)
+
+
+def test_a_count_of_0_in_rows_that_failed_is_no_size_of_a_client() -> None:
+    rows = {"round": [0, 1, 1, 2], "client": list("aabc"), "samples": [30, 0, 7, 0]}
+    stages = ["used", "selected", "used", "selected"]
+    log = read(pl.DataFrame(rows | {"stage": stages}))
+    np.testing.assert_array_equal(log.samples, [30, 7, np.nan])
+
+
+def test_weights_of_1_are_those_of_clients_that_count_alike() -> None:
+    """As shares of a round, and not as weights by which rounds of more clients count more."""
+    log = read(COUNTS.with_columns(weight=1.0))
+    assert (log.weights, log.samples) == (None, None)
+    assert log.notes == ("the weights are all 1: the clients of a round count alike",)
+    kept = read(COUNTS.with_columns(weight=1.0), columns={"weight": "weight"})
+    assert kept.weights is not None
+    turns = pl.DataFrame({"round": [0, 1, 2], "client": list("aba"), "weight": [1.0, 1.0, 1.0]})
+    assert read(turns).weights is not None  # q_t^n of single clients

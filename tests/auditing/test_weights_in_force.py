@@ -27,6 +27,7 @@ from fedtide.auditing.statistics.pattern import find_pattern
 from fedtide.auditing.statistics.rate_estimates import estimate_rates
 from fedtide.auditing.statistics.stages import _draw_clients
 from fedtide.auditing.statistics.variance import VarianceModel
+from fedtide.randomness import generator
 
 Floats = NDArray[np.float64]
 ROUNDS, CLIENTS, SIZE = 400, 40, 8
@@ -222,13 +223,32 @@ def test_other_selections_weighted_by_samples_are_those_of_a_plain_simulation(
     found = staged.result.selection.alternatives
     assert found["uniform"] == pytest.approx(uniform, abs=0.015)
     weights, times = np.zeros(CLIENTS), np.zeros(CLIENTS)
-    shares = staged.available.mean(axis=0)
+    shares, ties = staged.available.mean(axis=0), generator(0, "audit-selection-ties")
     for there in staged.available:
-        ids = sorted(np.flatnonzero(there), key=lambda n: (times[n], shares[n]))[:SIZE]
+        present = np.flatnonzero(there)
+        chance = dict(zip(present, ties.random(len(present)), strict=True))
+        ids = sorted(present, key=lambda n: (times[n], shares[n], chance[n]))[:SIZE]
         times[ids] += 1
         weights[ids] += counts[ids] / counts[ids].sum()
     skew = float(np.abs(weights / ROUNDS - wanted).sum())
     assert found["least used first"] == pytest.approx(skew)
+
+
+def test_other_selections_hardly_depend_on_names() -> None:
+    """Ten of 30 clients are always there, so their use is tied; only the names differ."""
+    random = np.random.default_rng(6)
+    there = random.random((150, 30)) < np.where(np.arange(30) < 10, 1.0, 0.5)
+    used = draw_cohorts(random, there, 5)[there]
+    counts = pl.Series(np.round(np.exp(random.normal(4, 1, 30))) + 1)
+    log = to_frame(there).with_columns(stage=np.where(used, "used", "available"))
+    log = log.with_columns(samples=counts[log["client"]])
+    found = []
+    for _ in range(4):
+        names = pl.Series(random.permutation(30))
+        renamed = ft.audit(log.with_columns(client=names[log["client"]]), wanted="equal")
+        assert renamed.selection is not None
+        found.append(list(renamed.selection.alternatives.values()))
+    assert np.ptp(found, axis=0).max() < 0.06
 
 
 def test_drawn_clients_have_their_probabilities() -> None:

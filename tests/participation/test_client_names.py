@@ -209,6 +209,22 @@ def test_a_value_for_each_client_is_given_once() -> None:
         Bernoulli(rates={7: 0.1, "7": 0.3, 12: 0.2}).known_rates(population, seed=0)
 
 
+@pytest.mark.parametrize("stage", [None, "used"])
+def test_clients_of_weight_0_in_a_replayed_log_are_absent(stage):
+    """As in the table of the same weights, whose 0 says that a client is not there."""
+    weights = np.array([[0.5, 0.5, 0], [0, 1, 0], [0, 0, 0], [0.2, 0, 0.8]])
+    rounds, clients = np.indices(weights.shape).reshape(2, -1)
+    log = pl.DataFrame({"round": rounds, "client": clients, "weight": weights.ravel()})
+    replay = Replay(log if stage is None else log.with_columns(stage=pl.lit(stage)))
+    table, population = Table(weights), Population(3)
+    np.testing.assert_array_equal(
+        replay.known_rates(population, 0), table.known_rates(population, 0)
+    )
+    one, other = replay.begin(population, 0), table.begin(population, 0)
+    for t in range(4):
+        assert one.round(t).clients.tolist() == other.round(t).clients.tolist()
+
+
 def test_weights_of_a_log_that_some_rows_lack_are_not_used_and_that_is_said(caplog):
     log = pl.DataFrame({"round": [0, 1, 1], "client": [0, 0, 1], "weight": [None, 5.0, 3.0]})
     running = Replay(log).begin(Population(2), seed=0)

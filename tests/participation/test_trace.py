@@ -127,7 +127,9 @@ def test_decimal_instants_meet_interval_boundaries(tmp_path: Path) -> None:
 def test_times_in_single_precision_are_the_decimals_that_are_meant(tmp_path: Path) -> None:
     """0.3 in single precision is 0.30000001192, after the instant of round 3 of 0.1 seconds."""
     rows = [(0, 0.3, 0.5), (1, 0.1, 0.3)]
-    frame = pl.DataFrame(rows, schema={"client": pl.Int64, "start": pl.Float32, "end": pl.Float32})
+    frame = pl.DataFrame(
+        rows, schema={"client": pl.Int64, "start": pl.Float32, "end": pl.Float32}, orient="row"
+    )
     frame.write_parquet(tmp_path / "trace.parquet")
     running = Trace(tmp_path / "trace.parquet", 0.1).begin(Population(clients=2), seed=0)
     found = [running.round(t).clients.tolist() for t in range(6)]

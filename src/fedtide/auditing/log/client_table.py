@@ -144,7 +144,10 @@ def find_positions(
     positions = {str(name): i for i, name in enumerate(names.to_list())}
     unknown = [name for name in seen if str(name) not in positions]
     if unknown:
-        where = f"{len(names)} client{'' if len(names) == 1 else 's'} of the roster; complete it"
+        where = (
+            f"{len(names)} client{'' if len(names) == 1 else 's'} of the roster, such as "
+            f"{names[0]!r:.60}; complete it, or write ids in one way"
+        )
         if not of_roster:
             where = (
                 f"clients 0 to {len(names) - 1}; give more with clients= or --clients, or their "

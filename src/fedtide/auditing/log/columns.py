@@ -294,9 +294,14 @@ def _require(
         )
     wanted = " and ".join(repr(ours) for ours in missing)
     kind, them = ("column", "it") if len(missing) == 1 else ("columns", "them")
+    hint = ""
+    if missing == ["client"] and len(available) > _LISTED:
+        hint = ", or if each client has a column, make rows of them with unpivot"
+    if len(missing) == len(needed) and len(available) <= len(needed):
+        hint = ", or write the names of the columns in the first line, with none above it"
     raise InvalidInputError(
-        f"log: no {kind} {wanted} among {', '.join(map(repr, available))}; "
-        f"name {them} with {_suggest(missing, available)}"
+        f"log: no {kind} {wanted} among {name_unread(available)}; "
+        f"name {them} with {_suggest(missing, available)}{hint}"
     )
 
 

@@ -142,6 +142,7 @@ class LogBuilder:
         names, rows = self._collect(roster, clients)
         if span is None:
             rows, span = self._number_rounds(rows, step)
+        rows = self._demote_weightless(rows)
         declared = average_by_client(rows.clients, rows.samples, len(names))
         if rows.samples is not None and (fraction := find_fraction(rows.samples)) is not None:
             said = f"some sample counts are not whole numbers, such as {fraction:g}"
@@ -226,6 +227,11 @@ class LogBuilder:
             self.notes.append(
                 f"rounds are {self._nanoseconds / 1e9:g} s long; the first one begins at {start}"
             )
+            if (step := find_step(known)) > 1:
+                self.notes.append(
+                    f"rows are {step} rounds apart or a multiple of that: rounds of "
+                    f"{step * self._nanoseconds / 1e9:g} s would have no empty ones between them"
+                )
             first, end, rounds = 0, end - first, rounds - first
         else:
             if step is None:
@@ -275,6 +281,30 @@ class LogBuilder:
             None,
             None if declared is None else declared[codes].astype(np.float32),
         )
+
+    def _demote_weightless(self, rows: _Rows) -> _Rows:
+        """Return the rows without participation of weight 0, which moves no model.
+
+        Tables with a row for every client in each round say so of those that were not there.
+        """
+        noun, weights = "weight", rows.weights
+        if weights is None or np.isnan(weights).all():
+            noun, weights = "sample count", rows.samples
+        if weights is None:
+            return rows
+        used = np.ones(len(weights), np.bool_) if rows.stages is None else rows.stages == USED
+        weightless = used & (weights == 0)
+        count = int(weightless.sum())
+        if count in (0, int(used.sum())):
+            return rows
+        self.notes.append(
+            f"{count:,} of {int(used.sum()):,} used rows have the {noun} 0: they do not count as "
+            "participation"
+        )
+        if rows.stages is None:
+            return rows.where(~weightless)
+        reported = np.uint8(STAGES.index("reported"))
+        return replace(rows, stages=np.where(weightless, reported, rows.stages))
 
     def _count_refusals(self, rows: _Rows, first: int) -> Refusals | None:
         """Return how often clients were left out from round `first` on, and why; None: unknown."""

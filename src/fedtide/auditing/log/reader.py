@@ -29,6 +29,8 @@ LogSource = str | Path | MemoryTable
 OnProgress = Callable[[str, float], None]
 """Called with the name of the current step and the completed share of it."""
 
+_FILE_SCHEMES = ("http://", "https://", "s3://", "gs://", "hdfs://")
+"""URLs of files; all others are those of databases."""
 _METHOD = re.compile(r"^algorithm:\n  type: (\S+)", re.MULTILINE)
 """The method in the experiment.yaml of a run."""
 
@@ -59,7 +61,9 @@ def read_participation_log(
             `reason`. Without them, common names are recognised. A column given as `weight` holds
             q_t^n, one given as `samples` sample counts. If none is given and all entries of a
             column `weight` are whole numbers whose sum in a round is typically 10 or more, they are
-            sample counts; run folders and ledgers hold q_t^n in any case.
+            sample counts; if all are 1, though rounds have several clients, these count alike. Run
+            folders and ledgers hold q_t^n in any case. A used row of weight or sample count 0 is no
+            participation.
         on_progress: progress callback.
         stages: the stage that each value of the column `stage` means, as in `StageColumn`; without
             such a column, of the column whose name says that it may tell who failed.
@@ -104,6 +108,13 @@ def read_participation_log(
     span = opened.span if round_step is None and not timed else None
     on_progress("sorting", 0.0)
     log = builder.build(roster, clients, span, round_step, from_round)
+    if found.unread and "stage" not in found.columns and len(log.clients) == log.size * log.length:
+        note = (
+            "every client has a row in every round, and so counts as always there; if one of the "
+            "columns that are not read says who was not, leave out those rows, or say so with "
+            "--columns stage=NAME --stages VALUE=STAGE,..."
+        )
+        log = replace(log, notes=(*log.notes, note))
     if log.length < 2 and timed:
         raise InvalidInputError(
             f"round_seconds: all rows are in one round of {round_seconds:g} s; make rounds "
@@ -232,6 +243,10 @@ class _OpenLog:
 @contextmanager
 def _open_log(source: LogSource, timed: bool) -> Iterator[_OpenLog]:
     """Open a log; `timed`: rounds are to be computed from times."""
+    if isinstance(source, str) and source.startswith(_FILE_SCHEMES):
+        raise InvalidInputError(
+            f"log: {source!r:.80} is not on this machine; download it, and give its path"
+        )
     if isinstance(source, str) and "://" in source:
         with _open_ledger(source) as opened:
             yield opened
@@ -248,7 +263,7 @@ def _open_run_folder(folder: Path, timed: bool) -> _OpenLog:
     path = folder / "participation.parquet"
     if not path.is_file():
         run = min((log.parent for log in folder.glob(f"**/{path.name}")), default=None)
-        example = "" if run is None else f", such as {run}"
+        example = ", or join tables of parts into one" if run is None else f", such as {run}"
         raise InvalidInputError(
             f"log: {str(folder)!r} has no participation.parquet; give the folder of a run{example}"
         )

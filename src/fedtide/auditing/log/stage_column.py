@@ -34,6 +34,8 @@ _FAILED = re.compile(
     r"(?<!\bno[\s_-])(fail|error|abort|crash|cancel|reject|refuse|drop|disconnect|unreachable)"
     r"|tim(e|ed)[\s_-]?out|\bno[\s_-](response|reply|answer)|\b(lost|killed|expired|offline)\b"
 )
+_PASSED_OVER = re.compile(r"(\b|_)not[\s_-]|skip|\b(idle|inactive|absent|unavailable)\b")
+"""Words for a client that did not take part and did not fail."""
 _SUCCEEDED = re.compile(r"ok|done|finished|succe\w+|completed?|no[\s_-]errors?|200")
 _NUMBER = re.compile(r"[+-]?([\d.]+(e[+-]?\d+)?|inf)")
 _GOOD = ("success", "succeeded", "completed", "ok")
@@ -167,7 +169,7 @@ class OutcomeColumn:
         good = dict.fromkeys((value for value in self._counts if value not in failed), "used")
         if len(good) > 1 and "" in good:
             good[""] = _ANY
-        bad = dict.fromkeys(failed, "selected")
+        bad = {v: "available" if _PASSED_OVER.search(v.lower()) else "selected" for v in failed}
         if len(bad) > _LISTED:
             means = good | {OTHER: "selected"}
         elif len(good) > _LISTED:
@@ -181,8 +183,9 @@ class OutcomeColumn:
         named = "" if self._is_only else f"{name_columns({'stage': self._name})} and "
         raise InvalidInputError(
             f"log: {self._name!r:.60} is {what:.80} in {rows:,} of {self._counts.total():,} rows, "
-            "which would count as participation; say how far clients came in rows of each value "
-            f"({', '.join(STAGES)}) with {named}{_name_meanings(means)}"
+            "which would count as participation; leave out rows of clients that were not there, "
+            f"and say how far the others came ({', '.join(STAGES)}) with {named}"
+            f"{_name_meanings(means)}"
         )
 
     def _find_failures(self) -> set[str]:
@@ -215,7 +218,8 @@ class OutcomeColumn:
             return set() if wrong == {OTHER} and len(self._counts) > _MOST else wrong
         if len(self._counts) > _MOST:
             return set()
-        return {value for value, text in texts.items() if _FAILED.search(text)}
+        words = (_FAILED, _PASSED_OVER)
+        return {value for value, text in texts.items() if any(w.search(text) for w in words)}
 
 
 def _plain(value: object) -> str:
@@ -226,6 +230,8 @@ def _guess(value: str) -> str:
     """Return the stage that a value seems to mean, for a hint."""
     if _FAILED.search(value.lower()):
         return "selected"
+    if _PASSED_OVER.search(value.lower()):
+        return "available"
     if value.lower() in STAGES:
         return value.lower()
     return "used" if _SUCCEEDED.fullmatch(value.lower()) else _ANY

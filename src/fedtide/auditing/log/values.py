@@ -133,9 +133,10 @@ def parse_clients(
             "the client a column of its own"
         )
     if column.null_count < len(column) and not (is_text(kind) or pa.types.is_integer(kind)):
+        binary = pa.types.is_fixed_size_binary(kind) or pa.types.is_large_binary(kind)
         raise InvalidInputError(
-            f"client: ids of type {kind} are invalid or mixed; "
-            "give whole numbers only or strings only"
+            f"client: ids of type {kind} are invalid or mixed; give whole numbers only or strings "
+            f"only{', such as UUIDs as text' if binary or pa.types.is_binary(kind) else ''}"
         )
     if column.null_count:
         where = _describe_row(column.is_null(), first_row)
@@ -247,8 +248,10 @@ def _parse_text_numbers(field: str, column: pa.Array, decimal_comma: bool) -> pa
         return text.cast(pa.float64())
     except pa.ArrowInvalid:
         wrong = _first_mismatch(text.drop_null(), _NUMBER)
+        separated = wrong is not None and re.fullmatch(r"\d{1,3}(\D\d{3})+", wrong)
+        remedy = " without a separator of thousands" if separated else " of at least 0"
         raise InvalidInputError(
-            f"{field}: {wrong!r:.60} is not a number; give numbers of at least 0"
+            f"{field}: {wrong!r:.60} is not a number; give numbers{remedy}"
         ) from None
 
 

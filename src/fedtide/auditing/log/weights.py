@@ -24,7 +24,8 @@ def find_weights(
 ) -> tuple[Numbers | None, Numbers | None]:
     """Return q_t^n of each used row, and the sample counts behind it; None where unknown.
 
-    Weights are kept only if every used row has one.
+    Weights are kept only if every used row has one, and if they are not all 1, which marks who took
+    part.
 
     Args:
         rounds: of the used rows, shape (E,).
@@ -34,7 +35,12 @@ def find_weights(
         notes: on what is read, and what is not used, are added.
     """
     if weights is not None and _has_all("weights", "used", weights, notes):
-        if weights_are_final or not _look_like_counts(rounds, weights):
+        if weights_are_final:
+            return weights, counts
+        if (weights == 1).all() and (np.bincount(rounds - rounds.min()) > 1).any():
+            notes.append("the weights are all 1: the clients of a round count alike")
+            return None, None
+        if not _look_like_counts(rounds, weights):
             return weights, counts
         notes.append(
             "the weights are whole numbers that sum to far more than 1 in a round: read as "
@@ -82,10 +88,12 @@ def _normalise_by_round(rounds: NDArray[np.integer], counts: Numbers) -> Numbers
 def average_by_client(
     clients: NDArray[np.int32], samples: Numbers | None, size: int
 ) -> Floats | None:
-    """Return each client's mean sample count, (N,), NaN without one; None if there are none."""
-    if samples is None or np.isnan(samples).all():
+    """Return each client's mean sample count, (N,), NaN without one; None if there are none.
+
+    A 0 says that a client did not train in a round, and nothing about its size.
+    """
+    if samples is None or not (given := samples > 0).any():
         return None
-    given = ~np.isnan(samples)
     sums = np.bincount(clients[given], samples[given], minlength=size)
     rows = np.bincount(clients[given], minlength=size)
     return np.where(rows > 0, sums / np.maximum(rows, 1), np.nan)

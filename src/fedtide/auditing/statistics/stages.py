@@ -233,13 +233,13 @@ def _try_selections(
     by inverse availability: with probabilities min(1, c_t / p_n), p_n the share of rounds in which
         a client was available.
     least used first: those that were used least often so far; ties go to those available less
-        often.
+        often, then to chance: the skew must not depend on the order of the clients' names.
 
     Weighted by samples, a client's expected part of a round has no closed form. It is the mean over
     draws, whose chance is deducted from the skew.
     """
     rates = available.counts / available.length
-    random = generator(seed, "audit-selections")
+    random, ties = generator(seed, "audit-selections"), generator(seed, "audit-selection-ties")
     uniform, inverse = (_Expectation(available, samples, random) for _ in range(2))
     fewest = np.zeros(available.size)
     used = np.zeros(available.size, dtype=np.int64)
@@ -248,7 +248,7 @@ def _try_selections(
         size = int(chosen.cohorts[t])
         uniform.add(there, np.full(len(there), size / len(there)), size)
         inverse.add(there, _inclusion_probabilities(1 / rates[there], size), size)
-        first = there[np.lexsort((rates[there], used[there]))[:size]]
+        first = there[np.lexsort((ties.random(len(there)), rates[there], used[there]))[:size]]
         used[first] += 1
         fewest[first] += 1 / size if samples is None else _share(samples[first])
     rounds = chosen.nonempty_rounds

@@ -118,13 +118,16 @@ class Replay(Availability):
         log = normalise_log(frame, columns)
         ids = number_clients("log", log["client"], population)
         reached = log["stage"].is_in(STAGES[STAGES.index(self.stage) :])
+        has_stages = "stage" in {*frame.columns, *columns}
+        if not has_stages or self.stage == "used":
+            reached &= log["weight"].ne_missing(0.0)  # which is that of absent clients
         if "reason" in log.columns:
             reached &= log["reason"].ne_missing(CLAIMED) | (log["stage"] != "available")
         if not reached.any():
             what = "rows" if log.is_empty() else f"clients of the stage {self.stage!r}"
             raise InvalidInputError(f"log: it has no {what}; give at least one")
         low, high = int(log["round"].min()), int(log["round"].max())  # type: ignore[arg-type]
-        first, has_stages = self.first_round, "stage" in {*frame.columns, *columns}
+        first = self.first_round
         if first is None:
             first = 0 if has_stages else low
         if low < first:
