@@ -94,6 +94,32 @@ def test_values_without_a_meaning_are_listed_with_counts_and_the_option() -> Non
     check(missing, stages={"OK": "used", "": "selected"})
 
 
+@pytest.mark.parametrize(
+    ("name", "good", "bad", "stage"),
+    [
+        ("state", "FINISHED", "SKIPPED", "available"),
+        ("status", "OK", "not_selected", "available"),
+        ("status", "OK", "TIMEOUT: client did not answer", "selected"),
+        ("status", "OK", "did not respond", "selected"),
+        ("status", "ok", "failed (not retried)", "selected"),
+        ("error", None, "CUDA error: device not ready", "selected"),
+        ("failure_reason", None, "client is idle", "selected"),
+    ],
+)
+def test_failures_are_not_taken_for_clients_that_were_passed_over(
+    name: str, good: object, bad: str, stage: str
+) -> None:
+    values = [bad if status == "TIMEOUT" else good for status in ROWS["status"]]
+    log = ROWS.drop("status").with_columns(pl.Series(name, values))
+    assert f"{bad!r}: {stage!r}" in error_of(log)
+
+
+@pytest.mark.parametrize("bad", ["not_converged", "not cached", "not late"])
+def test_what_else_was_not_is_no_failure(bad: str) -> None:
+    values = [bad if status == "TIMEOUT" else "trained" for status in ROWS["status"]]
+    assert list_entries(read(ROWS.with_columns(pl.Series("status", values)))) == SELECTED
+
+
 def test_meanings_that_cannot_be_used_are_refused() -> None:
     assert error_of(ROWS, stages={"OK": "usd"}).startswith("stages: 'OK' is to mean 'usd'; ")
     assert error_of(ROWS.drop("status"), stages=MEANINGS).startswith(

@@ -176,8 +176,7 @@ def test_invalid_sample_counts_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("column", ["weight", "samples"])
-@pytest.mark.parametrize("staged", [False, True])
-def test_rows_of_weight_0_are_no_participation(column: str, staged: bool) -> None:
+def test_rows_of_weight_0_are_no_participation(column: str) -> None:
     """A table with a row for every client in every round reads like the rows of those there."""
     random = np.random.default_rng(8)
     there, counts = random.random((40, 6)) < 0.5, np.array([10.0, 20, 40, 80, 160, 320])
@@ -187,13 +186,13 @@ def test_rows_of_weight_0_are_no_participation(column: str, staged: bool) -> Non
     rounds, clients = np.indices(there.shape).reshape(2, -1)
     table = pl.DataFrame({"round": rounds, "client": clients, column: numbers.ravel()})
     expected = read(table.filter(pl.Series(there.ravel())))
-    log = read(table.with_columns(stage=pl.lit("used")) if staged else table)
+    log = read(table)
     assert pairs(log) == pairs(expected)
     assert log.weights is not None
     assert expected.weights is not None
     np.testing.assert_array_equal(log.weights, expected.weights)
     np.testing.assert_array_equal(log.samples, expected.samples)
-    assert (log.reported is not None) == staged
+    assert log.weightless == (~there).sum()
     assert any(f"{(~there).sum()} of 240 used rows have the" in note for note in log.notes)
 
 
@@ -213,3 +212,26 @@ def test_weights_of_1_are_those_of_clients_that_count_alike() -> None:
     assert kept.weights is not None
     turns = pl.DataFrame({"round": [0, 1, 2], "client": list("aba"), "weight": [1.0, 1.0, 1.0]})
     assert read(turns).weights is not None  # q_t^n of single clients
+
+
+def test_stages_say_who_took_part_whatever_the_weights() -> None:
+    """A row for each stage: a client whose update was used with weight 0 was neither lost..."""
+    rows = [
+        {"round": t, "client": n, "stage": stage, "weight": n * t / 3}
+        for t in range(3)
+        for n in range(2)
+        for stage in ("available", "selected", "reported", "used")
+    ]
+    log = read(pl.DataFrame(rows))
+    assert log.selected is not None
+    assert len(log.clients) == len(log.selected.clients) == 6
+    assert log.notes == ()
+    only_used = read(pl.DataFrame(rows).filter(stage="used"))  # ...nor refused
+    assert only_used.selected is only_used.reported is None
+    assert len(only_used.clients) == 6
+
+
+def test_a_log_without_used_rows_is_refused_whatever_its_weights() -> None:
+    rows = {"round": [0, 1, 2], "client": list("aba"), "stage": ["selected"] * 3}
+    with pytest.raises(InvalidInputError, match="no client takes part in any round"):
+        read(pl.DataFrame(rows | {"weight": [1.0, 1.0, 1.0]}))

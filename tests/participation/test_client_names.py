@@ -209,13 +209,12 @@ def test_a_value_for_each_client_is_given_once() -> None:
         Bernoulli(rates={7: 0.1, "7": 0.3, 12: 0.2}).known_rates(population, seed=0)
 
 
-@pytest.mark.parametrize("stage", [None, "used"])
-def test_clients_of_weight_0_in_a_replayed_log_are_absent(stage):
+def test_clients_of_weight_0_in_a_replayed_log_are_absent():
     """As in the table of the same weights, whose 0 says that a client is not there."""
     weights = np.array([[0.5, 0.5, 0], [0, 1, 0], [0, 0, 0], [0.2, 0, 0.8]])
     rounds, clients = np.indices(weights.shape).reshape(2, -1)
     log = pl.DataFrame({"round": rounds, "client": clients, "weight": weights.ravel()})
-    replay = Replay(log if stage is None else log.with_columns(stage=pl.lit(stage)))
+    replay = Replay(log)
     table, population = Table(weights), Population(3)
     np.testing.assert_array_equal(
         replay.known_rates(population, 0), table.known_rates(population, 0)
@@ -223,6 +222,15 @@ def test_clients_of_weight_0_in_a_replayed_log_are_absent(stage):
     one, other = replay.begin(population, 0), table.begin(population, 0)
     for t in range(4):
         assert one.round(t).clients.tolist() == other.round(t).clients.tolist()
+
+
+def test_clients_of_weight_0_that_a_log_says_were_used_are_replayed():
+    """A process of one's own may give the weight 0; methods count such a client as taking part."""
+    log = pl.DataFrame({"round": [0, 0, 1], "client": [0, 1, 1], "weight": [1.0, 0.0, 1.0]})
+    running = Replay(log.with_columns(stage=pl.lit("used"))).begin(Population(2), seed=0)
+    assert running.round(0).clients.tolist() == [0, 1]
+    nothing = Replay(log.with_columns(weight=pl.lit(0.0))).begin(Population(2), seed=0)
+    assert nothing.round(0).clients.tolist() == [0, 1]  # as an audit reads it
 
 
 def test_weights_of_a_log_that_some_rows_lack_are_not_used_and_that_is_said(caplog):

@@ -187,6 +187,20 @@ def test_what_failed_has_cost_nothing():
     assert found.clients["participations"].to_list() == [1, 1]
 
 
+@pytest.mark.parametrize("column", ["weight", "num_examples"])
+def test_an_update_that_the_log_gives_no_weight_is_not_taken_to_be_free(column):
+    """The method weights it as any other: plain averaging does not look at sample counts."""
+    log = pl.DataFrame({"round": [0, 0, 1, 2], "client": ["ann", "bob", "ann", "ann"]})
+    counted = log.with_columns(pl.Series(column, [0.0, 0.5, 0.0, 1.0]))
+    mechanism = Gaussian(clip=1.0, noise_multiplier=2.0, delta=1e-5)
+    with pytest.raises(
+        InvalidInputError, match=r"^log: 2 rows have the weight or sample count 0; "
+    ):
+        spent(counted, mechanism)
+    staged = spent(counted.with_columns(stage=pl.lit("used")), mechanism)
+    assert staged.clients["participations"].to_list() == [3, 1]
+
+
 def test_known_rates_need_them():
     with pytest.raises(InvalidInputError, match=r"^algorithm.rates: "):
         spent(log_of(np.ones((3, 2), bool)), Gaussian(1.0, 1.0, 1e-5), KnownRates())

@@ -18,7 +18,7 @@ from datasets import Dataset
 from datasets import Image as Picture
 from PIL import Image
 from scipy.sparse import csr_matrix
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
 
 from fedtide.errors import InvalidInputError
 from fedtide.problems.datasets.sources import read_source
@@ -381,6 +381,14 @@ def test_random_transforms_are_refused_as_items_are_read_once():
     drawn = list(Noisy())  # one draw of each
     table = read_source("train", drawn, order=("x", "y"))
     np.testing.assert_array_equal(table.column("inputs", "x"), [x.numpy() for x, _ in drawn])
+
+
+def test_random_transforms_of_a_part_of_the_data_are_refused():
+    """As of one class, where the samples are sorted by class, or of one of several data sets."""
+    plain_part = TensorDataset(torch.ones(40, 2), torch.arange(40))
+    both = ConcatDataset([plain_part, Noisy(), Noisy(), Noisy(), Noisy()])
+    with pytest.raises(InvalidInputError, match=r"train: item 42 .* read again"):
+        read_source("train", both, order=("x", "y"))
 
 
 class Stream(IterableDataset):

@@ -83,7 +83,7 @@ def test_a_method_whose_runs_all_fail_is_left_out_of_the_best(sweep, tmp_path):
 def test_a_server_learning_rate_that_is_not_searched_is_named(sweep, caplog):
     inside = {"algorithm": {"type": "averaged", "inner": "fedau"}}
     methods = {"plain": {}, "inside": inside, "central": {"algorithm": "central-sgd"}}
-    sweep(methods=methods, strategy={"type": "two-stage"})
+    sweep(methods=methods, strategy={"type": "two-stage"}, grid={"local.steps": [1, 2, 3]})
     (record,) = caplog.records
     assert record.getMessage().startswith(
         "strategy: inside has no algorithm.server_lr, so its algorithm.inner.server_lr is not "

@@ -76,7 +76,7 @@ class TwoStage:
             raise InvalidInputError(f"grid.{field}: the strategy varies it as well; keep one")
         without = [c for c in configurations if not self._has_server_lr(c)]
         if len(without) < len(configurations):
-            for configuration in without:
+            for configuration in {c.method: c for c in without}.values():  # once for each method
                 self._warn_of_other_field(configuration)
             return
         known = self._fields(configurations[0])
@@ -137,7 +137,7 @@ class TwoStage:
             _logger.warning(
                 "strategy: %s has no %s, so its %s is not searched; search it alone, with "
                 "server_lr_field",
-                configuration.label,
+                configuration.method or configuration.label,
                 self.server_lr_field,
                 other,
             )

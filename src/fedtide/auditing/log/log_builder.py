@@ -142,7 +142,7 @@ class LogBuilder:
         names, rows = self._collect(roster, clients)
         if span is None:
             rows, span = self._number_rounds(rows, step)
-        rows = self._demote_weightless(rows)
+        rows, weightless = self._drop_weightless(rows)
         declared = average_by_client(rows.clients, rows.samples, len(names))
         if rows.samples is not None and (fraction := find_fraction(rows.samples)) is not None:
             said = f"some sample counts are not whole numbers, such as {fraction:g}"
@@ -183,6 +183,7 @@ class LogBuilder:
             reported=reported,
             complete=roster is not None or clients is not None,
             refusals=refusals,
+            weightless=weightless,
             notes=tuple(self.notes),
         )
 
@@ -282,29 +283,26 @@ class LogBuilder:
             None if declared is None else declared[codes].astype(np.float32),
         )
 
-    def _demote_weightless(self, rows: _Rows) -> _Rows:
-        """Return the rows without participation of weight 0, which moves no model.
+    def _drop_weightless(self, rows: _Rows) -> tuple[_Rows, int]:
+        """Return the rows without those of weight 0, which moves no model, and how many these were.
 
-        Tables with a row for every client in each round say so of those that were not there.
+        Tables with a row for every client in each round say so of those that were not there. Stages
+        say it themselves, and a client that reported with weight 0 is not one that was lost.
         """
         noun, weights = "weight", rows.weights
         if weights is None or np.isnan(weights).all():
             noun, weights = "sample count", rows.samples
-        if weights is None:
-            return rows
-        used = np.ones(len(weights), np.bool_) if rows.stages is None else rows.stages == USED
-        weightless = used & (weights == 0)
+        if weights is None or rows.stages is not None:
+            return rows, 0
+        weightless = weights == 0
         count = int(weightless.sum())
-        if count in (0, int(used.sum())):
-            return rows
+        if count in (0, len(weights)):
+            return rows, 0
         self.notes.append(
-            f"{count:,} of {int(used.sum()):,} used rows have the {noun} 0: they do not count as "
+            f"{count:,} of {len(weights):,} used rows have the {noun} 0: they do not count as "
             "participation"
         )
-        if rows.stages is None:
-            return rows.where(~weightless)
-        reported = np.uint8(STAGES.index("reported"))
-        return replace(rows, stages=np.where(weightless, reported, rows.stages))
+        return rows.where(~weightless), count
 
     def _count_refusals(self, rows: _Rows, first: int) -> Refusals | None:
         """Return how often clients were left out from round `first` on, and why; None: unknown."""

@@ -60,6 +60,7 @@ class ParticipationLog:
             "reported".
         complete: whether `names` are all clients of the federation, and not only those of the log.
         refusals: why clients were left out of rounds; None: the log gives no reason.
+        weightless: how many rows do not count as participation because their weight is 0.
         notes: facts about how the log was read, one sentence each.
     """
 
@@ -76,6 +77,7 @@ class ParticipationLog:
     reported: ParticipationLog | None = None
     complete: bool = True
     refusals: Refusals | None = None
+    weightless: int = 0
     notes: tuple[str, ...] = ()
 
     def show_name(self, n: int) -> str:

@@ -62,8 +62,8 @@ def read_participation_log(
             q_t^n, one given as `samples` sample counts. If none is given and all entries of a
             column `weight` are whole numbers whose sum in a round is typically 10 or more, they are
             sample counts; if all are 1, though rounds have several clients, these count alike. Run
-            folders and ledgers hold q_t^n in any case. A used row of weight or sample count 0 is no
-            participation.
+            folders and ledgers hold q_t^n in any case. Without stages, a row of weight or sample
+            count 0 is no participation.
         on_progress: progress callback.
         stages: the stage that each value of the column `stage` means, as in `StageColumn`; without
             such a column, of the column whose name says that it may tell who failed.

@@ -32,9 +32,12 @@ _ROWS = 1 << 14
 _LISTED = 6
 _FAILED = re.compile(
     r"(?<!\bno[\s_-])(fail|error|abort|crash|cancel|reject|refuse|drop|disconnect|unreachable)"
-    r"|tim(e|ed)[\s_-]?out|\bno[\s_-](response|reply|answer)|\b(lost|killed|expired|offline)\b"
+    r"|tim(e|ed)[\s_-]?out|\bnot?[\s_-](respon|reply|answer|reach)|\b(lost|killed|expired|offline)\b"
 )
-_PASSED_OVER = re.compile(r"(\b|_)not[\s_-]|skip|\b(idle|inactive|absent|unavailable)\b")
+_PASSED_OVER = re.compile(
+    r"(\b|_)not[\s_-](select|sampl|chosen|aggregat|us|avail|active|particip|train|includ|report|sent)"
+    r"|skip|\b(idle|inactive|absent|unavailable)\b"
+)
 """Words for a client that did not take part and did not fail."""
 _SUCCEEDED = re.compile(r"ok|done|finished|succe\w+|completed?|no[\s_-]errors?|200")
 _NUMBER = re.compile(r"[+-]?([\d.]+(e[+-]?\d+)?|inf)")
@@ -169,7 +172,8 @@ class OutcomeColumn:
         good = dict.fromkeys((value for value in self._counts if value not in failed), "used")
         if len(good) > 1 and "" in good:
             good[""] = _ANY
-        bad = {v: "available" if _PASSED_OVER.search(v.lower()) else "selected" for v in failed}
+        bad = {value: "selected" if self._has_messages else _guess(value) for value in failed}
+        bad = {value: "available" if s == "available" else "selected" for value, s in bad.items()}
         if len(bad) > _LISTED:
             means = good | {OTHER: "selected"}
         elif len(good) > _LISTED:

@@ -37,7 +37,7 @@ def find_weights(
     if weights is not None and _has_all("weights", "used", weights, notes):
         if weights_are_final:
             return weights, counts
-        if (weights == 1).all() and (np.bincount(rounds - rounds.min()) > 1).any():
+        if _mark_participation(rounds, weights):
             notes.append("the weights are all 1: the clients of a round count alike")
             return None, None
         if not _look_like_counts(rounds, weights):
@@ -62,6 +62,12 @@ def _has_all(what: str, how: str, numbers: Numbers, notes: list[str]) -> bool:
             f"{'has' if missing == 1 else 'have'} none"
         )
     return missing == 0
+
+
+def _mark_participation(rounds: NDArray[np.integer], weights: Numbers) -> bool:
+    """Return whether all weights are 1, though a round has several clients."""
+    is_one = len(weights) > 0 and (weights == 1).all()
+    return bool(is_one and (np.bincount(rounds - rounds.min()) > 1).any())
 
 
 def _look_like_counts(rounds: NDArray[np.integer], weights: Numbers) -> bool:

@@ -207,6 +207,11 @@ def spent(
         require_positive("target", target)
     if not isinstance(log, ParticipationLog):
         log = read_participation_log(log, clients, roster, columns, stages=stages)
+    if log.weightless:  # the method gives such an update a weight of its own
+        raise InvalidInputError(
+            f"log: {log.weightless:,} rows have the weight or sample count 0; leave them out if "
+            "their clients sent no update, else leave out the column"
+        )
     if horizon is not None and horizon < log.first_round + log.length:
         raise InvalidInputError(
             f"horizon: the log has rounds up to {log.first_round + log.length - 1}; give a larger "

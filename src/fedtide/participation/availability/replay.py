@@ -27,8 +27,8 @@ _logger = getLogger("fedtide")
 class Replay(Availability):
     """The rounds of a participation log: the clients that reached `stage` are available.
 
-    Weights are those of the log if it has one for each of these clients. Nobody is available after
-    the last round of the log.
+    Weights are those of the log if it has one for each of these clients. A run has at most as many
+    rounds as the log.
 
     Args:
         log: the path of a participation log, or of the folder of a finished run, or the log in
@@ -119,8 +119,9 @@ class Replay(Availability):
         ids = number_clients("log", log["client"], population)
         reached = log["stage"].is_in(STAGES[STAGES.index(self.stage) :])
         has_stages = "stage" in {*frame.columns, *columns}
-        if not has_stages or self.stage == "used":
-            reached &= log["weight"].ne_missing(0.0)  # which is that of absent clients
+        weighted = log["weight"].ne_missing(0.0)
+        if not has_stages and weighted.any():
+            reached &= weighted  # absent clients have the weight 0
         if "reason" in log.columns:
             reached &= log["reason"].ne_missing(CLAIMED) | (log["stage"] != "available")
         if not reached.any():

@@ -43,7 +43,7 @@ class Sessions(Availability):
     Args:
         rates: p_n: one number, one for each client, or a law; 0 means never, 1 always.
         length: the mean session, in rounds, at least 1.
-        law: one of the two.
+        law: the distribution of the lengths.
         shape: k from 0.3 to 10, or σ from 0.1 to 3.
 
     Raises:

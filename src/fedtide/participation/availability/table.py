@@ -33,7 +33,7 @@ Weights = NDArray[np.float64]
 class Table(Availability):
     """Client n is available in round t with weight q_t^n if that is positive (Wang & Ji 2022).
 
-    Nobody is available after the last row; the `length` of the stream is the number of rows.
+    A run has at most as many rounds as the table.
 
     Args:
         weights: q, shape (T, N), 0 for absent; or a table with the columns round, client, weight,

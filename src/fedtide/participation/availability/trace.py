@@ -57,7 +57,7 @@ class Trace(Availability):
             interval are never available. Empty intervals (start = end) are ignored.
         round_seconds: the time between two rounds, in seconds.
         repeat: whether the trace starts again when it is over: True, after the last end; a number,
-            after that many seconds (such as 86400, a day); False: nobody is available afterwards.
+            after that many seconds (such as 86400, a day); False: a run must end with the trace.
 
     Raises:
         InvalidInputError: seconds that are not above 0, an object that is no table; in `begin`, a

@@ -356,7 +356,8 @@ def _parse_numbers(column: pa.ChunkedArray, decimal_comma: bool) -> pa.ChunkedAr
 
 def _refuse_random_items(field: str, data: Any) -> None:
     """Raise InvalidInputError if items of a map-style data set differ when they are read again."""
-    rows = range(0 if isinstance(data, list | tuple) else min(len(data), _READ_TWICE))
+    size = 0 if isinstance(data, list | tuple) else len(data)
+    rows = range(0, size, -(-size // _READ_TWICE) or 1)  # of all parts: one class may be augmented
     try:
         different = next((n for n in rows if fingerprint(data[n]) != fingerprint(data[n])), None)
     except InvalidInputError:  # holds what has no fingerprint, which is no column either
