@@ -190,6 +190,25 @@ def test_clients_evaluate_on_their_own_test_part():
     assert found["accuracy"] == pytest.approx(float((model(x).argmax(1) == y).double().mean()))
 
 
+def test_a_loss_that_is_nan_is_missing_in_the_mean_and_named(caplog):
+    """The mean of the other clients stood beside the number of all, without a word."""
+
+    def test(context):
+        x, y = shard(context.node_config["partition-id"])
+        return (x * torch.nan if context.node_config["partition-id"] == 0 else x), y
+
+    federation = grid(ft.LocalTraining(steps=1, lr=0.1), test=test)
+    strategy = FedTide(A.FedAvg(), clients=4, fraction_evaluate=1.0, clock=federation.clock)
+    with caplog.at_level("INFO"):
+        result = strategy.start(federation, initial_arrays(network()), num_rounds=1, timeout=60)
+    model = network()
+    _load(model, [torch.from_numpy(a.numpy()) for a in result.arrays.values()])
+    x, y = (torch.cat(parts) for parts in zip(*map(shard, range(1, 4)), strict=True))
+    found = result.evaluate_metrics_clientapp[1]["loss"]
+    assert found == pytest.approx(nn.functional.cross_entropy(model(x), y).item())
+    assert caplog.text.count("Metrics that not all of the 4 clients gave: loss (3)\n") == 1
+
+
 def test_a_client_without_test_samples_trains_and_does_not_evaluate(caplog):
     """Told to decline its rounds, as a client without data is, it would be lost for training."""
 

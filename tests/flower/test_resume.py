@@ -1,5 +1,6 @@
 """Resuming with other arguments than those at the beginning, and what a state may hold."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -188,3 +189,20 @@ def test_a_checkpoint_that_lacks_something_is_refused(lost, tmp_path):
     save(tmp_path, Checkpoint(1, tensors, facts))
     with pytest.raises(InvalidInputError, match=r"^state: "):
         deploy(federation(), A.FedAvg(), 2, state=tmp_path)
+
+
+def test_a_ledger_without_the_rounds_of_the_state_is_named(tmp_path, caplog):
+    """A submission with a mistyped federation began a second log without a word."""
+
+    def submit(name: str, rounds: int) -> str:
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            deploy(federation(), A.FedAvg(), rounds, federation=name, **places)
+        return caplog.text
+
+    places = {"state": tmp_path / "state", "ledger": f"sqlite:///{tmp_path / 'ledger.db'}"}
+    text = "The ledger has no rounds of 'wrad', and the state has 4: "
+    assert text[:20] not in submit("ward", 2) + submit("ward", 4)
+    found = submit("wrad", 5)
+    assert text in found
+    assert "Ledger: federation 'wrad'" in found

@@ -441,6 +441,23 @@ def test_only_its_owner_reads_a_ledger_until_its_mode_is_changed(file_url: str):
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
+def test_a_ledger_that_is_opened_twice_keeps_all_rounds_beside_readers(file_url: str):
+    """Readers removed the write-ahead log of a process that had opened the file twice."""
+    query = "SELECT federation, round FROM rounds ORDER BY 1, 2"
+    script = (
+        f"import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute({query!r}).fetchall())"
+    )
+    command = [sys.executable, "-c", script, file_url.removeprefix("sqlite:///")]
+    read = partial(subprocess.run, command, check=True, capture_output=True, text=True)
+    first = Ledger(file_url, "first")
+    first.commit(0, [], time=0.0)
+    second = Ledger(file_url, "second")
+    read()
+    first.commit(1, [], time=1.0)
+    second.commit(0, [], time=1.0)
+    assert read().stdout.strip() == str([("first", 0), ("first", 1), ("second", 0)])
+
+
 def test_a_ledger_is_read_while_its_writer_is_open_and_after_it_was_killed(file_url: str):
     ledger = Ledger(file_url)
     ledger.commit(0, [Entry("ann", "used", 1.0)], time=0.0)

@@ -60,8 +60,9 @@ def aggregate_metrics(
 def average_metrics(parts: list[tuple[int, Metrics]]) -> MetricRecord | None:
     """Return the mean of each metric, weighted by samples, over the clients that give it.
 
-    Lists are left out, and so are all but the most frequent names if there are very many. The
-    metric "clients" is the number of clients, whatever they send under this name.
+    Lists are left out, and so are all but the most frequent names if there are very many. What some
+    clients do not give, as when a loss is NaN, is logged. The metric "clients" is the number of
+    clients, whatever they send under this name.
     """
     totals: dict[str, float] = {}
     weights: dict[str, int] = {}
@@ -72,6 +73,10 @@ def average_metrics(parts: list[tuple[int, Metrics]]) -> MetricRecord | None:
             if not isinstance(value, list) and name in kept:
                 totals[name] = totals.get(name, 0.0) + samples * value
                 weights[name] = weights.get(name, 0) + samples
+    fewer = [f"{name} ({n})" for name, n in counts.most_common(MAX_METRICS) if n < len(parts)]
+    if fewer:
+        text = printable(", ".join(fewer), _LONGEST_TEXT)
+        log.info("Metrics that not all of the %d clients gave: %s", len(parts), text)
     means = MetricRecord({name: total / weights[name] for name, total in totals.items()})
     means["clients"] = len(parts)
     return means if parts else None

@@ -85,5 +85,12 @@ def _reconcile_ledger(
         raise InvalidInputError(
             f"ledger: it has {logged} rounds of {ledger.federation!r}, the state {ended}; {hint}"
         )
+    elif not logged and ended > 1:
+        log.warning(
+            "The ledger has no rounds of %r, and the state has %d: if they are in another ledger, "
+            "or under another name, stop the run at once, and give that one",
+            ledger.federation,
+            ended,
+        )
     if ended:
         ledger.commit(ended - 1, training.entries, training.ended_at)

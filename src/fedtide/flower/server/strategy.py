@@ -355,6 +355,8 @@ class FedTide(Strategy):
         if self.selection is not None:
             log.info("\t├──> Selection: %s", self.selection)
         log.info("\t├──> State: %s", self._state or "in memory only")
+        name = None if self._ledger is None else self._ledger.federation
+        log.info("\t├──> Ledger: %s", "none" if name is None else f"federation {name!r}")
         log.info("\t└──> Rounds that have ended: %d", self._training.round)
 
     def _lock_state(self) -> AbstractContextManager[None]:

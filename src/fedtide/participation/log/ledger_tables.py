@@ -174,8 +174,11 @@ def prepare_writing(engine: sql.Engine) -> None:
         return
     file = _find_file(engine.url)
     if file:
-        with suppress(OSError):  # which SQLite will report
-            os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+        # Closing a file gives up all locks that this process, and SQLite in it, has on it: another
+        # process would remove the write-ahead log into which an open ledger still writes.
+        if not os.path.exists(file):
+            with suppress(OSError):  # which SQLite will report
+                os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
         _reject_unwritable_file(engine.url)
 
     @sql.event.listens_for(engine, "connect")
