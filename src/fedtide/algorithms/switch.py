@@ -53,7 +53,7 @@ class SwitchState:
 
 @configurable
 class Switch(Algorithm[SwitchState]):
-    """One method until round `at`, then another, which continues from the current model.
+    """One method until a given round, then another, which continues from the current model.
 
     The second method starts without history: its round 0 is round `at`, from which it counts
     periods and absences. A warm-up by FedAvg, as Wang & Ji 2022 use it before amplification and

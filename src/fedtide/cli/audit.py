@@ -137,7 +137,9 @@ def audit_command(
     smoothness: Annotated[
         float | None,
         typer.Option(
-            "-L", "--smoothness", help="L of the objectives; prints the papers' learning rates."
+            "-L",
+            "--smoothness",
+            help="Smoothness L of the loss; prints the papers' learning rates.",
         ),
     ] = None,
     noise: Annotated[float, typer.Option("--sigma", help="σ: gradient noise, for -L.")] = 1.0,

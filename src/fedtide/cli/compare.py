@@ -37,6 +37,11 @@ def compare_command(
     the same experiment and seed, the first is shown. Each problem has a table of its own, because
     losses and accuracies of different problems are not comparable.
 
+    Worst tenth: the mean over the tenth of the clients with the lowest test accuracy. Spread: the
+    standard deviation over the clients. Class-weighted: the accuracies of the classes on the common
+    test set, weighted by the client's shares of the classes. Weighted by participation: the loss
+    that plain averaging minimises.
+
     Example: fedtide compare runs/digits --table digits.tex --figure digits.pdf
     """
     if figure is not None:

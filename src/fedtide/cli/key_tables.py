@@ -120,8 +120,10 @@ def split_docstring(text: str) -> tuple[str, str]:
 
 def summarise(thing: object) -> str:
     """Return the first line of the docstring, of a function without "Return"."""
-    line = (inspect.getdoc(thing) or "").splitlines()[0].removeprefix("Return ")
-    return line[0].upper() + line[1:]
+    line = (inspect.getdoc(thing) or "").splitlines()[0]
+    if line.startswith("Return "):
+        line = line[7].upper() + line[8:]
+    return line
 
 
 def anchor(title: str) -> str:

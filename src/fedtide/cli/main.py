@@ -158,8 +158,8 @@ def _main(
 ) -> None:
     """Federated learning for clients that come and go: simulate, compare, audit and deploy.
 
-    Start with `fedtide run digits`; `fedtide COMMAND --help` explains a command, and `fedtide keys`
-    what may stand in an experiment file.
+    Start with `fedtide run digits`. `fedtide COMMAND --help` explains a command,
+    and `fedtide keys` the keys of an experiment file.
     """
 
 

@@ -41,7 +41,12 @@ def papers_command(
     methods: Annotated[
         str | None, typer.Option(help="Only these methods: fedavg,scaffold.", show_default=False)
     ] = None,
-    cases: Annotated[str | None, typer.Option(help="Only these cases.", show_default=False)] = None,
+    cases: Annotated[
+        str | None,
+        typer.Option(
+            help="Only these cases of the experiment: consistent,noisy.", show_default=False
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs and figures.")] = Path(
         "runs/papers"
     ),

@@ -20,7 +20,9 @@ class LearningRateSchedule(ABC):
 
 @configurable
 class StepDecay(LearningRateSchedule):
-    """γ shrinks by `decay` in round `start` and then every `every` rounds, at most `times` times.
+    """Step decay: the learning rate is multiplied by the same factor at regular intervals.
+
+    γ_t = γ · decay^k after k steps.
 
     Wang & Ji 2024 on CIFAR-100: StepDecay(decay=0.5, start=10_001, every=1000, times=10), with its
     second step at 11,000 in the authors' program; Yan et al. 2020: StepDecay(decay=0.9999,
@@ -61,10 +63,10 @@ class StepDecay(LearningRateSchedule):
 
 @configurable
 class InverseDecay(LearningRateSchedule):
-    """γ_t = γ / (1 + t / every), as MIFA's authors use with every = 1.
+    """Inverse decay: γ_t = γ / (1 + t / every), as MIFA's authors use with every = 1.
 
     Args:
-        every: after how many rounds γ is halved.
+        every: after how many rounds γ_t is γ / 2.
 
     Raises:
         InvalidInputError: `every` not positive.
@@ -85,7 +87,7 @@ class InverseDecay(LearningRateSchedule):
 
 @configurable
 class Piecewise(LearningRateSchedule):
-    """γ is multiplied by factors[i] from round starts[i] on, and by 1 before starts[0].
+    """A list of factors: γ · factors[i] from round starts[i] on, and γ before starts[0].
 
     Wang & Ji (2022) train 2000 rounds with γ = 0.1, then with 1e-5: starts=[2000], factors=[1e-4].
 
