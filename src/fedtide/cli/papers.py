@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedtide.atomic_io import make_folder, write_yaml
+from fedtide.cli.options import Workers
 from fedtide.errors import InvalidInputError
 from fedtide.papers.claim_judging import judge_claims
 from fedtide.papers.export import export_sweep
@@ -51,12 +52,7 @@ def papers_command(
         "runs/papers"
     ),
     records: Annotated[Path, typer.Option(help="Folder of the run records.")] = Path("results"),
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Runs to execute at a time.", show_default="one per core, two on a GPU"
-        ),
-    ] = None,
+    workers: Workers = None,
     device: Annotated[
         str | None,
         typer.Option(help="Where the models train, such as cuda or cuda:1.", show_default="cpu"),

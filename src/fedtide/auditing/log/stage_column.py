@@ -172,8 +172,8 @@ class OutcomeColumn:
         good = dict.fromkeys((value for value in self._counts if value not in failed), "used")
         if len(good) > 1 and "" in good:
             good[""] = _ANY
-        bad = {value: "selected" if self._has_messages else _guess(value) for value in failed}
-        bad = {value: "available" if s == "available" else "selected" for value, s in bad.items()}
+        over = set() if self._has_messages else {v for v in failed if _guess(v) == "available"}
+        bad = {value: "available" if value in over else "selected" for value in failed}
         if len(bad) > _LISTED:
             means = good | {OTHER: "selected"}
         elif len(good) > _LISTED:
