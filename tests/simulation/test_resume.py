@@ -18,9 +18,10 @@ import yaml
 
 import fedtide as ft
 from fedtide.algorithms import ALGORITHMS
-from fedtide.errors import InvalidInputError
+from fedtide.errors import Interrupted, InvalidInputError
 from fedtide.simulation import checkpoint as checkpoint_module
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
+from fedtide.simulation.interruption import Interruption
 from fedtide.simulation.loop import Run
 from fedtide.simulation.run_folder import RunFolder
 
@@ -537,7 +538,9 @@ def test_a_copied_folder_goes_on(regression, results, killed_at, tmp_path):
     assert there["rounds"] == 12
 
 
-def test_resuming_with_the_threads_of_before_leaves_those_of_the_process_alone(tmp_path):
+def test_resuming_with_the_threads_of_before_leaves_those_of_the_process_alone(
+    tmp_path, set_threads
+):
     """Also if the finished run is only read."""
     fields = {
         "problem": ft.problems.Quadratic.two_clients(),
@@ -547,15 +550,11 @@ def test_resuming_with_the_threads_of_before_leaves_those_of_the_process_alone(t
         "rounds": 3,
         "out": tmp_path / "run",
     }
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        ft.simulate(**fields)
-        torch.set_num_threads(1)
-        ft.simulate(**fields, resume=True)
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
+    set_threads(2)
+    ft.simulate(**fields)
+    set_threads(1)
+    ft.simulate(**fields, resume=True)
+    assert torch.get_num_threads() == 1
 
 
 def test_the_time_and_the_machines_of_all_parts_are_kept(
@@ -619,3 +618,27 @@ def test_a_trainer_that_cannot_go_on_is_not_said_to(regression, killed_at, tmp_p
     monkeypatch.setattr("fedtide.training.devices.can_compile", lambda like: False)
     result = ft.simulate(**fields, out=tmp_path / "run", resume=True)
     assert result.trainer.startswith("stacked: compiled was requested, but ")
+
+
+def test_a_signal_at_any_moment_ends_a_run_after_the_round_that_it_saved(
+    regression, tmp_path, monkeypatch
+):
+    """One that came after the question whether to save, and before whether to end, lost rounds."""
+
+    class Late(Interruption):
+        asked = 0
+
+        @property
+        def requested(self):
+            self.asked += 1
+            return self.asked > 3
+
+        @requested.setter
+        def requested(self, value):
+            pass
+
+    monkeypatch.setattr("fedtide.simulation.runner.Interruption", Late)
+    with pytest.raises(Interrupted) as caught:
+        ft.simulate(**regression, out=tmp_path / "run")
+    kept = load_newest(tmp_path / "run" / "checkpoints")
+    assert f"interrupted after round {kept.round} of 12, saved" in str(caught.value)

@@ -273,9 +273,10 @@ def _loop_in_folder(watched: WatchedRun, folder: RunFolder) -> None:
                 ) from None
             due = settings.every is not None and run.ended % settings.every == 0
             pause = max(settings.seconds, min(took / _WRITING_SHARE, _LONGEST_PAUSE))
-            if due or interruption.requested or time.monotonic() - saved > pause:
+            ends = interruption.requested  # asked once: what ends here is saved before
+            if due or ends or time.monotonic() - saved > pause:
                 took, saved = _save(watched, folder), time.monotonic()
-            if interruption.requested:
+            if ends:
                 raise Interrupted(
                     f"interrupted after round {run.ended} of {run.experiment.rounds}, saved in "
                     f"{folder.path}",
