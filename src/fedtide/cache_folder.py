@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
+
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+"""Where TorchInductor looks for what it has compiled before, in any process."""
+
+_FOLDER = "compiled-2"
+"""Another name whenever the same graph is compiled to something else."""
 
 
 def cache_folder() -> Path:
@@ -20,3 +27,17 @@ def cache_folder() -> Path:
         return Path.home() / ".cache" / "fedtide"
     except RuntimeError:  # no HOME, and a user without an entry in /etc/passwd
         return Path(os.devnull) / "fedtide"
+
+
+def keep_compiled() -> None:
+    """Let TorchInductor keep what it compiles in the cache folder, if that can be written.
+
+    To be called before anything imports TorchInductor, which otherwise chooses a temporary folder.
+    A folder that the user has chosen stays.
+    """
+    if COMPILED not in os.environ:
+        folder = cache_folder() / _FOLDER
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                os.environ[COMPILED] = str(folder)

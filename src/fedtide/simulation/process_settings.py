@@ -10,6 +10,8 @@ from typing import Self
 
 import torch
 
+from fedtide.cache_folder import keep_compiled
+
 
 @dataclass(frozen=True)
 class ProcessSettings:
@@ -47,8 +49,7 @@ class ProcessSettings:
             torch.get_default_dtype(),
             matmul_precision,
             tf32_convolutions,
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
+            *_determinism(),
         )
 
     def apply(self) -> None:
@@ -60,4 +61,15 @@ class ProcessSettings:
             torch.set_float32_matmul_precision(self.matmul_precision)
         if self.tf32_convolutions is not None:
             torch.backends.cudnn.allow_tf32 = self.tf32_convolutions
-        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
+        determinism = (self.deterministic, self.warns_only)
+        if determinism != _determinism():  # setting it takes seconds: it imports TorchInductor
+            keep_compiled()
+            torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
+
+
+def _determinism() -> tuple[bool, bool]:
+    """Return whether PyTorch must use deterministic algorithms, and whether it only warns."""
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )

@@ -27,7 +27,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from fedtide.cache_folder import cache_folder
+from fedtide.cache_folder import COMPILED, keep_compiled
 from fedtide.errors import first_line
 from fedtide.training.devices import is_cpu
 from fedtide.training.trainers._in_place import add_in_place
@@ -35,12 +35,6 @@ from fedtide.training.trainers._memory_formats import align_images
 
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 Operations = Mapping[Any, Callable[..., Any]]
-
-_CACHE = "TORCHINDUCTOR_CACHE_DIR"
-"""Where TorchInductor looks for what it has compiled before, in any process."""
-
-_FOLDER = "compiled-2"
-"""Another name whenever the same graph is compiled to something else."""
 
 _marks_pointers: ContextVar[bool] = ContextVar("marks_pointers", default=False)
 
@@ -195,9 +189,9 @@ def _compiling(graph: Any, examples: list[Tensor]) -> Iterator[None]:
     identity = f"{graph.code} {shapes} {torch.get_num_threads()}"
     name = hashlib.sha256(identity.encode()).hexdigest()[:32]
     with ExitStack() as held:
-        if _CACHE in os.environ:
+        if COMPILED in os.environ:
             with suppress(OSError, NotImplementedError):  # a file system without locks
-                held.enter_context(FileLock(Path(os.environ[_CACHE], f"{name}.lock")))
+                held.enter_context(FileLock(Path(os.environ[COMPILED], f"{name}.lock")))
         yield
 
 
@@ -280,23 +274,13 @@ def _owner(graph: Any, name: str) -> str:
     return name
 
 
-def _keep_compiled() -> None:
-    """Let TorchInductor keep what it compiles in the user's cache folder, if it can be written."""
-    if _CACHE not in os.environ:
-        folder = cache_folder() / _FOLDER
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK):
-                os.environ[_CACHE] = str(folder)
-
-
 def _captured(
     function: TensorFunction, examples: list[Tensor], operations: Operations | None
 ) -> TensorFunction:
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.graph import CodeGen
 
-    _keep_compiled()  # before TorchInductor is imported, which chooses a folder for temporary files
+    keep_compiled()
     # Shapes are enough, and the compiler wants all of them from one mode.
     with _without_log():
         trace = make_fx(function, operations, tracing_mode="fake", _allow_non_fake_inputs=True)
