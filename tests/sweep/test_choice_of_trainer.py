@@ -1,5 +1,6 @@
 """What sweeps tell the choice of a trainer, which compiles where there is much to train."""
 
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.simulation import local_round
 from fedtide.simulation.task_cache import count_alike
 from fedtide.sweep import run_sweep
+from fedtide.training.trainers import select
 
 
 @pytest.fixture
@@ -103,3 +105,20 @@ def test_code_of_the_user_may_train_otherwise_for_every_seed():
     assert count_alike(experiments(given)) == [2, 2]
     assert count_alike(experiments(code)) == [1, 1]
     assert count_alike(experiments(code, seeds=(1, 1, 2))) == [2, 2, 1]
+
+
+@pytest.mark.parametrize("measured", [1, 2])
+def test_runs_that_take_the_same_steps_measure_once(base, measured, monkeypatch):
+    """So they take the same trainer; other steps, and those of other data, are measured."""
+    asked = []
+    monkeypatch.setattr(select, "_measured", deque(maxlen=4))
+    monkeypatch.setattr(
+        select, "_seconds_per_client", lambda trainer, *_: asked.append(trainer.name) or 1.0
+    )
+    fields = {k: v for k, v in base.items() if k != "name"}
+    local = fields.pop("local")
+    fields["trainer"] = "auto"
+    ft.simulate(**fields, local=local, seeds=[1, 2])
+    other = {"lr": 2 * local["lr"]} if measured == 1 else {"batch_size": local["batch_size"] + 1}
+    ft.simulate(**fields, local={**local, **other}, seeds=[3])
+    assert asked == ["reference", "stacked"] * measured

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.algorithms.base import Instructions
+from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
 from fedtide.problems.base import BatchPlan, Task
 from fedtide.problems.layout import Params
@@ -59,6 +60,7 @@ class Trainer(ABC):
         name: its name in experiment files.
         chunk: how many clients it trains at once, if it concatenates the updates of chunks; sums
             are added in groups of as many.
+        chunk_sizes: how many sizes its chunks may have; local steps are captured for each.
         own_threads: whether it trains on threads of its own. PyTorch's threads wait busily for some
             milliseconds after every operation that uses them, and would take cores from these, so
             the rest of a round should use a single one.
@@ -66,6 +68,7 @@ class Trainer(ABC):
 
     name: str
     chunk: int | None = None
+    chunk_sizes: int = 1
     own_threads: bool = False
 
     @abstractmethod
@@ -116,7 +119,7 @@ class UpdateSum:
         self.result = torch.zeros_like(model)
         self._group = group or max(1, len(weights))
         self._sum = self.result  # of the group whose turn it is
-        self._weights = weights.to(model.device)
+        self._weights = to_device_of(weights, model)
         self._waiting: dict[int, Tensor] = {}
         self._next = 0
         self._lock = Lock()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedtide.activity import MEASURING, activity
@@ -29,10 +32,18 @@ _LONG_CAPTURE = 60.0
 positions takes 24."""
 _COMPILING_SECONDS: dict[TrainerName, float] = {"stacked": 24.0, "threaded": 40.0}
 """What compiling takes where the cache does not hold the steps; a network takes longer."""
+_FURTHER_BLOCK = 10.0
+"""The same for the same steps with another number of clients or other minibatches."""
 _COMPILED_GAIN: dict[TrainerName, float] = {"stacked": 5 / 3, "threaded": 1.6}
 """How many times as fast compiled steps are."""
 _STACKED_CONVOLUTIONS_GAIN = 1.1
 """The same for stacked convolutions on a CPU, which oneDNN computes compiled or not."""
+
+_Seconds = dict[TrainerName, float]
+_Failures = dict[TrainerName, str]
+
+_measured: deque[tuple[object, _Seconds, _Failures]] = deque(maxlen=4)
+"""What was measured for the last families of tasks; runs that take the same steps share it."""
 
 
 def choose_trainer(
@@ -57,11 +68,11 @@ def choose_trainer(
         return _trainer(plain, task, local), f"{plain}: {name} was requested, but {reason}"
     if name != "auto":
         return _trainer(name, task, local), f"{name}, as requested"
-    seconds: dict[TrainerName, float] = {}
-    failed: dict[TrainerName, str] = {}
+    seconds, failed = _measurements(task, local)
     others: tuple[TrainerName, ...] = ("stacked", "threaded")
     for candidate in ("reference", *(reversed(others) if task.is_recurrent else others)):
-        if not _is_worth_measuring(candidate, task, seconds, failed, clients):
+        known = candidate in seconds or candidate in failed
+        if known or not _is_worth_measuring(candidate, task, seconds, failed, clients):
             continue
         try:
             with activity(MEASURING):
@@ -79,16 +90,30 @@ def choose_trainer(
     gain = f"{seconds['reference'] / seconds[best]:.1f}x as fast as the reference"
     gain = "the fastest of those measured" if best == "reference" else gain
     gain += "".join(f"; {name} fails on this model ({why})" for name, why in failed.items())
-    pays = None
     if not reason and devices.is_cpu(task.start):
         # On a GPU steps are recorded and repeated in one call; compiling them as well gains little.
         widths = MinibatchPlanner(task.population, local, seed=0).widths
-        pays = _find_worth_compiling(seconds, task, clients, blocks=max(1, len(widths)))
-    if pays is not None:
-        compiled = _COMPILED[pays]
-        why = f"{compiled}: compiling pays (uncompiled, {best} is {gain})"
-        return _trainer(compiled, task, local), why
+        compiled = _find_worth_compiling(seconds, task, local, clients, max(1, len(widths)))
+        if compiled is not None:
+            why = f"{compiled.name}: compiling pays (uncompiled, {best} is {gain})"
+            return compiled, why
     return _trainer(best, task, local), f"{best}: {gain}"
+
+
+def _measurements(task: Task, local: LocalTraining) -> tuple[_Seconds, _Failures]:
+    """Return what this process has measured with the same steps, to which more may be added.
+
+    So the runs of a sweep take the same trainer, and short ones spend no time on choosing it.
+    """
+    if task.seed_family is None:
+        return {}, {}
+    steps = replace(local, lr=1.0, schedule=None)
+    key = (task.seed_family, steps, torch.get_num_threads())
+    for known, seconds, failed in _measured:
+        if known == key:
+            return seconds, failed
+    _measured.append((key, {}, {}))
+    return _measured[-1][1:]
 
 
 def _reason_not_to_compile(task: Task, compile: bool) -> str:
@@ -103,8 +128,8 @@ def _reason_not_to_compile(task: Task, compile: bool) -> str:
 def _is_worth_measuring(
     candidate: TrainerName,
     task: Task,
-    seconds: dict[TrainerName, float],
-    failed: dict[TrainerName, str],
+    seconds: _Seconds,
+    failed: _Failures,
     clients: float,
 ) -> bool:
     """Return whether a trainer may be the fastest, given those measured before it."""
@@ -117,15 +142,17 @@ def _is_worth_measuring(
 
 
 def _find_worth_compiling(
-    seconds: dict[TrainerName, float], task: Task, clients: float, blocks: int
-) -> TrainerName | None:
+    seconds: _Seconds, task: Task, local: LocalTraining, clients: float, widths: int
+) -> Trainer | None:
     """Return the trainer that is the fastest once compiled, if that pays for compiling.
 
     Args:
         seconds: per client, of the trainers measured on a CPU.
         task: what is learnt.
+        local: what a client does in a round.
         clients: how many client updates are to be computed.
-        blocks: for how many widths of minibatches the steps are compiled.
+        widths: how many widths minibatches have; steps are compiled for each, and for each size of
+            a chunk, all of which occur where the size of the cohort varies.
     """
     best = min(seconds, key=seconds.__getitem__)
     compiled = {best: seconds[best] / _COMPILED_GAIN[best]} if best in _COMPILED_GAIN else {}
@@ -136,7 +163,10 @@ def _find_worth_compiling(
         return None
     fastest = min(compiled, key=compiled.__getitem__)
     saved = (seconds[best] - compiled[fastest]) * clients
-    return fastest if saved > blocks * _COMPILING_SECONDS[fastest] else None
+    trainer = _trainer(_COMPILED[fastest], task, local)
+    others = widths * trainer.chunk_sizes - 1
+    pays = saved > _COMPILING_SECONDS[fastest] + others * _FURTHER_BLOCK
+    return trainer if pays else None
 
 
 def _trainer(name: TrainerName, task: Task, local: LocalTraining) -> Trainer:

@@ -160,6 +160,7 @@ class StackedTrainer(Trainer):
         few = parallel and _FEWEST * model <= _CACHE_BYTES
         fit = max(_FEWEST if few else 1, memory // model)
         self._cut = replace(chunks, sizes=tuple(size for size in chunks.sizes if size <= fit))
+        self.chunk_sizes = len(self._cut.sizes)
         sizes = self._cut.sizes if devices.is_cpu(task.start) else ()
         self._runner = BlockRunner(
             task,
