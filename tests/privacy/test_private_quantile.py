@@ -2,6 +2,7 @@
 
 import copy
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -73,10 +74,29 @@ def test_model_and_norm_follow_the_written_equations(bands):
         total = weights[t] * np.minimum(1, clip / norms) @ updates[t]
         total += (0.6**-2 - 1.5**-2) ** -0.5 * cutoff * clip * noise[t, :d]
         count = weights[t] @ ((norms > clip) - 0.3) + 1.5 * cutoff * noise[t, d]
-        clip *= math.exp(0.3 * lr / clients * count)
+        # Rounded to 2^-20 of a power of two below the noise's deviation, 4.5.
+        clip *= math.exp(0.3 * lr / clients * round(count * 2**18) / 2**18)
         expected.append(lr / clients * total)
     np.testing.assert_allclose(moved, expected, rtol=0, atol=3e-6)
     assert driver.state.clip == pytest.approx(clip, rel=1e-9)
+
+
+@pytest.mark.parametrize("quantile", [0.3, 0.5])
+def test_the_count_lies_on_a_grid_that_does_not_depend_on_the_updates(quantile):
+    """Or the digits of the norm would rule out counts (Mironov 2012), whatever ε is stated."""
+    norm, clients = 0.8, 5
+    mechanism = Gaussian(norm, 0.2, 1e-5, quantile=quantile, clip_rate=1.0, count_noise=1.0)
+    for length, seed in product((0.1, 10.0), range(20)):
+        driver, _ = drive(
+            FedAvg(weights="all"),
+            mechanism,
+            np.ones((1, clients), dtype=bool),
+            lambda _, n, length=length: np.where(n < 2, length, 0.0)[:, None],
+            1,
+            seed,
+        )
+        steps = math.log(driver.state.clip / norm) * clients * 2**20
+        assert abs(steps - round(steps)) < 1e-3
 
 
 def test_without_noise_an_average_of_all_has_the_norm_of_clipped():

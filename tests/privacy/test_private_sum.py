@@ -1,6 +1,7 @@
 """The wrapper: clipping, noise, who may take part, and what it refuses."""
 
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -18,6 +19,8 @@ from fedtide.algorithms import (
     FedAU,
     FedAvg,
     RoundDriver,
+    WeightedSum,
+    WeightedSumState,
 )
 from fedtide.differential_privacy.noise_source import standard_normals
 from fedtide.errors import InvalidInputError
@@ -464,6 +467,35 @@ class ByLength(FedAvg):
         return 1.0 / (1.0 + updates.deltas[:, 0].abs())
 
 
+class ByModel(FedAvg):
+    def weight_bound(self, state):
+        return 9.0
+
+    def client_weights(self, state, updates):
+        return torch.full((len(updates.clients),), 2.0 if (state.model == 0).all() else 1.0)
+
+
+class BySamples(FedAvg):
+    def client_weights(self, state, updates):
+        return updates.samples.sqrt() / 10.0
+
+
+def test_weights_by_numbers_of_samples_are_refused():
+    private = make_private(BySamples(weights="all"), Gaussian(1.0, 1.0, 1e-5), 0)
+    state, ids = private.init(torch.zeros(1), Population(2)), torch.arange(2)
+    cohort = private.choose_cohort(state, Cohort.uniform(ids))
+    updates = ClientUpdates(
+        ids, cohort.weights, torch.ones(2, 1), 0.1, torch.ones(2), samples=torch.tensor([4.0, 9.0])
+    )
+    with pytest.raises(InvalidInputError, match=r"weights updates by what they are, "):
+        private.absorb(state, updates)
+
+
+class Negative(FedAvg):
+    def client_weights(self, state, updates):
+        return -2.0 * super().client_weights(state, updates)
+
+
 class OwnStep(FedAU):
     def step(self, state, lr):
         return super().step(state, lr)
@@ -474,15 +506,26 @@ class Looking(Amplified):
         return super().absorb(state, updates)
 
 
+class Adding(Amplified):
+    def weigh(self, state, updates):
+        return torch.ones_like(updates.weights)
+
+
 @pytest.mark.parametrize(
     ("method", "message"),
     [
         (PerReply(weights="all"), r"divides the sum by 2, not by N = 3, .* correct its normaliser"),
         (ByLength(weights="all"), r"weights updates by what they are, .* who took part alone"),
+        (ByModel(weights="all"), r"weights updates by what they are, or by the model, .* alone"),
+        (Negative(weights="all"), r"the weight -2, more than its weight_bound of 1;"),
         (OwnStep(cutoff=5), r"OwnStep has its own step, .* leave it out"),
         (
             Looking(period=2, factor=1.5, inner=AVERAGE),
             r"Looking has its own absorb, .* leave it out",
+        ),
+        (
+            Adding(period=2, factor=1.5, inner=AVERAGE),
+            r"Adding has its own weigh, .* leave it out",
         ),
     ],
 )
@@ -490,9 +533,64 @@ def test_sums_of_ones_own_that_noise_does_not_hide_are_refused(method, message):
     def ones(t, ids):
         return np.ones((len(ids), 1))
 
-    present = np.array([[True, True, False]])
+    present = np.array([[True, True, False]] * 2)
     with pytest.raises(InvalidInputError, match=f"^algorithm: .*{message}"):
         drive(method, Gaussian(1.0, 1.0, 1e-5), present, ones, 1)
+
+
+@dataclass(frozen=True)
+class SizeState(WeightedSumState):
+    size: float
+
+
+@dataclass(frozen=True)
+class BySize(WeightedSum):
+    """A method of a user that weights the updates of a round by the length of the last sum."""
+
+    server_lr: float = 1.0
+
+    def init(self, model, population):
+        return SizeState.initial(model, population, size=0.0)
+
+    def weight_bound(self, state):
+        return 9.0
+
+    def client_weights(self, state, updates):
+        return torch.full((len(updates.clients),), 1.0 + state.size)
+
+    def normaliser(self, state):
+        return float(state.population)
+
+    def record_cohort(self, state):
+        return replace(state, size=float(state.total.norm() + state.model.norm()))
+
+
+def test_a_method_of_ones_own_cannot_remember_a_sum_without_noise():
+    """Only client 0 differs, and only in round 0: steps of later rounds must not."""
+
+    def moved(first):
+        def deltas(t, ids):
+            return np.where((ids == 0) & (t == 0), first, 0.25)[:, None]
+
+        return drive(BySize(), Gaussian(1.0, 0.0, 1e-5), np.ones((3, 4), bool), deltas, 1)[1]
+
+    np.testing.assert_array_equal(moved(1.0)[1:], moved(0.0)[1:])
+
+
+@pytest.mark.parametrize("hostile", [np.inf, -np.inf, np.nan, 1.7e308, 1e200, 3e38, 1e-300])
+@pytest.mark.parametrize("quantile", [None, 0.5])
+@pytest.mark.parametrize("method", [AVERAGE, FedAU(cutoff=3)])
+def test_whatever_a_client_sends_moves_the_sum_by_no_more_than_the_norm(method, quantile, hostile):
+    def moved(sent):
+        def deltas(t, ids):
+            rows = np.full((len(ids), 2), 0.1)
+            rows[ids == 0] = sent, 0.3 * sent
+            return rows
+
+        mechanism = Gaussian(0.5, 0.0, 1e-5, quantile=quantile)
+        return drive(method, mechanism, np.ones((1, 4), bool), deltas, 2)[1][0] * 4
+
+    assert np.linalg.norm(moved(hostile) - moved(0.0)) <= 0.5
 
 
 def test_the_sum_over_many_clients_is_exact_beyond_single_precision():

@@ -363,6 +363,15 @@ def test_the_settings_of_a_run_are_read_from_its_experiment_file(tmp_path):
         (FILE + "horizon: 20.5", "^horizon: .* whole number"),
         ("privacy: {type: gauss, clip: 1}", "privacy.type: unknown 'gauss'; did you mean"),
         (FILE + "law: {}", "not YAML"),
+        (
+            FILE + "problem: lower-bound\nmethods: {b: {}}",
+            "^methods: .* several runs, .*; give the",
+        ),
+        (FILE + "problem: lower-bound\ngrid: {algorithm.cutoff: [1, 2]}", "^grid: .* several runs"),
+        (
+            "base: a.yaml\nproblem: lower-bound\nalgorithm: fedau",
+            "^base: .* builds on another file",
+        ),
         (FILE.replace("target: 1.0", "target: -1"), "target: -1.0 is not a positive number"),
         (FILE.replace("{type: fedau, cutoff: 4}", "mifa"), "algorithm: MIFA uses more"),
     ],

@@ -18,7 +18,7 @@ from fedtide.algorithms import (
     Cohort,
     RoundInfo,
 )
-from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
+from fedtide.algorithms._weighted_sum import SumT, WeightedSum, WeightedSumState
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
 from fedtide.differential_privacy.mechanisms import Mechanism, require_mechanism
 from fedtide.differential_privacy.noise_source import standard_normals
@@ -52,7 +52,7 @@ def make_private(
     """
     require_mechanism(mechanism)
     if isinstance(algorithm, Wrapper) and algorithm.uses_directions_only:
-        _require_inherited(algorithm, Wrapper, ("absorb", "absorb_total"))
+        _require_inherited(algorithm, Wrapper, ("absorb", "absorb_total", "weigh"))
         inner = make_private(algorithm.inner, mechanism, seed)
         changed: Algorithm[Any] = replace(cast("Any", algorithm), inner=inner)
         return changed
@@ -97,7 +97,7 @@ def shut_out(algorithm: Algorithm[Any], state: Any) -> Tensor | None:
 
 
 def _add_noise(direction: Tensor, deviation: float, row: Tensor) -> Tensor:
-    """Return the direction with noise, on a grid that is far finer than that.
+    """Return a sum with noise, on a grid that is far finer than that.
 
     The sum of a number of the direction and noise of its type would be a multiple of the distance
     between such numbers, so the last digits of a small sum could rule out that an update is in it
@@ -116,6 +116,12 @@ def _add_noise(direction: Tensor, deviation: float, row: Tensor) -> Tensor:
     grid = 2.0 ** (math.floor(math.log2(deviation)) - _GRID_BITS)
     exact = (deviation * row.to(direction.device)).add_(direction)
     return exact.div_(grid).round_().mul_(grid).to(direction)
+
+
+def _hide(inner: SumT) -> SumT:
+    """Return the state with zeros for the sum and the model, which weights must not depend on."""
+    zeros = torch.zeros_like(inner.model)
+    return replace(inner, total=zeros, model=zeros)
 
 
 def _clipping_hint(algorithm: Algorithm[Any]) -> str:
@@ -155,7 +161,8 @@ class PrivateSum(Wrapper[PrivateSumState]):
 
     The noise depends neither on the updates nor on who sent one: a round in which half of the
     cohort, or all of it, goes missing has the same. What is divided by is N, which is public, and
-    never the number of replies. Where the mechanism has a quantile, C follows it (see `Gaussian`).
+    never the number of replies. Updates that are not finite count as zeros. Where the mechanism has
+    a quantile, C follows it (see `Gaussian`).
 
     A client that may not take part in a round, as its participations would be too close, too many,
     or could exceed its budget, is not chosen for it. When no client may ever take part again, the
@@ -213,11 +220,12 @@ class PrivateSum(Wrapper[PrivateSumState]):
         return self.inner.choose_cohort(state.inner, cohort.select(allowed))
 
     def absorb(self, state: PrivateSumState, updates: ClientUpdates) -> PrivateSumState:
-        """Pass the clipped updates on."""
+        """Pass the clipped updates on; those that are not finite as zeros."""
         norms = torch.linalg.vector_norm(updates.deltas, dim=1, dtype=torch.float64)
         factors = (state.clip * _BELOW / norms).clamp(max=1.0)
         # In float32, what one update changes in a sum of many would depend on rounding.
         deltas = updates.deltas.to(torch.float64, copy=True).mul_(factors.unsqueeze(1))
+        deltas[~norms.isfinite()] = 0.0  # no factor makes them shorter
         clipped = replace(updates, deltas=deltas)
         self._check_weights(state.inner, clipped)
         exceeded = state.exceeded
@@ -227,8 +235,9 @@ class PrivateSum(Wrapper[PrivateSumState]):
 
     def step(self, state: PrivateSumState, lr: float) -> tuple[PrivateSumState, RoundInfo]:
         """Step as the inner method does, add the noise, and record what the clients have lost."""
-        before, t, start = state.inner, state.round, state.model
-        assert isinstance(before, WeightedSumState)
+        t, start = state.round, state.model
+        assert isinstance(state.inner, WeightedSumState)
+        total, before = state.inner.total, _hide(state.inner)
         over = not len(before.clients) and self.is_finished(state)
         scale = self.inner.server_lr / before.population
         clients, bound = before.clients.cpu(), self._bound(before)
@@ -236,11 +245,12 @@ class PrivateSum(Wrapper[PrivateSumState]):
         self._check_clients(state, clients, shares)
         self._check_normaliser(before)
         inner, info = self.inner.step(before, lr)
-        if over:
-            return replace(state, inner=inner), info  # an empty round
+        if over:  # an empty round
+            return replace(state, inner=self.inner.with_model(inner, start)), info
         row = self._next_noise(state, t)
         deviation = self.mechanism.noise_on_sum * bound * state.clip
-        direction = _add_noise(info.direction, deviation * scale, row[: len(start)]).to(start.dtype)
+        direction = total.mul_(scale) if len(clients) else info.direction
+        direction = _add_noise(direction, deviation * scale, row[: len(start)]).to(start.dtype)
         state.lost[clients] += shares**2
         state.rounds[clients] += 1
         state.last[clients] = t
@@ -315,9 +325,9 @@ class PrivateSum(Wrapper[PrivateSumState]):
         if self.mechanism.quantile is None:
             return state.clip
         surplus = state.exceeded.cpu() - (1 - self.mechanism.quantile)
-        count = float(weights.double().cpu() @ surplus)
-        count += self.mechanism.noise_on_count * bound * float(row[-1])
-        logarithm = math.log(state.clip) + self.mechanism.clip_rate * scale * count
+        count = weights.double().cpu() @ surplus
+        count = _add_noise(count, self.mechanism.noise_on_count * bound, row[-1])
+        logarithm = math.log(state.clip) + self.mechanism.clip_rate * scale * float(count)
         return math.exp(min(max(logarithm, _LEAST), _MOST))
 
     def _check_clients(self, state: PrivateSumState, clients: Tensor, shares: Tensor) -> None:
@@ -332,10 +342,11 @@ class PrivateSum(Wrapper[PrivateSumState]):
             InvalidInputError: a weight above A, two updates of a client, or one of a client that
                 may not take part.
         """
-        if len(shares) and not float(shares.max()) <= _ROUNDED:
+        if len(shares) and not float(shares.abs().max()) <= _ROUNDED:
             bound = self._bound(state.inner)
             raise InvalidInputError(
-                f"algorithm: {self.inner} gave an update the weight {shares.max() * bound:g}, more "
+                f"algorithm: {self.inner} gave an update the weight "
+                f"{shares[shares.abs().argmax()] * bound:g}, more "
                 f"than its weight_bound of {bound:g}; correct the method"
             )
         if len(set(clients.tolist())) < len(clients):
@@ -360,15 +371,15 @@ class PrivateSum(Wrapper[PrivateSumState]):
             )
 
     def _check_weights(self, inner: Any, updates: ClientUpdates) -> None:
-        """Refuse weights of a method of the user's own that depend on the updates."""
+        """Refuse weights of a method of the user's own that depend on updates or the model."""
         if not is_own(type(self.inner)):
             return
         found = self.inner.client_weights(inner, updates).double().cpu()
-        blind = self._weights(inner, Cohort(updates.clients, updates.weights))
+        blind = self._weights(_hide(inner), Cohort(updates.clients, updates.weights))
         if not torch.allclose(found, blind, rtol=_ROUNDED - 1):
             raise InvalidInputError(
-                f"algorithm: {self.inner} weights updates by what they are, which the noise does "
-                "not hide; let client_weights depend on who took part alone"
+                f"algorithm: {self.inner} weights updates by what they are, or by the model, which "
+                "neither noise nor accounts cover; let client_weights depend on who took part alone"
             )
 
     def _check_noise_on_count(self, inner: Any) -> None:
@@ -409,8 +420,8 @@ class PrivateSum(Wrapper[PrivateSumState]):
     def _weights(self, inner: Any, cohort: Cohort) -> Tensor:
         """Return a_t^n of these clients if their updates are zeros, shape (S,), float64."""
         zeros = torch.zeros_like(inner.model[:1]).expand(len(cohort), len(inner.model))
-        steps = torch.ones(len(cohort))
-        asked = ClientUpdates(cohort.clients, cohort.weights, zeros, 0.0, steps)
+        ones = torch.ones(len(cohort))
+        asked = ClientUpdates(cohort.clients, cohort.weights, zeros, 0.0, ones, samples=ones)
         return self.inner.client_weights(inner, asked).double().cpu()
 
     def _next_noise(self, state: PrivateSumState, t: int) -> Tensor:

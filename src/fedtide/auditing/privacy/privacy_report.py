@@ -14,7 +14,7 @@ from fedtide.auditing.privacy.spending import Spent, spent
 from fedtide.differential_privacy import MECHANISMS, Mechanism
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.simulation.config import Builder
-from fedtide.simulation.experiment import read_yaml
+from fedtide.simulation.experiment import SWEEP_KEYS, read_yaml
 
 _BUILDER = Builder({Algorithm: ALGORITHMS, Mechanism: MECHANISMS, SamplingLaw: SAMPLING_LAWS})
 _KEYS = ("privacy", "algorithm", "law", "target", "horizon")
@@ -71,6 +71,12 @@ def read_privacy_file(path: str | Path) -> PrivacyFile:
         for key in plain:
             if key not in _KEYS:
                 raise InvalidInputError(f"{key}: unknown key; {did_you_mean(str(key), _KEYS)}")
+    for key in ("base", *SWEEP_KEYS):
+        if key in plain and key != "seeds":  # a seed has no part in what is spent
+            raise InvalidInputError(
+                f"{key}: {path} describes several runs, or builds on another file; give the "
+                "experiment.yaml in the folder of the run"
+            )
     if not plain.get("privacy"):
         raise InvalidInputError(
             f"privacy: {path} does not say it; give a mechanism, such as {{type: gaussian, clip: "

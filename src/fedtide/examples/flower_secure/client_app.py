@@ -93,16 +93,20 @@ class Site(NumPyClient):
         cutoff = int(request.form.removeprefix("fedau-"))
         if self._noise_multiplier:
             weighted = weighted + noise_share(len(weighted), self._noise_multiplier, cutoff)
-        if float(weighted.abs().max()) > largest_masked(self._noise_multiplier, cutoff):
-            raise ValueError("the update would be clipped; raise CLIP")
+        if not float(weighted.abs().max()) <= largest_masked(self._noise_multiplier, cutoff):
+            raise ValueError("the update would be clipped, or is not finite; raise CLIP")
         return [weighted.numpy()], 1, {}
 
 
 def refuse_small_sums(message, context, call_next):
-    """Help to unmask only sums of enough updates: sites can be lost after they were selected."""
+    """Help to unmask only sums of enough updates: sites can be lost after they were selected.
+
+    A site is either present or lost; the shares of both kinds would unmask its update.
+    """
     config = message.content.config_records.get(RECORD_KEY_CONFIGS, {})
     active = set(config.get(Key.ACTIVE_NODE_ID_LIST, []))
-    if config.get(Key.STAGE) == Stage.UNMASK and len(active) < MIN_SITES:
+    lost = set(config.get(Key.DEAD_NODE_ID_LIST, []))
+    if config.get(Key.STAGE) == Stage.UNMASK and (len(active) < MIN_SITES or active & lost):
         raise ValueError(f"the sum is of fewer than {MIN_SITES} updates")
     return call_next(message, context)
 
