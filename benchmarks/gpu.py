@@ -9,6 +9,9 @@ they moved, may be 1e-9 in float64 and 1e-3 in float32 (kernels sum in another o
 convolutions and matrix products may use TF32). A second run on the device, resumed from a
 checkpoint, must give the same bits.
 
+Waits: in a later round of every method, PyTorch counts how often the host waits for the GPU. It
+should be once, to read which updates are finite.
+
 Speed: paper 001's CIFAR-10 run (10,000 rounds; the goal is two minutes on an H100), a logistic
 model with 100, 1,000 and 10,000 clients a round, and the settings of pfl's CIFAR-10 benchmark
 (1,500 rounds, 50 users a round with 50 samples each, batches of 10), beside pfl itself where it is
@@ -25,6 +28,7 @@ import importlib.util
 import json
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,6 +114,17 @@ class Case:
 
     def moved(self, device: str, dtype: str, resumed: bool = False) -> Tensor:
         """Return by how much the model has moved after a few rounds, on the CPU."""
+        run = self.run(device, dtype)
+        for ended in range(ROUNDS):
+            if resumed and ended == ROUNDS // 2:
+                checkpoint = run.checkpoint()
+                run = self.run(device, dtype)
+                run.restore(checkpoint)
+            run.round()
+        return (run.driver.output - run.task.start).cpu()
+
+    def run(self, device: str, dtype: str) -> Run:
+        """Return the run before its first round."""
         changes = {} if self.local is None else LOCAL[self.local]
         fields = {
             "problem": {
@@ -128,14 +143,7 @@ class Case:
             "device": device,
             "trainer": self.trainer,
         }
-        run = Run(Experiment.from_dict(fields))
-        for ended in range(ROUNDS):
-            if resumed and ended == ROUNDS // 2:
-                checkpoint = run.checkpoint()
-                run = Run(Experiment.from_dict(fields))
-                run.restore(checkpoint)
-            run.round()
-        return (run.driver.output - run.task.start).cpu()
+        return Run(Experiment.from_dict(fields))
 
 
 def batch_normalised() -> nn.Module:
@@ -143,6 +151,29 @@ def batch_normalised() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)
     )
+
+
+def waits(device: str) -> Iterator[dict[str, Any]]:
+    """Yield how often the host waits in a round of every method; nothing on a CPU."""
+    if torch.device(device).type != "cuda":
+        return
+    for method in ALGORITHMS:
+        run = Case(method).run(device, "float32")
+        for _ in range(ROUNDS - 1):
+            run.round()
+        yield {"method": method, "waits": count_waits(run.round)}
+
+
+def count_waits(call: Callable[[], object]) -> int:
+    """Return how often a call waits for the GPU; PyTorch does not see waits of CUDA's driver."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("called a synchronizing CUDA operation" in str(one.message) for one in found)
 
 
 def measure(device: str, trainers: Sequence[str], quick: bool) -> Iterator[dict[str, Any]]:
@@ -303,6 +334,18 @@ def about(record: dict[str, Any]) -> str:
         f"bfloat16. Largest deviation from the CPU over {len(equality)} comparisons ({methods} "
         f"methods, trainers {trainers}): {worst}; a second run, resumed from a checkpoint, gave "
         f"the same bits in {sum(one['repeats'] for one in equality)} of them."
+        + about_waits(record.get("waits", []))
+    )
+
+
+def about_waits(found: Sequence[dict[str, Any]]) -> str:
+    """Return how often the host waits in a round, if that was counted."""
+    if not found:
+        return ""
+    more = ", ".join(f"{one['method']} {one['waits']}" for one in found if one["waits"] > 1)
+    once = sum(one["waits"] <= 1 for one in found)
+    return f" In a round of {once} methods the host waits at most once" + (
+        f"; more often: {more}." if more else "."
     )
 
 
@@ -344,6 +387,7 @@ def main() -> None:
     parts: dict[str, Iterable[Any]] = {
         "rates": rates(asked.device, 256 if asked.quick else 8192),
         "equality": compare(asked.device, trainers, asked.quick),
+        "waits": waits(asked.device),
         "speed": measure(asked.device, timed_trainers, asked.quick),
     }
     record: dict[str, Any] = {"machine": machine(), "device": device}

@@ -31,6 +31,7 @@ BASICS = {
     "import_paths",
     "canonical_json",
     "content_hash",
+    "device_copies",
     "text_files",
     "yaml_text",
     "student_interval",

@@ -363,6 +363,19 @@ def test_a_network_in_evaluation_mode_as_a_whole_is_trained_as_a_whole():
     assert not net.training
 
 
+def test_dropout_that_is_off_in_a_part_of_the_network_is_warned_of(caplog):
+    """As in a pretrained network inside another one; one in evaluation mode drops as a whole."""
+    pretrained = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).eval()
+    example = (torch.ones(2, 3),)
+    for network in (pretrained, nn.Sequential(nn.Dropout(0.0).eval(), nn.Linear(3, 1))):
+        FunctionalModel(network, example)
+        assert not caplog.messages
+    assert not FunctionalModel(nn.Sequential(pretrained, nn.Linear(3, 1)), example).draws
+    assert "layer '0.1' is in evaluation mode and drops nothing" in caplog.messages[0]
+    assert FunctionalModel(nn.Sequential(pretrained, nn.Linear(3, 1)).train(), example).draws
+    assert len(caplog.messages) == 1
+
+
 @pytest.mark.parametrize(
     ("module", "fewest"),
     [

@@ -68,6 +68,30 @@ def test_a_mean_over_the_minibatch_is_no_number_per_sample():
         prepare("mse", metrics={"gap": gap})
 
 
+class LossInside(nn.Module):
+    """Computes the mean loss of the minibatch itself, as networks that take labels do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x, labels):
+        return functional.mse_loss(self.layer(x), labels)
+
+
+def test_a_network_that_returns_the_loss_of_the_minibatch_is_measured_client_by_client():
+    task = prepare(
+        lambda outputs, target: outputs.expand(len(target)),
+        model=LossInside(),
+        inputs={"x": "x", "labels": "y"},
+        metrics={},
+    )
+    network = task.module(task.start)
+    rows = [torch.tensor(ROWS[name]).split([3, 4, 5]) for name in ("x", "y")]
+    expected = [network(*part).item() for part in zip(*rows, strict=True)]
+    np.testing.assert_allclose(task.evaluate(task.start).clients["loss"], expected)
+
+
 class Annealed:
     """A weight that grows with every call, as in variational autoencoders."""
 

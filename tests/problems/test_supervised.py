@@ -331,6 +331,64 @@ def test_the_mask_reaches_networks_that_call_it_attention_mask(inputs):
     assert np.isfinite(run(Supervised(rows, inputs=inputs, **fields), local=LOCAL).model).all()
 
 
+class Unmasked(Attentive):
+    """A network that counts the zeros behind a sequence as tokens."""
+
+    def forward(self, input_ids):
+        return super().forward(input_ids, torch.ones_like(input_ids))
+
+
+class LastToken(Attentive):
+    """Classifies at the last token, as GPT-2 does, found by the number of padding."""
+
+    pad = 8
+
+    def forward(self, input_ids, attention_mask):
+        last = ((input_ids != self.pad) * torch.arange(input_ids.shape[1])).argmax(1)
+        states = (self.embedding(input_ids) * attention_mask.unsqueeze(-1)).cumsum(1)
+        return states[torch.arange(len(last)), last] + 0.1 * last[:, None]
+
+
+class LastOfZeros(LastToken):
+    """The same, where the number is that with which sequences are padded."""
+
+    pad = 0
+
+
+class EveryToken(Attentive):
+    """Outputs at each position, which depend on the tokens before it."""
+
+    def forward(self, input_ids):
+        return self.embedding(input_ids).cumsum(1)
+
+
+class OneLength(Attentive):
+    """A network for sequences of three tokens."""
+
+    def forward(self, input_ids):
+        return self.embedding(input_ids).view(-1, 3, 3).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("model", "warned"),
+    [
+        (Attentive, False),
+        (Unmasked, True),
+        (LastToken, True),
+        (LastOfZeros, False),
+        (EveryToken, False),
+        (OneLength, False),
+    ],
+)
+def test_a_network_that_counts_padding_as_tokens_is_warned_of(model, warned, caplog):
+    rows = {"x": [[1, 2, 3], [4], [5, 6]], "y": [0, 1, 2], "client": [0, 0, 1]}
+    fields = {"target": None, "loss": "next_token"} if model is EveryToken else {}
+    if model is EveryToken:
+        rows = {"x": [[1, 2, 0], [1, 2], [0, 1]], "client": [0, 0, 1]}
+    prepare(Supervised(rows, model=model, **fields))
+    assert ["depend on how many zeros" in message for message in caplog.messages] == [True] * warned
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_a_mask_of_the_users_own_takes_the_place_of_that_of_padding(named):
     tokens = [[1, 2], [3, 4, 5], [6]]

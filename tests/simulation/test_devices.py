@@ -1,7 +1,8 @@
 """Rounds on a device that is not the CPU.
 
 The stand-in for a GPU is the device "meta": its tensors have shapes and no values, so whatever
-would make the computer wait for a GPU (`item`, `nonzero`, a mask, a copy to the CPU) is an error.
+looks at a value and so makes the computer wait for a GPU (`item`, `nonzero`, a mask, a copy to the
+CPU) is an error. Copies in the other direction that wait are counted (`BlockingCopies`).
 The stand-in for a CUDA graph calls the recorded function again, and writes where it wrote before.
 """
 
@@ -11,9 +12,12 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedtide as ft
+from fedtide.device_copies import to_device_of
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.loop import Run
 from fedtide.training import devices
@@ -67,6 +71,57 @@ def readings(monkeypatch):
     return asked
 
 
+class BlockingCopies(TorchDispatchMode):
+    """Counts copies from the CPU to another device that make the computer wait for a GPU.
+
+    "meta" lets them pass. They are `to` and `copy_` without `non_blocking`, tensors made from lists
+    or numbers, and indices that lie on the CPU.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+        self._made = MadeFromNumbers(self.found)
+
+    def __enter__(self):
+        self._made.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._made.__exit__(*error)
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = operation(*args, **kwargs)
+        name = operation.overloadpacket.__name__
+        if name in ("_to_copy", "copy_") and result.device.type != "cpu":
+            source = args[0] if name == "_to_copy" else args[1]
+            if source.device.type == "cpu" and not kwargs.get("non_blocking"):
+                self.found.append(operation)
+        elif name.startswith(("index", "_index")) and args[0].device.type != "cpu":
+            indices = args[1] if isinstance(args[1], list | tuple) else args[1:]
+            if any(isinstance(i, Tensor) and i.device.type == "cpu" for i in indices):
+                self.found.append(operation)
+        return result
+
+
+class MadeFromNumbers(TorchFunctionMode):
+    """Notes tensors made from lists or numbers elsewhere than on the CPU."""
+
+    def __init__(self, found):
+        super().__init__()
+        self._found = found
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        makes = function in (torch.tensor, torch.as_tensor, Tensor.new_tensor)
+        data = args[-1] if makes else None
+        if makes and not isinstance(data, Tensor | np.ndarray) and result.device.type != "cpu":
+            self._found.append(function)
+        return result
+
+
 METHODS = {
     "fedavg": {},
     "fedavg by samples": {"type": "fedavg", "weights": "data"},
@@ -100,12 +155,15 @@ METHODS = {
 }
 
 
+@pytest.mark.parametrize("trainer", ["reference", "stacked"])
 @pytest.mark.parametrize("name", METHODS)
-def test_a_round_asks_its_device_once_whatever_the_method(name, readings):
-    found = run(algorithm=METHODS[name] or name)
-    for _ in range(2):
-        found.round()
-    assert len(readings) == 2
+def test_a_round_asks_its_device_once_whatever_the_method(name, trainer, readings):
+    found = run(algorithm=METHODS[name] or name, trainer=trainer)
+    with BlockingCopies() as copies:
+        for _ in range(3):
+            found.round()
+    assert len(readings) == 3
+    assert copies.found == []
     assert found.driver.output.device.type == "meta"
 
 
@@ -114,6 +172,18 @@ OTHER = {
     "momentum": {"local": {"steps": 2, "batch_size": 3, "lr": 0.05, "momentum": 0.9}},
     "adam": {"local": {"steps": 2, "batch_size": 3, "lr": 0.05, "optimizer": "adam"}},
     "a ball": {"local": ft.LocalTraining(steps=2, lr=0.1, projection=ft.Ball(radius=1.0))},
+    "a ball elsewhere": {
+        "local": ft.LocalTraining(
+            steps=2, lr=0.1, projection=ft.Ball(radius=1.0, center=[0.1] * 21)
+        )
+    },
+    "all samples": {"local": {"steps": 2, "batch_size": None, "lr": 0.05}},
+    "a quadratic": {
+        "problem": ft.problems.Quadratic(matrices=[np.eye(2)] * 12, centers=np.ones((12, 2))),
+        "local": {"steps": 2, "lr": 0.05},
+    },
+    "a lower bound": {"problem": "lower-bound-4d", "local": {"steps": 2, "lr": 0.05}},
+    "a regression": {"problem": {"type": "regression", "clients": 12}},
     "weights of clients": {"objective": list(range(1, 13))},
     "running statistics and dropout": {"model": Network()},
     "bfloat16": {"dtype": "bfloat16"},
@@ -122,12 +192,36 @@ OTHER = {
 }
 
 
+@pytest.mark.parametrize("trainer", ["reference", "stacked"])
 @pytest.mark.parametrize("name", OTHER)
-def test_a_round_asks_its_device_once_however_clients_train(name, readings):
-    found = run(**OTHER[name])
-    for _ in range(2):
-        found.round()
+def test_a_round_asks_its_device_once_however_clients_train(name, trainer, readings):
+    found = run(**{"trainer": trainer} | OTHER[name])
+    with BlockingCopies() as copies:
+        for _ in range(2):
+            found.round()
     assert len(readings) == 2
+    assert copies.found == []
+
+
+@pytest.mark.parametrize(
+    "copy",
+    {
+        "to": lambda here, there: here.to(there),
+        "copy_": lambda here, there: there.copy_(here),
+        "NumPy": lambda here, there: torch.as_tensor(here.numpy(), device=there.device),
+        "numbers": lambda here, there: there.new_tensor([0, 1]),
+        "an index": lambda here, there: there[here],
+    }.items(),
+    ids=lambda case: case[0],
+)
+def test_blocking_copies_are_counted_on_the_stand_in(copy):
+    here, there = torch.tensor([0, 1]), torch.zeros(2, dtype=torch.int32, device="meta")
+    with BlockingCopies() as copies:
+        copy[1](here, there)
+        assert len(copies.found) == 1
+        here.to(there.device, non_blocking=True)
+        here.to(torch.float32)
+    assert len(copies.found) == 1
 
 
 def test_the_one_reading_finds_the_update_that_is_not_finite(readings, monkeypatch):
@@ -341,6 +435,25 @@ def test_a_recording_without_room_leaves_its_memory_to_the_call(recordings, monk
         assert other(data, data)[0].tolist() == [2.0, 2.0]
     assert freed == [0]
     assert kept._drops == 1, "it is made anew"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "queued"),
+    [("cpu", "cuda:0", True), ("cpu", "mps:0", False), ("cuda:0", "cpu", False)],
+)
+def test_a_copy_is_queued_only_where_its_source_is_read_at_once(source, target, queued):
+    """Others may be read or overwritten too early, without an error."""
+
+    class Fake:
+        def __init__(self, name):
+            self.device = torch.device(name)
+
+        def to(self, device, non_blocking):
+            return device, non_blocking
+
+    assert to_device_of(Fake(source), Fake(target)) == (torch.device(target), queued)
+    here = Fake(source)
+    assert to_device_of(here, Fake(source)) is here
 
 
 class FakeStream:

@@ -1,6 +1,7 @@
 """Trainers: the reference against literal local steps, the others against the reference."""
 
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -23,7 +24,11 @@ from fedtide.training.devices import can_compile
 from fedtide.training.minibatches import MinibatchPlanner
 from fedtide.training.trainers.block_runner import BlockRunner
 from fedtide.training.trainers.reference import ReferenceTrainer
-from fedtide.training.trainers.select import _typical_clients, choose_trainer
+from fedtide.training.trainers.select import (
+    _seconds_per_client,
+    _typical_clients,
+    choose_trainer,
+)
 from fedtide.training.trainers.stacked import StackedTrainer
 from fedtide.training.trainers.threaded import ThreadedTrainer
 
@@ -337,6 +342,19 @@ def test_auto_takes_another_trainer_where_stacking_fails(digits_task, monkeypatc
     assert trainer.name in ("reference", "threaded")
     assert why.startswith(trainer.name)
     assert "no batching rule" in why
+
+
+def test_waiting_for_a_core_is_not_counted_as_training(digits_task, monkeypatch):
+    """On a machine that is busy with other work, `auto` would compile what is trained soon."""
+    original = StackedTrainer.train
+
+    def wait(*arguments):
+        time.sleep(0.5)
+        return original(*arguments)
+
+    monkeypatch.setattr(StackedTrainer, "train", wait)
+    local = local_training()
+    assert _seconds_per_client(StackedTrainer(digits_task, local), digits_task, local) < 0.5 / 8
 
 
 @pytest.mark.parametrize("name", ["compiled", "threaded-compiled"])

@@ -12,6 +12,7 @@ from tempfile import NamedTemporaryFile
 import torch
 from torch import Tensor
 
+from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
 
 _BLOCK = 2**16
@@ -79,9 +80,9 @@ class ClientMemory:
         if not self.seen:
             return self.rows.new_zeros(len(clients), self.rows.shape[1]).to(self.device)
         rows = self.rows.index_select(0, self._places_of(clients).clamp(min=0))
-        unseen = self.places[clients] < 0
-        if bool(unseen.any()):
-            rows[unseen] = 0
+        unseen = (self.places[clients] < 0).nonzero().flatten()
+        if len(unseen):
+            rows.index_fill_(0, to_device_of(unseen, rows), 0)
         return rows.to(self.device)
 
     def subtracted_from(self, values: Tensor, clients: Tensor) -> Tensor:
@@ -166,7 +167,7 @@ class ClientMemory:
 
     def _places_of(self, clients: Tensor) -> Tensor:
         """Return the positions of the rows of these clients, -1 for those never seen."""
-        return self.places[clients].to(self.rows.device, torch.int64)
+        return to_device_of(self.places[clients].long(), self.rows)
 
     def _with_rows_for(self, new: Tensor) -> ClientMemory:
         """Return the memory with rows for these clients, none of them seen before."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
 from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo
+from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 
@@ -104,7 +105,7 @@ def _trim(info: RoundInfo, chunks: tuple[Tensor, ...], b: int) -> RoundInfo:
 
     The weight of a client is the mean over the coordinates of what it had in each.
     """
-    weights = info.weights.to(info.direction.device)
+    weights = to_device_of(info.weights, info.direction)
     width = max(1, _BLOCK // len(info.clients))
     direction, shares = torch.empty_like(info.direction), torch.zeros_like(weights).double()
     for first in range(0, len(direction), width):

@@ -18,6 +18,7 @@ from fedtide.algorithms.base import (
     empty_sum,
     no_updates,
 )
+from fedtide.device_copies import to_device_of
 from fedtide.import_paths import is_own
 from fedtide.population import Population
 
@@ -101,7 +102,7 @@ class WeightedSum(Algorithm[SumT]):
     def absorb(self, state: SumT, updates: ClientUpdates) -> SumT:
         """Add Σ a_n Δ_n of this chunk."""
         weights = self._weights(state, updates)
-        factors = weights.to(updates.deltas)
+        factors = to_device_of(weights.to(updates.deltas.dtype), updates.deltas)
         if len(weights) == 1 and len(state.clients):
             # A large model comes alone; block by block, its product needs no memory of its size.
             totals = torch.split(state.total, _BLOCK)

@@ -14,6 +14,7 @@ from fedtide.algorithms.base import Amplification, ClientUpdates, Instructions, 
 from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.algorithms.scaffold import CohortWeights
 from fedtide.configurable import configurable
+from fedtide.device_copies import to_device_of
 from fedtide.population import Population
 from fedtide.validation import require_at_least, require_positive
 
@@ -149,7 +150,7 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
         served = (state.window_weight > 0).nonzero().flatten()
         window = state.window_directions
         for clients in torch.split(served, _CHUNK_ROWS):
-            weight = state.window_weight[clients].to(change.device)
+            weight = to_device_of(state.window_weight[clients], change)
             window = window.add(clients, torch.outer(weight, change))
         state = super().add_clients(state, first)
         return replace(state, mean_control=mean, window_directions=window)
@@ -175,7 +176,7 @@ def _accumulate_round(state: AmplifiedScaffoldState, info: RoundInfo) -> Amplifi
     chunks = (torch.split(tensor, _CHUNK_ROWS) for tensor in (info.clients, info.weights))
     for clients, q in zip(*chunks, strict=True):
         rows = state.round_directions.read(clients)
-        window = window.add(clients, rows.mul_(q.unsqueeze(1).to(rows.device)))
+        window = window.add(clients, rows.mul_(to_device_of(q, rows).unsqueeze(1)))
         state.window_weight[clients] += q
     cleared = state.round_directions.cleared()
     return replace(state, window_directions=window, round_directions=cleared)
@@ -191,7 +192,7 @@ def _update_control_variates(state: AmplifiedScaffoldState) -> AmplifiedScaffold
     served = (state.window_weight > 0).nonzero().flatten()
     for clients in torch.split(served, _CHUNK_ROWS):
         rows = state.window_directions.read(clients)
-        rows.div_(state.window_weight[clients].unsqueeze(1).to(rows.device))
+        rows.div_(to_device_of(state.window_weight[clients], rows).unsqueeze(1))
         rows.sub_(state.mean_control).add_(control.read(clients))
         total += control.change_to(rows, clients)
         control = control.write(clients, rows)

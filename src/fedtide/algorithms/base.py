@@ -28,6 +28,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
+from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
 from fedtide.import_paths import is_own
 from fedtide.population import Population
@@ -160,7 +161,7 @@ class ClientUpdates:
     def select(self, which: Tensor) -> ClientUpdates:
         """Return the updates of some of the clients, given by positions or a mask."""
         rows: dict[str, Any] = {
-            n: value[which.to(value.device)]
+            n: value[to_device_of(which, value)]
             for n, value in vars(self).items()
             if isinstance(value, Tensor)
         }
@@ -178,7 +179,7 @@ class ClientUpdates:
         if len(self.steps) and int(self.steps.min()) < 1:
             raise InvalidInputError("steps: a client took no local step; leave its update out")
         scale = -1.0 / (self.lr * self.steps.double())
-        return self.deltas * scale.to(self.deltas).unsqueeze(1)
+        return self.deltas * to_device_of(scale.to(self.deltas.dtype), self.deltas).unsqueeze(1)
 
 
 @dataclass(frozen=True)

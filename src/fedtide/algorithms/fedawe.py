@@ -19,6 +19,7 @@ from fedtide.algorithms.base import (
     no_updates,
 )
 from fedtide.configurable import configurable
+from fedtide.device_copies import to_device_of
 from fedtide.population import Population
 from fedtide.validation import require_positive
 
@@ -50,8 +51,8 @@ class FedAWEState(State):
     def local_models(self, clients: Tensor) -> Tensor:
         """Return x_n of these clients, shape (S, d)."""
         local = self.local.read(clients)
-        never = (self.last[clients] < 0).unsqueeze(1).to(local.device)
-        return torch.where(never, self.start, local)
+        never = to_device_of(self.last[clients] < 0, local)
+        return torch.where(never.unsqueeze(1), self.start, local)
 
 
 @configurable
@@ -160,7 +161,7 @@ class FedAWE(Algorithm[FedAWEState]):
         echoes = (state.round - state.last[updates.clients]).to(local.dtype)
         return replace(
             state,
-            innovation=state.innovation + echoes.to(local.device) @ updates.deltas,
+            innovation=state.innovation + to_device_of(echoes, local) @ updates.deltas,
             left=state.left + local.sum(dim=0, dtype=torch.float64),
             clients=torch.cat([state.clients, updates.clients]),
             echoes=torch.cat([state.echoes, echoes]),

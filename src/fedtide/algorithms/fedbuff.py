@@ -10,6 +10,7 @@ from torch import Tensor
 from fedtide.algorithms._coordinatewise import Rows
 from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, State
 from fedtide.configurable import configurable
+from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.randomness import random_words
@@ -149,6 +150,6 @@ def _sum(weights: Tensor, updates: Rows, like: Tensor) -> Tensor:
     total, first = torch.zeros_like(like), 0
     for chunk in updates.chunks:
         own = weights[first : first + len(chunk)]
-        total += own.to(chunk) @ chunk
+        total += to_device_of(own.to(chunk.dtype), chunk) @ chunk
         first += len(chunk)
     return total

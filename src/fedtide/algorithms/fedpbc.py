@@ -19,6 +19,7 @@ from fedtide.algorithms.base import (
     no_updates,
 )
 from fedtide.configurable import configurable
+from fedtide.device_copies import to_device_of
 from fedtide.population import Population
 from fedtide.validation import require_positive
 
@@ -139,10 +140,11 @@ class FedPBC(Algorithm[FedPBCState]):
         """Move the models of these clients, and add those of the clients that report."""
         local = state.local.read(updates.clients).add_(updates.deltas, alpha=self.server_lr)
         present = updates.weights >= 0
+        reporting = to_device_of(present.nonzero().flatten(), local)
         return replace(
             state,
             local=state.local.write(updates.clients, local),
-            reported=state.reported + local[present].sum(dim=0),
+            reported=state.reported + local.index_select(0, reporting).sum(dim=0),
             clients=torch.cat([state.clients, updates.clients]),
             present=torch.cat([state.present, present]),
         )

@@ -16,6 +16,7 @@ from fedtide.algorithms.fedvarp import EmptyRounds
 from fedtide.algorithms.known_rates import KnownRates, KnownRatesState
 from fedtide.client_values import Name
 from fedtide.configurable import configurable
+from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.validation import require_positive
@@ -112,7 +113,7 @@ class FedStale(LatestUpdates[FedStaleState]):
         fresh = state.memory.read(updates.clients).mul_(-self.beta).add_(updates.deltas)
         return replace(
             state.store(updates.clients, updates.deltas),
-            fresh=state.fresh + weights.to(fresh.device) @ fresh,
+            fresh=state.fresh + to_device_of(weights, fresh) @ fresh,
             weights=torch.cat([state.weights, weights]),
         )
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import Algorithm, ClientUpdates, Cohort, Instructions, RoundInfo
 from fedtide.configurable import configurable
+from fedtide.device_copies import to_device_of
 from fedtide.population import Population
 from fedtide.validation import require_at_least
 
@@ -105,7 +106,7 @@ class WaitForAll(Algorithm[WaitState]):
         weights = weights.to(state.model.dtype)
         return replace(
             state,
-            total=state.total + weights.to(rows.device) @ rows,
+            total=state.total + to_device_of(weights, rows) @ rows,
             weight=state.weight + weights.sum(),
             clients=torch.cat([state.clients, updates.clients]),
             weights=torch.cat([state.weights, self._factors(updates, weights)]),

@@ -20,6 +20,7 @@ from fedtide.algorithms import (
 )
 from fedtide.algorithms._weighted_sum import SumT, WeightedSum, WeightedSumState
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
+from fedtide.device_copies import to_device_of
 from fedtide.differential_privacy.mechanisms import Mechanism, require_mechanism
 from fedtide.differential_privacy.noise_source import standard_normals
 from fedtide.errors import InvalidInputError, error_prefix
@@ -114,7 +115,7 @@ def _add_noise(direction: Tensor, deviation: float, row: Tensor) -> Tensor:
     if not deviation:
         return direction
     grid = 2.0 ** (math.floor(math.log2(deviation)) - _GRID_BITS)
-    exact = (deviation * row.to(direction.device)).add_(direction)
+    exact = (deviation * to_device_of(row, direction)).add_(direction)
     return exact.div_(grid).round_().mul_(grid).to(direction)
 
 

@@ -342,8 +342,8 @@ def depends_on_others(
 
 def _depends(function: LossFunction, *batch: Tensor) -> bool | None:
     """Return whether a sample has another value in this batch than beside itself; None: unknown."""
-    every = torch.arange(len(batch[0]), device=batch[0].device)
     try:
+        every = torch.arange(len(batch[0]), device=batch[0].device)
         beside = [function(*(part[row.expand(2)] for part in batch))[0] for row in every]
         together, alone = function(*batch).double(), torch.stack(beside).double()
     except Exception:  # a user's code may raise anything, as on an odd number of samples

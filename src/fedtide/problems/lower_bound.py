@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtide.configurable import configurable
+from fedtide.device_copies import to_device_of
 from fedtide.population import Population
 from fedtide.problems.base import BatchInputs, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.layout import Layout, Params
@@ -95,11 +96,12 @@ class LowerBound4DTask(Task):
 
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
         """Return each client's curvatures (1, S, 4), and slopes with the steps' noise (I, S, 4)."""
-        clients = torch.as_tensor(plan.clients, device=self.start.device)
+        clients = to_device_of(torch.as_tensor(plan.clients), self.start)
         u, v = (uniforms(0, name, plan.keys.view(np.uint64)) for name in ("radius", "angle"))
         normal = np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v)
         slopes = self._slopes[clients].expand(*plan.keys.shape, 4).clone()
-        slopes[..., 2] = torch.as_tensor(self._problem.noise * normal).to(self.start)
+        noise = torch.as_tensor(self._problem.noise * normal).to(self.start.dtype)
+        slopes[..., 2] = to_device_of(noise, self.start)
         return self._curvatures[clients][None], slopes
 
     def evaluate(

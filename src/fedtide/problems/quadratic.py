@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.configurable import configurable
+from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.base import BatchInputs, BatchPlan, Evaluation, Problem, Task
@@ -95,7 +96,7 @@ class QuadraticTask(Task):
 
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
         """Return (A_n, e_n) of the cohort, the same for all steps."""
-        clients = torch.as_tensor(plan.clients, device=self._a.device)[None]
+        clients = to_device_of(torch.as_tensor(plan.clients), self._a)[None]
         return self._a[clients], self._e[clients]
 
     def evaluate(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtide.configurable import configurable
+from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Problem, Task
@@ -105,8 +106,9 @@ class RegressionTask(Task):
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
         """Return the clients (1, S, 1) and the positions of each step's samples (I, S, B)."""
         assert plan.positions is not None
-        clients = torch.as_tensor(plan.clients, device=self._x.device)[None, :, None]
-        return clients, torch.as_tensor(plan.positions, device=self._x.device)
+        clients = to_device_of(torch.as_tensor(plan.clients), self._x)
+        positions = to_device_of(torch.as_tensor(plan.positions), self._x)
+        return clients[None, :, None], positions
 
     def batch(self, *inputs: Tensor) -> Batch:
         """Return the cohort's samples, (S, B, d) and (S, B)."""

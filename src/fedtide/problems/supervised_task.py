@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 
@@ -10,7 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.population import Population
 from fedtide.problems.augmentation import augment
@@ -26,6 +29,7 @@ from fedtide.problems.loss_checks import (
 from fedtide.problems.losses import TARGET_KINDS, LossFunction
 from fedtide.problems.models import FunctionalModel
 from fedtide.problems.models.functional import mixes_samples
+from fedtide.problems.models.network_checks import agree
 from fedtide.problems.partitions import StoredShards
 from fedtide.problems.sample_metrics import (
     Metric,
@@ -35,6 +39,8 @@ from fedtide.problems.sample_metrics import (
     weigh_classes,
 )
 from fedtide.problems.supervised_data import DeviceSamples, Samples, SupervisedData
+
+_logger = logging.getLogger("fedtide")
 
 Floats = NDArray[np.float64]
 
@@ -114,6 +120,12 @@ class SupervisedTask(Task):
             functions, TARGET_KINDS.get(loss), data.classes, self.model, data.train, self._arguments
         )
         warn_of_probabilities(module, loss, self.model.example_output)
+        if self._depends_on_padding():
+            _logger.warning(
+                "model: its outputs for a sequence depend on how many zeros it is padded with; "
+                "let forward take mask or attention_mask and leave them out (for networks of "
+                "Hugging Face, also set config.pad_token_id = 0; peft needs a task_type)"
+            )
         params, count = self.model.params, len(self._train)
         self._apart |= mixes_samples(self._evaluated_loss, params, count)
         self.mixes_samples = mixes_samples(self._padded_loss, params, count)
@@ -143,14 +155,12 @@ class SupervisedTask(Task):
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
         """Return the indices of each step's samples (I, S, B)[, mask (I, S, B)][, keys (I, S)]."""
         assert plan.positions is not None
-        device = self._train.target.device
-        samples = self.shards.locate(plan.clients, plan.positions)
-        parts = [torch.from_numpy(samples).to(device)]
+        parts = [torch.from_numpy(self.shards.locate(plan.clients, plan.positions))]
         if plan.mask is not None:
-            parts.append(torch.tensor(plan.mask, device=device))
+            parts.append(torch.tensor(plan.mask))
         if self._needs_keys:
-            parts.append(torch.tensor(plan.keys, device=device))
-        return tuple(parts)
+            parts.append(torch.tensor(plan.keys))
+        return tuple(to_device_of(part, self._train.target) for part in parts)
 
     def batch(self, *inputs: Tensor) -> Batch:
         """Return the cohort's batch, each part of shape (S, B, ...), except keys (S,)."""
@@ -398,6 +408,30 @@ class SupervisedTask(Task):
         if positions is None or self._mask_name is None:
             return ()
         return (positions.long() if self._mask_name == _TOKENIZERS_MASK else positions,)
+
+    @torch.no_grad()
+    def _depends_on_padding(self) -> bool:
+        """Return whether the shortest sequence has other outputs without its padding."""
+        if self._train.mask is None:
+            return False
+        lengths, padded = self._train.mask.sum(1), self._train.mask.shape[1]
+        row = lengths.argmin()
+        length = int(lengths[row])
+        whole = self._arguments(self._train.select(row[None]))
+        cut = tuple(
+            x[:, :length] if x.shape[1:2] == (padded,) and not x[:, length:].any() else x
+            for x in whole
+        )
+        try:
+            results = [self.model.evaluate(self.model.params, inputs) for inputs in (whole, cut)]
+        except Exception:  # a network for sequences of one length
+            return False
+        for one, other in zip(*map(tree_leaves, results), strict=False):
+            if isinstance(one, Tensor) and isinstance(other, Tensor):
+                real = one if one.shape == other.shape else one[:, :length]
+                if real.shape == other.shape and not agree(real, other):
+                    return True
+        return False
 
     def _untested_clients(self) -> list[str]:
         """Return a sentence on clients that no figure on test samples covers, if there are any."""

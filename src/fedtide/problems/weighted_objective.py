@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedtide.client_values import Name, order_by_id, scale_to_finite_sum
+from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Task
@@ -56,7 +57,7 @@ class WeightedTask(Task):
 
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
         """Return the inputs of the original task and the clients' factors (1, S)."""
-        clients = torch.as_tensor(plan.clients, device=self.start.device)[None]
+        clients = to_device_of(torch.as_tensor(plan.clients), self.start)[None]
         return (*self._task.batch_inputs(plan), self._factors[clients])
 
     def batch(self, *inputs: Tensor) -> Batch:

@@ -1,15 +1,19 @@
-"""What depends on the device on which models and data lie: all of it is decided here.
+"""What depends on the device on which models and data lie: it is decided here.
 
 A GPU works through a queue, and the process that fills it runs ahead until it asks for a value.
 So a round asks once, at its end (`read`); methods whose weights follow the updates (`Clipped`,
-`Median`, `TrimmedMean`) and `on_nonfinite: drop` ask once more per chunk. Chunks are whole cohorts,
-as far as memory allows, since an operation takes about as long for a hundred clients as for one.
+`Median`, `TrimmedMean`) and `on_nonfinite: drop` ask once more per chunk, and memories in a file
+whenever they are read or written. What a round copies to the GPU, such as the numbers of its
+samples, joins the queue (`fedtide.device_copies`); only for megabytes CUDA may wait. Chunks are
+whole cohorts, as far as memory allows, since an operation takes about as long for a hundred clients
+as for one.
 
 To start an operation from Python takes longer than most operations do, so a block of local steps is
 recorded as a CUDA graph, and repeated in one call (`RecordedFunction`).
 
 The tests run without a GPU: on the device "meta", whose tensors have no values, so that any look at
-one fails, and with a stand-in for graphs. `benchmarks/gpu.py` compares a GPU with the CPU.
+one fails, with a count of the copies that would wait, and with a stand-in for graphs.
+`benchmarks/gpu.py` compares a GPU with the CPU, and counts the waits of a round there.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtide.configurable import configurable
+from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
 from fedtide.validation import require_positive
 
@@ -64,7 +65,9 @@ class Ball(Projection):
 
     def __call__(self, y: Tensor) -> Tensor:
         """Return the nearest point of the ball for each row of y."""
-        center = torch.tensor(self.center or 0.0, dtype=y.dtype, device=y.device)
+        center: Tensor | float = 0.0
+        if self.center is not None:
+            center = to_device_of(torch.tensor(self.center, dtype=y.dtype), y)
         offset = y - center
         norm = torch.linalg.vector_norm(offset, dim=-1, keepdim=True)
         inside: Tensor = center + offset * (self.radius / norm.clamp(min=self.radius))

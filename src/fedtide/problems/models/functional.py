@@ -33,6 +33,7 @@ from fedtide.problems.models.network_checks import (
     shape_errors,
     shift,
     sum_frozen,
+    warn_of_idle_dropout,
 )
 
 
@@ -123,6 +124,7 @@ class FunctionalModel:
         training_dtype: torch.dtype | None = None,
     ) -> None:
         check_network(module)
+        warn_of_idle_dropout(module)
         self.params: Params = {
             name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad
         }

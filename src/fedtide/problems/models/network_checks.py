@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.layout import Params
+
+_logger = logging.getLogger("fedtide")
 
 _RECOMPUTES = "saved tensors are replaced"
 
@@ -56,6 +59,22 @@ def check_network(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             _check_parameter(name, parameter)
+
+
+def warn_of_idle_dropout(module: nn.Module) -> None:
+    """Warn if dropout is off in a part, as it is in a pretrained network inside another one."""
+    kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+    idle = [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, kinds) and layer.p and not layer.training
+    ]
+    if module.training and idle:
+        _logger.warning(
+            "model: layer %r is in evaluation mode and drops nothing, as all layers of networks "
+            "from from_pretrained; if it is to drop, call .train() on the network",
+            idle[0],
+        )
 
 
 def _check_parameter(name: str, parameter: Tensor) -> None:

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedtide.activity import COMPILING, activity
 from fedtide.algorithms.base import Instructions
+from fedtide.device_copies import to_device_of
 from fedtide.errors import first_line
 from fedtide.problems.base import BatchInputs, BatchPlan, Task
 from fedtide.training import devices
@@ -205,7 +206,7 @@ class BlockRunner:
                 ),
             )
         if plan.active is not None:
-            idle = torch.as_tensor(~plan.active[part], device=inputs.x[0].device)
+            idle = to_device_of(torch.from_numpy(~plan.active[part]), inputs.x[0])
             inputs = inputs._replace(idle=(idle,))
         # Chunks of the same size take tensors of the same shapes; the first of a round's blocks has
         # models with other strides than the others.
@@ -219,7 +220,8 @@ class BlockRunner:
         """Return the scales of all steps of Adam, (I, 2)."""
         if self._local.optimizer == "sgd":
             return ()
-        return (like.new_tensor([*adam_scales(self._local, steps)]),)
+        scales = torch.tensor([*adam_scales(self._local, steps)], dtype=like.dtype)
+        return (to_device_of(scales, like),)
 
     def _block(self, start: CohortStart, steps: int) -> StepBlock:
         at_start = start.gradients_at_start

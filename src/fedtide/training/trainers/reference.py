@@ -55,7 +55,7 @@ class ReferenceTrainer(Trainer):
         task, local = self._task, self._local
         layout, projection, start = task.layout, local.projection, instructions.model
         gradient = local_gradient(task, local, instructions.gradients_at_start, loss_gradient)
-        mu = start.new_tensor(instructions.mu) if instructions.mu else None
+        mu = start.new_full((), instructions.mu) if instructions.mu else None
         flat = instructions.correction
         correction = None if flat is None else layout.unflatten(flat)
         x = y = layout.unflatten(start)
