@@ -22,6 +22,7 @@ from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.training import Ball, Box, LocalTraining
 from fedtide.training.devices import can_compile
 from fedtide.training.minibatches import MinibatchPlanner
+from fedtide.training.trainers import stacked
 from fedtide.training.trainers.block_runner import BlockRunner
 from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.select import (
@@ -418,13 +419,14 @@ def test_compiled_chunks_of_two_threaded_cores(scale):
 
 @pytest.mark.compile
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
-def test_rounds_of_several_compiled_blocks_of_the_same_length():
+def test_rounds_of_several_compiled_blocks_of_the_same_length(monkeypatch):
     """The first block's models are views of a flat tensor; those of the second have memory of their
     own, with other strides."""
+    monkeypatch.setattr(stacked, "_BLOCK_STEPS", 2)  # eight take minutes to compile
     digits = load("digits").train
     table = {"x": digits.features[:120], "y": digits.labels[:120]}
     task = Supervised(table, clients=6, partition=Iid()).prepare(2, CPU, torch.float64)
-    local = LocalTraining(steps=16, lr=0.05, batch_size=4)
+    local = LocalTraining(steps=4, lr=0.05, batch_size=4)
     assert_equal_updates("compiled", task, local, range(6))
 
 
@@ -446,10 +448,13 @@ def uneven_task(sizes=UNEVEN):
 
 
 @pytest.mark.parametrize("name", ["stacked", pytest.param("compiled", marks=COMPILING)])
-def test_clients_of_very_different_sizes_in_epochs(name):
+def test_clients_of_very_different_sizes_in_epochs(name, monkeypatch):
     """In chunks that shrink; where clients end is the literal number of their steps."""
     local = LocalTraining(epochs=1, batch_size=2, lr=0.05, momentum=0.5)
     clients = [3, 0, 5, 6, 9, 1, 14, 13, 2, 8, 4, 7]
+    if name == "compiled":  # every size of a chunk takes long, and eight steps longer than two
+        monkeypatch.setattr(stacked, "_BLOCK_STEPS", 2)
+        clients = clients[:5]
     assert_equal_updates(name, uneven_task(), local, clients, correction=True)
 
 
