@@ -38,8 +38,9 @@ test-all: test test-marked
 coverage: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m 'not ($(MARKED))' --cov --cov-report=term:skip-covered --cov-report=html
 
-bench: .venv/installed-dev
-	$(BIN)/python benchmarks/page.py
+# The peers are on the path of this command only.
+bench: .venv/installed-peers
+	PYTHONPATH="$(CURDIR)/.venv/peers" $(BIN)/python benchmarks/page.py
 
 docs: .venv/installed-docs
 	cd docs && OMP_NUM_THREADS=1 ../$(BIN)/python -m site_builder ../site
@@ -56,6 +57,11 @@ docs: .venv/installed-docs
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev,docs,partitioners,flower,watch,ray,mlflow]'
 	$(BIN)/python -c 'import datasets, dp_accounting, flwr.supernode.cli, hypothesis.stateful, matplotlib.pyplot, mlflow, prometheus_client, ray, scipy.stats, sklearn.linear_model, torch._inductor.compile_fx'
+	touch $@
+
+.venv/installed-peers: .venv/installed-dev benchmarks/requirements.txt
+	rm -rf .venv/peers
+	$(BIN)/pip install --quiet --no-compile --no-deps --target .venv/peers -r benchmarks/requirements.txt
 	touch $@
 
 .venv/installed-docs: pyproject.toml constraints.txt

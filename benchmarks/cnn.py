@@ -59,8 +59,8 @@ def section() -> Section:
         "transformer, sequences of 64 vectors; for the recurrent networks, of 32), whole rounds of "
         "`ft.simulate` against a plain PyTorch loop in float32 with its minibatches ready in "
         "memory. Medians of "
-        f"{REPEATS} repeats in turn. Limit: the share of the least time of such a round on this "
-        "machine, see above. First round: what capturing, or compiling without a cache, costs "
+        f"{REPEATS} repeats in turn. Limit: the least time of such a round on this machine, see "
+        "above. First round: what capturing, or compiling without a cache, costs "
         "once.",
         (
             "network",
@@ -69,6 +69,7 @@ def section() -> Section:
             "GFLOP a round",
             "samples/s",
             "gain",
+            "limit ms",
             "share of limit",
             "first round s",
         ),
@@ -105,6 +106,7 @@ def _rows(work: Workload, kinds: list[tuple[str, str]]) -> list[tuple[str, ...]]
                 f"{needed.flops / 1e9:.1f}",
                 f"{1000 * samples / ms:,.0f}",
                 f"{gain:.1f}x",
+                f"{needed.milliseconds:.1f}",
                 needed.share(ms),
                 f"{seconds:.1f}",
             )

@@ -5,35 +5,38 @@ python benchmarks/evaluation.py
 
 from __future__ import annotations
 
-from itertools import product
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedtide.simulation.loop import Run
 from measuring import Section, machine
 from workload import Workload
 
 EVALUATIONS = 5  # of each kind of run
+LOGISTIC = "784-10, 6 steps of 10"
+NETWORK = "784-200-200-10, 6 steps of 10"
 WORKS = {
-    "784-10, 6 steps of 10": Workload(100, 6, 10),
-    "784-200-200-10, 6 steps of 10": Workload(
-        100, 6, 10, {"type": "mlp", "hidden": [200, 200]}, samples=20
-    ),
+    LOGISTIC: Workload(100, 6, 10),
+    NETWORK: Workload(100, 6, 10, {"type": "mlp", "hidden": [200, 200]}, samples=20),
 }
+LONG = 10**6  # rounds
 
 
 def section() -> Section:
     """Run and read the run's own timings."""
     found = Section(
         "Evaluation",
-        "100 clients a round, compiled, evaluated on all training samples (and so for each client) "
-        "and the test set; or, with `evaluation: {clients: false}`, likewise but without figures "
-        "of each client. Rounds between two evaluations: the default of a long run, which is "
-        "larger where the data are larger than what a round trains on, and ten. Share: of the time "
-        "of the run.",
+        "Compiled, evaluated on all training samples (and so for each client) and the test set; "
+        "or, with `evaluation: {clients: false}`, likewise but without figures of each client. "
+        "Every: the rounds between two evaluations, by default or, in brackets, as asked for. By "
+        "default they are as many as it takes to evaluate a tenth of the samples that are trained "
+        "on; but in a short run a tenth of its rounds, so that there is a curve to look at. Share: "
+        "of the time of the run.",
         (
             "model",
             "training samples",
+            "clients a round",
+            "rounds of the run",
             "figures of clients",
             "every",
             "ms per evaluation",
@@ -43,14 +46,18 @@ def section() -> Section:
     for name, work in WORKS.items():
         with TemporaryDirectory() as folder:
             work.write_data(Path(folder))
-            for every, clients in product((None, 10), (True, False)):
-                run, _ = work.run(Path(folder), "compiled", {"every": every, "clients": clients})
-                samples = f"{work.clients * work.samples:,}"
-                found.rows.append((name, samples, "yes" if clients else "no", *_row(run)))
+            for every, clients in ((None, True), (None, False), (10, True)):
+                found.rows.append((name, *_row(work, Path(folder), LONG, every, clients)))
+            if name == LOGISTIC:
+                few = replace(work, cohort=10)
+                found.rows.append((name, *_row(few, Path(folder), 500, None, True)))
     return found
 
 
-def _row(run: Run) -> tuple[str, ...]:
+def _row(
+    work: Workload, folder: Path, rounds: int, every: int | None, clients: bool
+) -> tuple[str, ...]:
+    run, _ = work.run(folder, "compiled", {"every": every, "clients": clients}, rounds=rounds)
     run.timings.training = run.timings.evaluation = 0.0
     run.metrics.clear()
     while len(run.metrics) < EVALUATIONS:
@@ -59,8 +66,16 @@ def _row(run: Run) -> tuple[str, ...]:
             run.evaluate()
     spent = run.timings
     share = spent.evaluation / (spent.evaluation + spent.training)
-    rounds = run.metrics[-1]["round"] - run.metrics[-2]["round"]
-    return f"{rounds}", f"{1000 * spent.evaluation / EVALUATIONS:.1f}", f"{100 * share:.0f} %"
+    between = run.metrics[-1]["round"] - run.metrics[-2]["round"]
+    return (
+        f"{work.clients * work.samples:,}",
+        f"{work.cohort}",
+        "many" if rounds == LONG else f"{rounds}",
+        "yes" if clients else "no",
+        f"{between}" if every is None else f"({between})",
+        f"{1000 * spent.evaluation / EVALUATIONS:.1f}",
+        f"{100 * share:.0f} %",
+    )
 
 
 if __name__ == "__main__":

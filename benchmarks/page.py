@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 import cluster
 import cnn
 import cohort
+import commands
 import evaluation
 import gpu
 import limits
@@ -57,7 +58,7 @@ def main() -> None:
 
 def _measure() -> None:
     text = f"# Benchmarks\n\nWritten by `make bench`. {machine()}.\n\n{limits.about()}\n"
-    for room in (cohort, cnn, peers, population, memory, evaluation):
+    for room in (cohort, cnn, peers, population, memory, evaluation, commands):
         print(f"measuring {room.__name__}", file=sys.stderr, flush=True)
         part = room.section().markdown()
         print(part, flush=True)

@@ -1,15 +1,20 @@
-"""Other simulators on the same workload: pfl-research and Flower's simulation engine.
+"""Other simulators on the same workload: pfl-research, Flower's simulation engine, FLGo, BlazeFL.
 
-Both run unmodified, each as its documentation shows: pfl with its SimulatedBackend in one process,
-Flower with Ray and one actor per core. They need `benchmarks/requirements.txt`.
+All run unmodified, each as its documentation shows: pfl with its SimulatedBackend in one process,
+Flower with Ray and one actor per core, FLGo with its defaults in one process, BlazeFL with threads.
+`make bench` installs them (`benchmarks/requirements.txt`).
 
-    python benchmarks/peers.py
+    PYTHONPATH=.venv/peers python benchmarks/peers.py
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import importlib.util
+import os
 import statistics
+import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,12 +22,37 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+import limits
 from measuring import Section, machine
 from workload import Workload
 
-COHORTS = {10: (30, 8), 100: (8, 5)}  # rounds of pfl and of Flower
+COHORTS = (10, 100)
 STEPS, BATCH = 6, 10
+FLGO_TASK = """
+import torch
+from torch.utils.data import TensorDataset
+
+train_data = [TensorDataset(*client) for client in torch.load("samples.pt")]
+
+
+def get_model():
+    return torch.nn.Linear(784, 10)
+
+
+def data_to_device(batch, device):
+    return [part.to(device) for part in batch]
+
+
+def compute_loss(model, batch, device):
+    x, y = data_to_device(batch, device)
+    return {"loss": torch.nn.functional.cross_entropy(model(x), y)}
+
+
+def eval(model, loader, device):
+    return {}
+"""
 
 
 def section() -> Section:
@@ -31,25 +61,36 @@ def section() -> Section:
         "Other simulators",
         "784-10, 6 steps of 10 samples, 1000 clients with 60 samples each, federated averaging, no "
         "evaluation, all on the same machine one after another; seconds per round are medians, "
-        "without the first round. fedtide compiles.",
-        ("clients a round", "simulator", "ms per round", "fedtide ms", "gain"),
+        "without the first round. fedtide compiles; limit: see above.",
+        (
+            "clients a round",
+            "simulator",
+            "ms per round",
+            "fedtide ms",
+            "share of limit",
+            "gain",
+        ),
     )
-    for cohort, (pfl_rounds, flower_rounds) in COHORTS.items():
+    for cohort in COHORTS:
         work = Workload(cohort, STEPS, BATCH)
         ours = 1000 * _fedtide(work)
-        peers = {
-            "pfl 0.6.0": (run_pfl, "pfl", pfl_rounds),
-            "Flower simulation": (_flower, "flwr", flower_rounds),
-        }
-        for name, (measure, module, rounds) in peers.items():
-            if importlib.util.find_spec(module) is None:
-                missing = f"{name} is not installed here."
+        share = limits.need(work, nn.Linear(784, work.classes)).share(ours)
+        for name, (package, measure, rounds) in PEERS.items():
+            if importlib.util.find_spec(package) is None:
+                missing = f"{name} is not installed here{MISSING.get(name, '')}."
                 if missing not in found.notes:
                     found.notes.append(missing)
                 continue
-            theirs = 1000 * measure(work, rounds)
+            theirs = 1000 * measure(work, rounds[cohort])
             found.rows.append(
-                (f"{cohort}", name, f"{theirs:,.1f}", f"{ours:.2f}", f"**{theirs / ours:.0f}x**")
+                (
+                    f"{cohort}",
+                    f"{name} {importlib.metadata.version(package)}",
+                    f"{theirs:,.1f}",
+                    f"{ours:.2f}",
+                    share,
+                    f"**{theirs / ours:.0f}x**",
+                )
             )
             print(" ".join(found.rows[-1]), flush=True)
     return found
@@ -191,6 +232,110 @@ def _flower(work: Workload, rounds: int) -> float:
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )
     return statistics.median(np.diff(ticks))
+
+
+def _flgo(work: Workload, rounds: int) -> float:
+    import flgo
+    from flgo.algorithm import fedavg
+
+    ticks: list[float] = []
+
+    class Server(fedavg.Server):
+        def iterate(self):
+            updated = super().iterate()
+            ticks.append(time.perf_counter())
+            return updated
+
+    class Client(fedavg.Client):
+        pass
+
+    class Timed:
+        """FLGo wraps the methods of these classes, so each run has its own."""
+
+    Timed.Server, Timed.Client = Server, Client
+    threads = torch.get_num_threads()
+    with TemporaryDirectory() as folder, contextlib.chdir(folder):
+        torch.save([_samples(client, work) for client in range(work.clients)], "samples.pt")
+        Path("settings.py").write_text(FLGO_TASK, encoding="utf-8")
+        name = f"flgo_task_{work.cohort}"
+        sys.path.insert(0, folder)
+        try:
+            task = flgo.gen_direct_task_from_file(name, "settings.py")
+            options = {
+                "num_rounds": rounds,
+                "proportion": work.cohort / work.clients,
+                "sample": "uniform",
+                "aggregate": "uniform",
+                "num_epochs": 1,
+                "batch_size": work.batch,
+                "learning_rate": work.lr,
+                "train_holdout": 0.0,
+                "eval_interval": -1,
+                "no_log_console": True,
+                "no_tqdm": True,
+            }
+            flgo.init(task, Timed, options).run()
+        finally:
+            sys.path.remove(folder)
+            torch.set_num_threads(threads)  # FLGo takes one
+    return statistics.median(np.diff(ticks))
+
+
+def _blazefl(work: Workload, rounds: int) -> float:
+    """Return the median seconds with one thread or with one per core, whichever is faster.
+
+    Its processes took two to three times as long: they are started anew in every round.
+    """
+    from blazefl.contrib.fedavg import FedAvgBaseServerHandler, FedAvgThreadPoolClientTrainer
+
+    class Models:
+        def select_model(self, name):
+            return nn.Linear(784, work.classes)
+
+    class Data:
+        def get_dataloader(self, type_, cid, batch_size, generator):
+            return DataLoader(samples[cid], batch_size, shuffle=True, generator=generator)
+
+    samples = [TensorDataset(*_samples(client, work)) for client in range(work.clients)]
+    common = {
+        "model_selector": Models(),
+        "model_name": "linear",
+        "dataset": Data(),
+        "device": "cpu",
+        "num_clients": work.clients,
+        "batch_size": work.batch,
+        "seed": 0,
+    }
+    found = []
+    for workers in {1, os.cpu_count() or 1}:
+        server = FedAvgBaseServerHandler(
+            **common, global_round=rounds, sample_ratio=work.cohort / work.clients
+        )
+        trainer = FedAvgThreadPoolClientTrainer(
+            **common, epochs=1, lr=work.lr, num_parallels=workers
+        )
+        trainer.progress_fn = list  # without a bar
+        ticks: list[float] = []
+        for _ in range(rounds):
+            trainer.local_process(server.downlink_package(), server.sample_clients())
+            for update in trainer.uplink_package():
+                server.load(update)
+            ticks.append(time.perf_counter())
+        found.append(statistics.median(np.diff(ticks)))
+    return min(found)
+
+
+# simulator: package, how it is measured, rounds by clients a round
+PEERS = {
+    "pfl": ("pfl", run_pfl, {10: 30, 100: 8}),
+    "Flower": ("flwr", _flower, {10: 8, 100: 5}),
+    "FLGo": ("flgo", _flgo, {10: 30, 100: 8}),
+    "BlazeFL": ("blazefl", _blazefl, {10: 30, 100: 8}),
+}
+MISSING = {
+    "pfl": " (0.6.0 needs Python 3.12 or older)",
+    "BlazeFL": " (2.0.3 needs Python 3.12 or newer, 3.0.0 needs 3.14)",
+}
 
 
 if __name__ == "__main__":

@@ -84,10 +84,12 @@ class Workload:
         trainer: str,
         evaluation: dict[str, object] | None = None,
         dtype: str = "float32",
+        rounds: int = 10**6,
     ) -> tuple[Run, float]:
         """Return a run that is under way, and the seconds of its first round, which prepares."""
         evaluation = evaluation or {"every": 0}
-        run = Run(self.experiment(folder, trainer, evaluation=evaluation, dtype=dtype))
+        changes = {"evaluation": evaluation, "dtype": dtype, "rounds": rounds}
+        run = Run(self.experiment(folder, trainer, **changes))
         began = time.perf_counter()
         run.round()
         seconds = time.perf_counter() - began
