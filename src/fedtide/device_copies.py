@@ -10,7 +10,7 @@ def to_device_of(tensor: Tensor, like: Tensor) -> Tensor:
 
     PyTorch's `to` waits, after a copy to a GPU, until the GPU has done all it was asked to. With
     `non_blocking=True` it does not, and the source may still be changed or freed as soon as the
-    call returns: CUDA first copies pageable memory, in which all tensors are that nobody has
+    call returns: CUDA first copies pageable memory, which is that of every tensor that nobody has
     pinned, to memory of its own. If that is full, as it may be for megabytes, CUDA itself waits.
 
     On Apple's GPUs the source would be read later, and copies to the CPU may be read too early:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
@@ -122,3 +123,18 @@ def test_runs_that_take_the_same_steps_measure_once(base, measured, monkeypatch)
     other = {"lr": 2 * local["lr"]} if measured == 1 else {"batch_size": local["batch_size"] + 1}
     ft.simulate(**fields, local={**local, **other}, seeds=[3])
     assert asked == ["reference", "stacked"] * measured
+
+
+def test_what_failed_in_one_run_is_tried_again_in_the_next(base, monkeypatch):
+    """A GPU may have had no memory left then."""
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(select, "_measured", deque(maxlen=4))
+    fields = {key: value for key, value in base.items() if key != "name"} | {"trainer": "auto"}
+    with monkeypatch.context() as full:
+        full.setattr(select, "_seconds_per_client", fail)
+        with pytest.raises(InvalidInputError, match="out of memory"):
+            ft.simulate(**fields, seeds=[1])
+    ft.simulate(**fields, seeds=[1])

@@ -358,6 +358,13 @@ def test_waiting_for_a_core_is_not_counted_as_training(digits_task, monkeypatch)
     assert _seconds_per_client(StackedTrainer(digits_task, local), digits_task, local) < 0.5 / 8
 
 
+def test_a_clock_that_counts_in_ticks_leaves_the_time_on_the_wall(digits_task, monkeypatch):
+    """As that of a process on Windows does, in which a measurement may take no tick."""
+    monkeypatch.setattr(time, "process_time", lambda: 0.0)
+    local = local_training()
+    assert _seconds_per_client(StackedTrainer(digits_task, local), digits_task, local) > 0
+
+
 @pytest.mark.parametrize("name", ["compiled", "threaded-compiled"])
 def test_without_a_compiler_nothing_is_compiled(name, digits_task, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda _: None)

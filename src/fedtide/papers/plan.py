@@ -123,7 +123,9 @@ def plan(
     seeds = list(laptop.seeds or paper.seeds if seeds is None else seeds)
     methods = _select("methods", methods, laptop.methods, paper.methods)
     cases = _select("cases", cases, laptop.cases, paper.cases)
-    where = {"device": device} if paper.compute is None and device != "cpu" else {}
+    where = {}
+    if paper.compute is None and device != "cpu":
+        where = {"device": device, "trainer": "stacked"}  # the trainers of the files are for CPUs
     return [
         PlannedRun(
             paper=paper.name,

@@ -71,7 +71,7 @@ def warn_of_idle_dropout(module: nn.Module) -> None:
     ]
     if module.training and idle:
         _logger.warning(
-            "model: layer %r is in evaluation mode and drops nothing, as all layers of networks "
+            "model: layer %r is in evaluation mode and drops nothing, like all layers of networks "
             "from from_pretrained; if it is to drop, call .train() on the network",
             idle[0],
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from dataclasses import replace
@@ -40,9 +41,8 @@ _STACKED_CONVOLUTIONS_GAIN = 1.1
 """The same for stacked convolutions on a CPU, which oneDNN computes compiled or not."""
 
 _Seconds = dict[TrainerName, float]
-_Failures = dict[TrainerName, str]
 
-_measured: deque[tuple[object, _Seconds, _Failures]] = deque(maxlen=4)
+_measured: deque[tuple[object, _Seconds]] = deque(maxlen=4)
 """What was measured for the last families of tasks; runs that take the same steps share it."""
 
 
@@ -68,11 +68,13 @@ def choose_trainer(
         return _trainer(plain, task, local), f"{plain}: {name} was requested, but {reason}"
     if name != "auto":
         return _trainer(name, task, local), f"{name}, as requested"
-    seconds, failed = _measurements(task, local)
+    seconds = _measurements(task, local)
+    failed: dict[TrainerName, str] = {}  # each run tries again: memory may have become free
     others: tuple[TrainerName, ...] = ("stacked", "threaded")
     for candidate in ("reference", *(reversed(others) if task.is_recurrent else others)):
-        known = candidate in seconds or candidate in failed
-        if known or not _is_worth_measuring(candidate, task, seconds, failed, clients):
+        if candidate in seconds:
+            continue
+        if not _is_worth_measuring(candidate, task, seconds, failed, clients):
             continue
         try:
             with activity(MEASURING):
@@ -100,20 +102,20 @@ def choose_trainer(
     return _trainer(best, task, local), f"{best}: {gain}"
 
 
-def _measurements(task: Task, local: LocalTraining) -> tuple[_Seconds, _Failures]:
+def _measurements(task: Task, local: LocalTraining) -> _Seconds:
     """Return what this process has measured with the same steps, to which more may be added.
 
     So the runs of a sweep take the same trainer, and short ones spend no time on choosing it.
     """
     if task.seed_family is None:
-        return {}, {}
+        return {}
     steps = replace(local, lr=1.0, schedule=None)
     key = (task.seed_family, steps, torch.get_num_threads())
-    for known, seconds, failed in _measured:
+    for known, seconds in _measured:
         if known == key:
-            return seconds, failed
-    _measured.append((key, {}, {}))
-    return _measured[-1][1:]
+            return seconds
+    _measured.append((key, {}))
+    return _measured[-1][1]
 
 
 def _reason_not_to_compile(task: Task, compile: bool) -> str:
@@ -129,7 +131,7 @@ def _is_worth_measuring(
     candidate: TrainerName,
     task: Task,
     seconds: _Seconds,
-    failed: _Failures,
+    failed: dict[TrainerName, str],
     clients: float,
 ) -> bool:
     """Return whether a trainer may be the fastest, given those measured before it."""
@@ -185,6 +187,7 @@ def _seconds_per_client(trainer: Trainer, task: Task, local: LocalTraining) -> f
     """Return how long a client's second round takes; the first one captures the steps.
 
     On a busy CPU, waiting for a core is not counted: what compiling takes is known without it.
+    Windows cannot tell, as it counts the time of a process in ticks of 16 ms.
     """
     planner = MinibatchPlanner(task.population, local, seed=0)
     clients = _typical_clients(task, planner)
@@ -197,7 +200,9 @@ def _seconds_per_client(trainer: Trainer, task: Task, local: LocalTraining) -> f
     trainer.train(instructions, plan, local.lr, buffers)
     devices.wait_for(task.start)
     seconds, busy = time.perf_counter() - start, time.process_time() - start_busy
-    return (min(seconds, busy) if devices.is_cpu(task.start) else seconds) / len(clients)
+    if busy and devices.is_cpu(task.start) and sys.platform != "win32":
+        seconds = min(seconds, busy)
+    return seconds / len(clients)
 
 
 def _typical_clients(task: Task, planner: MinibatchPlanner) -> NDArray[np.int64]:
