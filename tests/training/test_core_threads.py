@@ -11,7 +11,7 @@ import torch
 
 from fedtide.problems.base import BatchPlan
 from fedtide.training.threads import CoreThreads
-from fedtide.training.trainers.stacked import _SMALL, _USUAL, _divide, _wake
+from fedtide.training.trainers.stacked import _MEDIUM, _SMALL, _USUAL, _divide, _wake
 
 pytestmark = pytest.mark.usefixtures("set_threads")
 
@@ -132,7 +132,7 @@ def test_a_forked_process_starts_threads_of_its_own(monkeypatch):
     assert threads._pool is not before
 
 
-@pytest.mark.parametrize("chunks", [_USUAL, _SMALL], ids=["usual", "small"])
+@pytest.mark.parametrize("chunks", [_USUAL, _MEDIUM, _SMALL], ids=["usual", "medium", "small"])
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_chunks_hold_every_client_and_little_else(chunks, threads):
     for clients in range(1, 120):

@@ -129,6 +129,9 @@ def _wake(plan: BatchPlan, model_size: int) -> int:
 
 
 _USUAL = _Chunks((1, 5, 10, 25), full=0.8)
+_MEDIUM_BYTES = 64 * 2**10
+_MEDIUM = _Chunks(_USUAL.sizes, full=1 / 3)
+"""For models so small that a chunk of a few clients takes longer than copies of its last one."""
 _SMALL_BYTES = 4 * 2**10
 _SMALL = _Chunks((1, 5, 10, 25, 100), full=1 / 3)
 """For models so small that a step takes as long for 100 clients as for one."""
@@ -153,7 +156,9 @@ class StackedTrainer(Trainer):
         parallel = compiled and devices.is_cpu(task.start) and model <= _CACHE_BYTES
         self._threads = CoreThreads(torch.get_num_threads()) if parallel else None
         self.own_threads = parallel
-        chunks = _SMALL if model <= _SMALL_BYTES and not compiled else _USUAL
+        chunks = _USUAL
+        if model <= _MEDIUM_BYTES and not compiled:
+            chunks = _SMALL if model <= _SMALL_BYTES else _MEDIUM
         if not devices.is_cpu(task.start):
             chunks = _Chunks(devices.chunk_sizes(), full=0.75)
         memory = _CORE_BYTES if parallel else devices.stack_bytes(task.start, _CHUNK_BYTES)
