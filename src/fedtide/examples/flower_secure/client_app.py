@@ -107,7 +107,9 @@ def refuse_small_sums(message, context, call_next):
     active = set(config.get(Key.ACTIVE_NODE_ID_LIST, []))
     lost = set(config.get(Key.DEAD_NODE_ID_LIST, []))
     if config.get(Key.STAGE) == Stage.UNMASK and (len(active) < MIN_SITES or active & lost):
-        raise ValueError(f"the sum is of fewer than {MIN_SITES} updates")
+        raise ValueError(
+            f"the sum is of fewer than {MIN_SITES} updates, or a site is both present and lost"
+        )
     return call_next(message, context)
 
 
