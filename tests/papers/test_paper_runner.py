@@ -156,7 +156,17 @@ def test_divergence_is_recorded(paper, fast_run, tmp_path):
     (record,) = run_paper(paper, [wild], tmp_path / "out", tmp_path / "records")
     assert record.measures == {"loss": None}
     assert record.stopped.startswith("local.lr: ")
-    assert "inf after 1 round" in record.stopped
+    assert "inf after 1 round (clients 0, 1)" in record.stopped
+    assert record.rounds == 1
+    assert record.seconds >= 0
+
+
+def test_divergence_in_the_first_round_is_recorded_with_its_trainer(paper, fast_run, tmp_path):
+    wild = change(fast_run, {"local": {"lr": 1e200, "steps": 5}})
+    (record,) = run_paper(paper, [wild], tmp_path / "out", tmp_path / "records")
+    assert "in round 0" in record.stopped
+    assert record.rounds == 0
+    assert record.execution["trainer"] == "reference"
 
 
 def test_interrupted_experiment_resumes(paper, finished, tmp_path):

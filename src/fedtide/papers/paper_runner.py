@@ -104,9 +104,10 @@ class RunOutcome:
     """What a run has given.
 
     Args:
-        metrics: one row per evaluation.
+        metrics: one row per evaluation; none of a run that diverged.
         seconds: the time of training and evaluation.
         stopped: why it ended before its last round, if it did.
+        rounds: the completed rounds; None: those of the last evaluation.
         execution: see `Execution`; under "earlier" those of earlier parts of the run that differ.
         model: the file of the final model, if any.
     """
@@ -114,6 +115,7 @@ class RunOutcome:
     metrics: pl.DataFrame
     seconds: float
     stopped: str | None = None
+    rounds: int | None = None
     execution: Mapping[str, Any] = field(default_factory=dict)
     model: Path | None = None
 
@@ -151,6 +153,7 @@ def _write_all(
             metrics,
             outcome.seconds,
             stopped=outcome.stopped,
+            rounds=outcome.rounds,
             execution=outcome.execution,
             shared_from=None if run is group[0] else group[0],
         )
@@ -194,17 +197,20 @@ def _read_outcome(run: PlannedRun, folder: RunFolder) -> RunOutcome:
     Raises:
         InvalidInputError: it failed for another reason.
     """
-    if (failure := folder.read_failure(run.resolved["rounds"])) is not None:
-        if not failure.permanent:
-            raise InvalidInputError(f"{run.folder}.{failure.sentence}")
-        return RunOutcome(pl.DataFrame(), 0.0, stopped=failure.sentence.partition(";")[0])
+    failure = folder.read_failure(run.resolved["rounds"])
+    if failure is not None and not failure.permanent:
+        raise InvalidInputError(f"{run.folder}.{failure.sentence}")
     spent = ("training_seconds", "evaluation_seconds")
-    timings = folder.read_json(folder.timings, spent)
+    timings = folder.read_json(folder.timings, ["rounds", *spent])
     seconds = sum(float(timings[name]) for name in spent)
     *earlier, execution = timings.get("executions") or [{}]  # older versions have none
     if earlier:  # the run was continued on another machine or GPU
         execution = {**execution, "earlier": earlier}
-    return RunOutcome(read_frame(folder.metrics), seconds, None, execution, folder.model)
+    if failure is not None:
+        reason = failure.sentence.partition(";")[0]
+        return RunOutcome(pl.DataFrame(), seconds, reason, timings["rounds"], execution)
+    metrics = read_frame(folder.metrics)
+    return RunOutcome(metrics, seconds, execution=execution, model=folder.model)
 
 
 def check_datasets(runs: Iterable[PlannedRun]) -> None:

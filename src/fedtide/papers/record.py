@@ -139,10 +139,14 @@ def make_record(
     metrics: pl.DataFrame,
     seconds: float,
     stopped: str | None = None,
+    rounds: int | None = None,
     execution: Mapping[str, Any] | None = None,
     shared_from: PlannedRun | None = None,
 ) -> Record:
-    """Return the record of a run with these metrics, one row per evaluation."""
+    """Return the record of a run with these metrics, one row per evaluation.
+
+    The other arguments are those of `Record`; `rounds` are by default those of the last evaluation.
+    """
     last = metrics.row(-1, named=True) if len(metrics) else {}
     values = {name: None if stopped else m.read(metrics) for name, m in measures.items()}
     how = dict(execution or {})
@@ -154,7 +158,7 @@ def make_record(
         settings=run.resolved,
         stopped=stopped,
         seconds=round(seconds, 1),
-        rounds=int(last.get("round", 0)),
+        rounds=int(last.get("round", 0)) if rounds is None else rounds,
         version=versions(),
         machine=how.pop("machine", None) or machine(),
         execution=how,

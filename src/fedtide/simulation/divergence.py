@@ -117,7 +117,8 @@ def check_loss(evaluation: Evaluation, ended: int, population: Population, too_h
                 "the data and the initial model"
             )
         raise DivergenceError(
-            f"local.lr: the loss is {loss} after {ended} rounds{named}; lower {too_high}"
+            f"local.lr: the loss is {loss} after {ended} round{'s' if ended > 1 else ''}{named}; "
+            f"lower {too_high}"
         )
 
 

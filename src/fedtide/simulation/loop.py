@@ -148,18 +148,13 @@ class Run:
         self.iterates = [self.task.start] if experiment.record_iterates else []
         self.timings = Timings()
         self._execution = describe_execution(self._local.trainer.name, experiment.device)
-        self._earlier: tuple[int, list[Execution]] = (0, [])  # rounds of processes before this one
+        self.executions: list[Execution] = []
         self.evaluation: Evaluation | None = None
-
-    @property
-    def executions(self) -> list[Execution]:
-        """How the rounds were computed, in this process and earlier ones."""
-        rounds, before = self._earlier
-        return continue_executions(before, self._execution) if self.ended > rounds else before
 
     def round(self) -> None:
         """Run one round."""
         t, start = self.ended, time.perf_counter()
+        self.executions = continue_executions(self.executions, self._execution)
         with self._local.limit_threads():
             # 1. The participation says which clients take part, and which of them report.
             participants = self._participation.round(t)
@@ -316,7 +311,7 @@ class Run:
         self.ended = checkpoint.round
         if "timings" in checkpoint.facts:  # not in those of older versions
             self.timings = Timings(**checkpoint.facts["timings"])
-            self._earlier = (self.ended, checkpoint.facts["executions"])
+            self.executions = checkpoint.facts["executions"]
 
     def _run_algorithm(self, participants: Participants) -> tuple[RoundInfo, Ids]:
         """Run the algorithm's round; return what happened, and the clients whose updates count."""

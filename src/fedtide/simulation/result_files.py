@@ -78,8 +78,7 @@ def write_results(
     write_frame(folder.clients, clients)
     tensors = _saved_model(run)
     write_atomically(folder.model, lambda path: safetensors.torch.save_file(tensors, path))
-    how = {"trainer": run.trainer_choice, "executions": run.executions}
-    write_json(folder.timings, _timings(run) | how)
+    write_timings(run, folder)
     summary = {
         "rounds": run.ended,
         "parameters": run.task.start.numel(),
@@ -94,6 +93,12 @@ def write_results(
     write_json(folder.summary, summary)
     folder.drop_partial_results()
     return log, clients
+
+
+def write_timings(run: Run, folder: RunFolder) -> None:
+    """Write what a run took and how it was computed; also of one that has diverged."""
+    how = {"trainer": run.trainer_choice, "executions": run.executions}
+    write_json(folder.timings, _timings(run) | how)
 
 
 def _saved_model(run: Run) -> dict[str, torch.Tensor]:

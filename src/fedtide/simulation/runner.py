@@ -24,7 +24,12 @@ from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.interruption import Interruption
 from fedtide.simulation.loop import Run
 from fedtide.simulation.result import Result
-from fedtide.simulation.result_files import collect_result, read_result, write_results
+from fedtide.simulation.result_files import (
+    collect_result,
+    read_result,
+    write_results,
+    write_timings,
+)
 from fedtide.simulation.run_folder import Failure, Resume, RunFolder
 from fedtide.simulation.watched_run import WatchedRun
 from fedtide.training.devices import lacks_bfloat16, lacks_memory
@@ -134,7 +139,7 @@ def _in_folder(
         if folder.has_ended(experiment.rounds):
             folder.drop_partial_results()
             return read_result(run, folder)
-        watchers = [_FolderCallback(folder), *callbacks]
+        watchers = [_FolderCallback(run, folder), *callbacks]
         watched = WatchedRun(run, watchers, folder.path)
         watched.view.stopped = stopped
         if folder.finished:
@@ -167,10 +172,10 @@ def _new_run(
 
 
 class _FolderCallback(Callback):
-    """Keeps in the folder what others read of a run under way: its metrics, and why it failed."""
+    """Keeps in the folder what others read of an unfinished run: its metrics, and why it failed."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    def __init__(self, run: Run, folder: RunFolder) -> None:
+        self._run, self._folder = run, folder
 
     def on_start(self, run: RunView) -> None:
         self._folder.start_live_metrics(run.metrics)
@@ -182,6 +187,8 @@ class _FolderCallback(Callback):
     def on_error(self, run: RunView, error: BaseException) -> None:
         if isinstance(error, Exception) and not isinstance(error, Interrupted):
             with suppress(InvalidInputError):  # of a full disk: `error` says it, too
+                if isinstance(error, DivergenceError):  # no other attempt will write them
+                    write_timings(self._run, self._folder)
                 write_json(self._folder.failure, asdict(Failure.of(_explain_memory(error))))
 
 
