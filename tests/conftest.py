@@ -20,6 +20,8 @@ os.environ.setdefault(
     "TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
 )
 
+os.environ.pop("MLFLOW_TRACKING_URI", None)  # the developer's own store gets no runs of tests
+
 # Waiting for the disk matters where the power may fail, which no test can see, and takes minutes.
 # The processes that tests start do wait.
 os.fsync = lambda _: None

@@ -12,7 +12,8 @@ import importlib
 import inspect
 import re
 import sys
-from functools import reduce
+from functools import lru_cache, reduce
+from importlib.metadata import PathDistribution
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -100,7 +101,19 @@ def is_installed_file(file: Path) -> bool:
     >>> [is_installed_file(Path(file)) for file in ("site-packages/numpy/linalg.py", "a.py")]
     [True, False]
     """
-    return file.suffix != ".py" or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+    if file.suffix != ".py" or not {"site-packages", "dist-packages"}.isdisjoint(file.parts):
+        return True
+    return any(file.relative_to(above).parts[0] in _installed_in(above) for above in file.parents)
+
+
+@lru_cache(maxsize=1024)
+def _installed_in(folder: Path) -> frozenset[str]:
+    """Return the files and folders that packages installed in a folder, `pip --target`, have in it.
+
+    A package that is installed as editable lies elsewhere, and is the user's own.
+    """
+    installed = (PathDistribution(path).files or [] for path in folder.glob("*.dist-info"))
+    return frozenset(file.parts[0] for files in installed for file in files)
 
 
 def _get_class(owner: Any, name: str) -> type:

@@ -20,8 +20,10 @@ from fedtide import content_hash
 from fedtide.cli.main import app
 from fedtide.content_hash import describe, fingerprint, hash_once, is_data
 from fedtide.errors import InvalidInputError
+from fedtide.import_paths import import_object
 from fedtide.report.comparison import compare_runs
 from fedtide.report.loading import load_runs
+from fedtide.simulation.fingerprints import hash_code
 from fedtide.sweep import Sweep, run_sweep
 
 # Hashes of content.
@@ -491,6 +493,23 @@ def test_changed_code_that_ones_own_code_imports_is_refused(
         ft.simulate(**fields, out=tmp_path / "run", resume=True)
     write(changed, files[changed])
     ft.simulate(**fields, out=tmp_path / "run", resume=True)
+
+
+def test_packages_that_pip_has_put_beside_ones_own_code_are_not_hashed(own, tmp_path, monkeypatch):
+    """`pip install --target DIR` lists what it has written; all else is one's own."""
+    installed, mine = f"installed_{own.stem}", f"mine_{own.stem}"
+    target = tmp_path / "target"
+    for path in (f"{installed}/deep.py", f"{mine}.py", f"{installed}-1.dist-info/METADATA"):
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        (target / path).touch()
+    (target / f"{installed}/__init__.py").write_text(f"import {installed}.deep")
+    (target / f"{installed}-1.dist-info/RECORD").write_text(
+        f"{installed}/__init__.py,,\n{installed}/deep.py,,\n{installed}-1.dist-info/RECORD,,\n"
+    )
+    monkeypatch.syspath_prepend(target)
+    own.write_text(f"import {installed}, {mine}\n" + METHOD)
+    method = import_object(f"{own.stem}:Own", "algorithm")
+    assert {*hash_code([method])} == {own.stem, mine}
 
 
 def test_the_commands_refuse_changed_code_and_can_be_forced(own, regression):

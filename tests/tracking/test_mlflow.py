@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -43,6 +45,31 @@ def test_the_default_store_lies_beside_the_runs(tracked):
     out, tracks, _ = tracked
     assert tracks.uri == f"sqlite:///{out.parent / 'mlflow.db'}"
     assert (out.parent / "mlflow.db").exists()
+
+
+def test_the_store_that_the_environment_names_is_the_default(tmp_path, monkeypatch):
+    named = f"sqlite:///{tmp_path / 'named.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", named)
+    assert make_tracker("mlflow", tmp_path / "runs" / "one", "experiment").uri == named
+    other = f"sqlite:///{tmp_path / 'other.db'}"
+    assert make_tracker(f"mlflow:{other}", tmp_path / "runs" / "one", "experiment").uri == other
+
+
+def test_a_new_store_logs_no_steps_of_its_creation(tmp_path):
+    code = (
+        "from pathlib import Path; from fedtide.tracking import make_tracker; "
+        "make_tracker('mlflow', Path('runs'), 'experiment')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert "INFO" not in done.stdout + done.stderr
+    assert (tmp_path / "mlflow.db").exists()
 
 
 def test_parameters_metrics_and_tags_can_be_read_back(tracked):

@@ -45,8 +45,9 @@ Track = Annotated[
     str | None,
     typer.Option(
         metavar="mlflow[:URI]|tensorboard[:DIR]|wandb[:PROJECT]",
-        help="Also log each run when it has ended. Default place: mlflow.db or tensorboard beside "
-        "OUT, or a project named after the experiment.",
+        help="Also log each run when it has ended. Default place: that of "
+        "MLFLOW_TRACKING_URI or mlflow.db beside OUT; tensorboard beside OUT; a project named after "
+        "the experiment.",
         show_default=False,
     ),
 ]

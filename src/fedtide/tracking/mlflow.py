@@ -166,12 +166,12 @@ def _ended(folder: RunFolder) -> int | None:
 def _import_mlflow() -> Any:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # with 7, each waits for minutes
-    for name in ("alembic", "mlflow"):  # they log every step of creating a store
-        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         import mlflow
     except ImportError:
         raise MissingExtraError("track", "mlflow") from None
+    for name in ("alembic", "mlflow"):  # they log every step of creating a store
+        logging.getLogger(name).setLevel(logging.WARNING)
     return mlflow
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fedtide.errors import InvalidInputError, did_you_mean
@@ -18,7 +19,8 @@ def make_tracker(wanted: str, out: Path, experiment: str) -> Tracker:
 
     Args:
         wanted: "mlflow[:URI]", "tensorboard[:FOLDER]" or "wandb[:PROJECT]"; without URI or FOLDER,
-            `mlflow.db` or `tensorboard` beside the output folder.
+            `mlflow.db` or `tensorboard` beside the output folder; MLflow's environment variable
+            MLFLOW_TRACKING_URI comes first.
         out: the output folder.
         experiment: the MLflow experiment that the runs belong to, or the default project.
 
@@ -29,7 +31,8 @@ def make_tracker(wanted: str, out: Path, experiment: str) -> Tracker:
     kind, _, where = wanted.partition(":")
     beside = out.parent.resolve()
     if kind == "mlflow":
-        return MlflowTracker(where or f"sqlite:///{beside / 'mlflow.db'}", experiment)
+        uri = where or os.environ.get("MLFLOW_TRACKING_URI")
+        return MlflowTracker(uri or f"sqlite:///{beside / 'mlflow.db'}", experiment)
     if kind == "tensorboard":
         return TensorBoardTracker(where or beside / "tensorboard")
     if kind == "wandb":
