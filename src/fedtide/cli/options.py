@@ -46,8 +46,8 @@ Track = Annotated[
     typer.Option(
         metavar="mlflow[:URI]|tensorboard[:DIR]|wandb[:PROJECT]",
         help="Also log each run when it has ended. Default place: that of "
-        "MLFLOW_TRACKING_URI or mlflow.db beside OUT; tensorboard beside OUT; a project named after "
-        "the experiment.",
+        "MLFLOW_TRACKING_URI or mlflow.db beside OUT; tensorboard beside OUT; a project named "
+        "after the experiment.",
         show_default=False,
     ),
 ]
