@@ -261,6 +261,8 @@ def test_keys_are_those_of_the_classes(fedtide):
         _, out, _ = fedtide("keys", key)
         assert all(f"\n {name} " in out for name in registry)
     assert "γ > 0" in fedtide("keys", "local.lr")[1]
+    first = fedtide("keys", "amplified")[1].splitlines()[0]
+    assert first == "algorithm: {type: amplified, period: ..., factor: ...}"
     found = re.findall(r"^ ([\w.-]+\.mu) ", fedtide("keys", "mu")[1], re.MULTILINE)
     assert found == ["algorithm.fedprox.mu"]
     for name in ("loss", "metrics", "dataset", "model", "sweep", "two-stage"):

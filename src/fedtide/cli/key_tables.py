@@ -59,6 +59,10 @@ Part = str | KeyTable
 """A paragraph or several, as in a docstring, or a table."""
 
 
+REQUIRED = "**required**"
+"""What stands for the default of a key that has none."""
+
+
 @dataclass(frozen=True)
 class Section:
     """What a key takes.
@@ -188,7 +192,7 @@ def _either(options: Iterable[str]) -> str:
 def _default(field: Field[Any]) -> str:
     value = field.default if field.default_factory is MISSING else field.default_factory()
     if value is MISSING:
-        return "**required**"
+        return REQUIRED
     names = {cls: name for r in (SELECTIONS, DROPOUTS, ALGORITHMS) for name, cls in r.items()}
     if type(value) in names:
         return f"`{names[type(value)]}`"

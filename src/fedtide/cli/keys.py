@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedtide.cli.key_tables import (
+    REQUIRED,
     SECTIONS,
     KeyTable,
     Part,
@@ -108,10 +109,12 @@ def _section(section: Section) -> Iterator[Part]:
 
 
 def _class(place: str, cls: type) -> Iterator[Part]:
+    rows = tabulate_keys(cls).rows if field_types(cls) else []
     key, _, kind = place.partition(".")
-    yield f"{key}: {{type: {kind}}}" if kind else f"{key}:"
+    required = (f", {row[0].strip('`')}: ..." for row in rows if row[2] == REQUIRED)
+    yield f"{key}: {{type: {kind}{''.join(required)}}}" if kind else f"{key}:"
     yield describe(cls).rstrip()
-    if field_types(cls):
+    if rows:
         yield tabulate_keys(cls)
 
 
