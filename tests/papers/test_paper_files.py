@@ -130,10 +130,11 @@ def test_estimated_minutes_agree_with_the_records_within_a_factor_of_two(name):
             assert 0.5 <= paper.minutes[scale] / (expected / 60) <= 2, (scale, expected / 60)
 
 
-def test_runs_of_a_seed_share_the_warm_up_of_paper_000():
+@pytest.mark.parametrize("name", ["000/cifar10", "000/fashion-mnist"])
+def test_runs_of_a_seed_share_the_warm_up_of_paper_000(name):
     """With other rounding, as of another trainer, the loss at its end differs by a tenth."""
     found = defaultdict(set)
-    for record in records_of("000/cifar10"):
+    for record in records_of(name):
         end = record.curve["round"].index(400)
         found[record.seed].add(record.curve["train_loss"][end])
     assert {seed: len(losses) for seed, losses in found.items()} == {1: 1, 2: 1, 3: 1}
