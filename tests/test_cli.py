@@ -230,7 +230,7 @@ def test_a_run_without_any_participant_says_so_wherever_it_is_shown(
 ):
     file = write(EXPERIMENT | {"participation": participation})
     assert fedtide("run", file)[0] == 0
-    assert ("participation: no client took part in any of 6 rounds" in caplog.text) == nobody
+    assert ("participation: no client took part in any round" in caplog.text) == nobody
     assert Path("runs/small/comparison.png").exists()
     for command in ("compare", "report"):
         status, out, _ = fedtide(command, "runs")

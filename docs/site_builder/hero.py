@@ -22,9 +22,9 @@ CORNERS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, 0.87]], dtype=torch.float6
 """The optimum of each client, in the plane."""
 
 TITLE = (
-    "Three clients come in 90, 30 and 10 percent of the rounds. With plain averaging the frequent "
-    "one counts most and the model ends beside it; with FedAU all count the same and the model "
-    "ends in the middle."
+    "Three clients take part in 90, 30 and 10 percent of the rounds. With plain averaging the most "
+    "frequent one counts most, and the model ends up near it; with FedAU all count the same, and "
+    "the model ends up in the middle."
 )
 
 _ROUNDS, _SHOWN = 3000, 60

@@ -37,7 +37,9 @@ def order_by_id(field: str, values: Any, population: Population) -> Any:
     names = [str(name) for name in population.names_of(np.arange(population.clients)).tolist()]
     given = {str(name): value for name, value in values.items()}
     if len(given) < len(values):
-        raise InvalidInputError(f"{field}: a name stands as number and as text; give it once")
+        raise InvalidInputError(
+            f"{field}: a name is given both as a number and as text; give it once"
+        )
     unknown, missing = given.keys() - set(names), set(names) - given.keys()
     if unknown:
         as_numbers = {str(int(name)) for name in missing if name.isascii() and name.isdigit()}

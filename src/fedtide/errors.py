@@ -152,6 +152,20 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     return "choose one of " + ", ".join(repr(option) for option in options)
 
 
+def quantify(count: int, noun: str, plural: str = "") -> str:
+    """Return a number of things in words.
+
+    Args:
+        count: how many there are.
+        noun: what one of them is called.
+        plural: what several are called; "": the noun with an s.
+
+    >>> quantify(1, "entry", "entries"), quantify(2, "client")
+    ('1 entry', '2 clients')
+    """
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def list_names(names: Sequence[int | str]) -> str:
     """Return the first of these names and how many more there are.
 

@@ -13,7 +13,7 @@ from typing import Any, SupportsFloat, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.errors import InvalidInputError, did_you_mean, quantify
 
 Numbers = NDArray[np.float64]
 
@@ -94,7 +94,7 @@ def require_not_read(field: str, path: Path, inputs: Iterable[Path]) -> None:
     for file in inputs:
         if path.is_file() and file.is_file() and path.samefile(file):
             raise InvalidInputError(
-                f"{field}: {path} is a file that is read, and would be replaced; choose another"
+                f"{field}: {path} is an input file, and would be replaced; choose another"
             )
 
 
@@ -113,7 +113,7 @@ def require_folder_name(field: str, name: str) -> None:
     is_path = PurePath(name).name != name or "\\" in name  # on Windows also C:name
     if not name.isprintable() or not name.strip(" .") or is_path or name[0] == ".":
         raise InvalidInputError(
-            f"{field}: {name!r:.60} cannot be a folder name; choose one without / and leading dots"
+            f"{field}: {name!r:.60} cannot be a folder name; choose one without / or leading dots"
         )
     if (length := len(name.encode(errors="replace"))) > _NAME_BYTES:
         raise InvalidInputError(
@@ -148,7 +148,9 @@ def require_whole_number(field: str, value: object, low: int = 1) -> None:
 def require_cohort_size(size: int, clients: int) -> None:
     """Raise InvalidInputError if a cohort of `size` exceeds the population."""
     if size > clients:
-        raise InvalidInputError(f"size: {size} of {clients} clients; give at most {clients}")
+        raise InvalidInputError(
+            f"size: {size} of {quantify(clients, 'client')}; give at most {clients}"
+        )
 
 
 def require_numbers(field: str, values: ArrayLike, dimensions: int | None = 1) -> Numbers:
@@ -200,5 +202,6 @@ def require_one_per_client(field: str, array: NDArray[np.generic], clients: int)
     """Raise InvalidInputError unless `array` has one entry for each client."""
     if len(array) != clients:
         raise InvalidInputError(
-            f"{field}: {len(array)} entries for {clients} clients; give one for each"
+            f"{field}: {quantify(len(array), 'entry', 'entries')} for "
+            f"{quantify(clients, 'client')}; give one for each"
         )

@@ -69,12 +69,12 @@ PARAMETERS = [
 ]
 POPULATIONS = [
     (a.FedAvg(weights="data"), "weights: 'data' needs clients that hold samples"),
-    (a.FedAU(groups=["a"]), "groups: 1 entries for 2 clients"),
+    (a.FedAU(groups=["a"]), "groups: 1 entry for 2 clients"),
     (a.FedAU(cutoff=10**10, groups=["a", "b"]), "cutoff: 10,000,000,000 with 2 groups"),
     (a.KnownRates(), "rates: unknown, as the participation process does"),
-    (a.KnownRates(rates=[0.5]), "rates: 1 rates for 2 clients"),
+    (a.KnownRates(rates=[0.5]), "rates: 1 rate for 2 clients"),
     (a.FedStale(rates="known"), "rates: unknown, as the participation process does"),
-    (a.FedStale(rates=[0.5]), "rates: 1 rates for 2 clients"),
+    (a.FedStale(rates=[0.5]), "rates: 1 rate for 2 clients"),
     (a.KnownRates(rates=[0.5, 0.0]), "rates: client 1 has the rate 0 and may take part"),
     (a.WeightedFedAvg(rates=[0.5, 1.5]), "rates: a rate is not within"),
     (a.WeightedFedAvg(rates=[0.0, 0.0]), "rates: all are 0"),

@@ -292,5 +292,5 @@ def test_what_has_no_row_for_each_client_is_left_to_the_method():
 )
 def test_methods_that_count_from_round_0_refuse_further_clients(method):
     state = method.init(torch.as_tensor(START), Population(FEW))
-    with pytest.raises(InvalidInputError, match="round 0, so there can be no further ones; keep"):
+    with pytest.raises(InvalidInputError, match="round 0, so none can be added later; keep"):
         grow(method, state)

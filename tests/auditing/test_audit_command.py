@@ -83,7 +83,7 @@ def test_command_writes_the_method_that_is_asked_for(tmp_path: Path) -> None:
     written = {name: str(tmp_path / name) for name in ("a.yaml", "a.py", "a.json")}
     arguments = ["audit", str(tmp_path / "log.csv"), "--method", "fedau"]
     refused = CliRunner().invoke(app, [*arguments, "--json", written["a.json"]])
-    assert str(refused.exception).startswith("method: without effect")
+    assert str(refused.exception).startswith("method: it has no effect alone")
     arguments += ["--experiment", written["a.yaml"], "--strategy", written["a.py"]]
     done = CliRunner().invoke(app, [*arguments, "--json", written["a.json"]])
     assert done.exit_code == 0, done.output
@@ -93,7 +93,7 @@ def test_command_writes_the_method_that_is_asked_for(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "a.yaml").read_text()) == fedau["experiment"]
     assert (tmp_path / "a.py").read_text() == fedau["strategy"]
     unknown = CliRunner().invoke(app, [*arguments, "--method", "fedow"])
-    assert str(unknown.exception).startswith("method: 'fedow' is not advised for this log; take ")
+    assert str(unknown.exception).startswith("method: 'fedow' is not advised for this log; choose ")
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def check_times(written: str, ahead: timedelta) -> None:
 def test_the_first_time_that_is_none_is_quoted(wrong: str) -> None:
     times = ["2026-03-28 12:00:00"] * 9 + [wrong, "2026-03-28 13:00:00", "later"]
     rows = pl.DataFrame({"time": times, "client": range(12)})
-    assert error_of(rows, round_seconds=HOUR).startswith(f"time: {wrong!r} is no time")
+    assert error_of(rows, round_seconds=HOUR).startswith(f"time: {wrong!r} is not a time")
 
 
 def test_dates_as_numbers_are_no_seconds() -> None:
@@ -139,6 +139,18 @@ def test_dates_as_numbers_are_no_seconds() -> None:
         assert "2026-04-28" in sentence
     seconds = pl.DataFrame({"time": [20_260_428, 20_260_478, 20_260_528], "client": [0, 1, 2]})
     assert read(seconds, round_seconds=10).length == 11
+
+
+@pytest.mark.parametrize("parts", [12, 52])
+def test_months_and_weeks_as_numbers_are_no_rounds(parts: int) -> None:
+    """Their numbers jump at the end of a year, which would be empty rounds, and a cycle."""
+    numbers = [year * 100 + part for year in (2025, 2026) for part in range(1, parts + 1)]
+    rows = pl.DataFrame({"round": numbers, "client": [i % 3 for i in range(2 * parts)]})
+    sentence = error_of(rows)
+    assert sentence.startswith(f"round: {202500 + parts} and then 202601 look like years with a")
+    assert read(rows, round_step=1).length == 101 + parts - 1
+    assert read(rows.head(parts)).length == parts
+    assert read(rows.with_columns(round=pl.arange(202550, 202550 + len(rows)))).length == len(rows)
 
 
 COHORTS = [["ann", "bob"], ["bob"], ["ann", "eve", "joe"], ["kim", "leo"], ["eve", "kim"]]
@@ -211,11 +223,13 @@ def test_lists_as_python_prints_them(tmp_path: Path, name: str, write: Any) -> N
 def test_numbers_separated_by_blanks_are_several_clients(tmp_path: Path) -> None:
     path = write_lists(tmp_path / "log.csv", "clients", ["0 1 2", "1  7", "2"])
     assert list_entries(read(path)) == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 7), (2, 2)]
+    path = write_lists(tmp_path / "log.csv", "clients", ["[0 1\n 2]", "[ 1  7]", "[2]"])  # NumPy's
+    assert list_entries(read(path)) == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 7), (2, 2)]
     path = write_lists(tmp_path / "log.csv", "clients", ["site 1,site 2", "site 1", "site 2"])
     assert list_entries(read(path)) == [(0, "site 1"), (0, "site 2"), (1, "site 1"), (2, "site 2")]
 
 
-@pytest.mark.parametrize("cell", ["(ann, bob)", "{ann,bob}", "[0 1 2]", "{'a': 1}", "(0, 1"])
+@pytest.mark.parametrize("cell", ["(ann, bob)", "{ann,bob}", "[0 1 a]", "{'a': 1}", "(0, 1"])
 def test_brackets_that_hold_no_list_are_no_names(tmp_path: Path, cell: str) -> None:
     path = write_lists(tmp_path / "log.csv", "clients", ["ann", cell, "bob"])
     assert error_of(path).startswith(f"client: {cell!r} is not a list of clients")
@@ -411,7 +425,7 @@ def test_tables_of_other_libraries_are_logs_and_rosters() -> None:
 def test_objects_that_are_no_table_are_refused(source: Any) -> None:
     sentence = error_of(source)
     assert sentence.startswith("log: ")
-    assert "is no table" in sentence
+    assert "is not a table" in sentence
     assert "pl.from_pandas" in sentence
 
 

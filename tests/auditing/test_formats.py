@@ -209,7 +209,7 @@ def test_ids_that_pandas_made_floating_are_whole_numbers() -> None:
     single = large.with_columns(pl.Series("client", [2.0**24, 12.0, 7.0], pl.Float32))
     assert error_of(single).startswith("client: ids as large as these lose digits")
     parts = pl.DataFrame(rows | {"client": [7.0, 12.5, 7.0]})
-    assert error_of(parts).startswith("client: ids of type double are no whole numbers (")
+    assert error_of(parts).startswith("client: ids of type double are not whole numbers (")
 
 
 def test_ids_that_pandas_wrote_with_a_point_are_whole_numbers(tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ def test_times_become_rounds_that_begin_at_multiples_of_their_length() -> None:
         for name in ("time", "timestamp", "round"):
             log = read(pl.DataFrame({name: column, "client": clients}), round_seconds=3600)
             assert list_entries(log) == expected, kind
-            assert any("1 of 5 rows repeat a client" in note for note in log.notes)
+            assert any("1 of 5 rows repeats a client" in note for note in log.notes)
             begins = "0 s" if kind == "seconds from a start" else "2026-05-01T00:00:00Z"
             assert any(f"3600 s long; the first one begins at {begins}" in n for n in log.notes)
             if name != "round":
@@ -501,7 +501,7 @@ def test_times_that_are_none_are_refused() -> None:
         rows = pl.DataFrame({"time": ["2026-05-01", wrong], "client": [1, 2]})
         assert error_of(rows, round_seconds=60).startswith("time: ")
     rows = pl.DataFrame({"time": [1.0, None], "client": [1, 2]})
-    assert error_of(rows, round_seconds=60).startswith("time: a row has no time")
+    assert error_of(rows, round_seconds=60).startswith("time: row 2 has no time")
     for seconds in (0, -1, float("nan"), 1e-10, 1e12):
         with pytest.raises(InvalidInputError, match=r"^round_seconds: "):
             read(rows, round_seconds=seconds)
@@ -639,7 +639,9 @@ def test_log_of_the_observer_of_a_flower_strategy_is_read() -> None:
         ("log.csv", "round;client;weight\n0;1;x\n1;1;1\n", "weight: 'x' is not a number"),
         ("log.csv", 'round,client,weight\n0,1,"0,5"\n', "weight: '0,5' is not a number"),
         ("log.txt", "hello\n", "text without columns"),
-        ("log.xlsx", "PK", "unknown suffix"),
+        ("log.xlsx", "PK", "unknown suffix; choose one of '.csv', '.csv.gz', '.json',"),
+        ("log.csv.zst", "x", "unpack it (text may be compressed by gzip)"),
+        ("log.csv", "round;client\n0;1\n;\n;\n", "round: row 2 has no round; "),
         ("ledger.db", "SQLite format 3", "is a database; write sqlite:///"),
         ("log.csv.gz", "round,client\n", "not a readable .csv file"),
     ],

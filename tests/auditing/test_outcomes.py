@@ -306,3 +306,76 @@ def test_an_event_says_who_failed(tmp_path: Path) -> None:
     check(rows, stages={"update_received": "used", "update_rejected": "selected"})
     # A status says it better, and was read before.
     check(ROWS.with_columns(event=pl.lit("fit")), stages={"OK": "used", "TIMEOUT": "selected"})
+
+
+def make_events(*words: str | None) -> pl.DataFrame:
+    """Return a row for each event of a client's turn: selected, started, answered, or failed."""
+    selected, started, answered, failed = words
+    turns = {"OK": (selected, started, answered), "TIMEOUT": (selected, started, failed)}
+    rows = [
+        {"server_round": t, "device_id": name, "event": word}
+        for t, name, status in ROWS.iter_rows()
+        for word in turns[status]
+        if word is not None
+    ]
+    return pl.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("selected", "started", "reported", "failed"),
+        ("selected", "started", "reported", None),
+        ("Task assigned", "training started", "update received", "timed out"),
+        ("TASK_ASSIGNED", "TRAINING_STARTED", "UPDATE_RECEIVED", None),
+        ("invited", None, "done", None),
+    ],
+)
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_row_for_each_event_of_a_turn(
+    tmp_path: Path, words: tuple[str | None, ...], timed: bool
+) -> None:
+    """The rows of what comes before the answer are refused; what the sentence proposes is right."""
+    events, options = make_events(*words), list[str]()
+    if timed:
+        events = events.select("device_id", "event", time=3600 * pl.col("server_round") + 1)
+        options = ["--round-seconds", "3600"]
+    path, out = tmp_path / "log.csv", tmp_path / "a.json"
+    events.write_csv(path)
+    sentence = error_of(events, round_seconds=3600 if timed else None)
+    assert "which would count as participation; " in sentence
+    given = shlex.split(sentence.split(" --stages ")[1])[0]
+    arguments = ["audit", str(path), "--stages", given, "--json", str(out), *options]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert json.loads(out.read_text())["objective"]["weights"] == {"ann": 0.875, "bob": 0.125}
+
+
+def test_several_events_of_one_stage_count_once() -> None:
+    """Two values that mean the same stage below `used` are two events of one turn."""
+    events = make_events("selected", "started", "reported", "failed")
+    meanings = {"started": "selected", "reported": "used", "failed": "selected"}
+    check(events, stages=meanings)
+    check(events, stages={"reported": "used", "other": "selected"})
+    again = events.filter(event="reported").head(1)
+    assert error_of(pl.concat([events, again]), stages=meanings).startswith(
+        "client: 'ann' appears twice in round 0"
+    )
+    both = events.with_columns(pl.col("event").replace("started", "selected"))
+    assert error_of(
+        both.filter(event="selected").vstack(both.filter(event="reported")),
+        stages={"reported": "used"},
+    ).startswith("client: 'ann' appears twice in round 0")
+
+
+def test_failures_are_refused_where_nothing_says_who_answered() -> None:
+    events = make_events("selected", None, None, "failed")
+    sentence = error_of(events)
+    assert sentence.startswith("log: 'event' is 'failed' in 3 of 11 rows, which would count as")
+    assert "--stages selected=STAGE,failed=selected" in sentence
+
+
+def test_the_meanings_of_further_events_are_left_to_the_user() -> None:
+    events = make_events("selected", "downloaded", "reported", "failed")
+    sentence = error_of(events)
+    assert "--stages downloaded=STAGE,reported=used,failed=selected,selected=selected" in sentence

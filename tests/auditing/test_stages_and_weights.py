@@ -157,7 +157,7 @@ def test_participation_weights_stay_as_they_are(weights: list[float]) -> None:
     log = read(rows)
     assert log.weights is not None
     np.testing.assert_array_equal(log.weights, np.float32(weights))
-    assert not log.notes
+    assert not log.notes or (sum(weights) > 100 and "not to about 1" in log.notes[0])
 
 
 def test_recorded_weights_win_over_samples() -> None:
@@ -203,11 +203,25 @@ def test_a_count_of_0_in_rows_that_failed_is_no_size_of_a_client() -> None:
     np.testing.assert_array_equal(log.samples, [30, 7, np.nan])
 
 
+@pytest.mark.parametrize(("scale", "said"), [(0.01, "0.01"), (1.0, ""), (7.0, "7"), (90.0, "90")])
+def test_weights_that_do_not_sum_to_about_1_are_pointed_out(scale: float, said: str) -> None:
+    rows = pl.DataFrame({"round": [0, 0, 1, 1, 2], "client": list("abacb")})
+    log = read(rows.with_columns(weight=scale * pl.Series([0.25, 0.75, 0.4, 0.6, 1.0])))
+    notes = [note for note in log.notes if "not to about 1" in note]
+    assert [f"typically sum to {said} in a round" in note for note in notes] == [True] * bool(said)
+    assert log.weights is not None
+    np.testing.assert_allclose(log.weights[:2], [scale / 4, scale * 3 / 4], rtol=1e-6)
+
+
 def test_weights_of_1_are_those_of_clients_that_count_alike() -> None:
     """As shares of a round, and not as weights by which rounds of more clients count more."""
     log = read(COUNTS.with_columns(weight=1.0))
     assert (log.weights, log.samples) == (None, None)
     assert log.notes == ("the weights are all 1: the clients of a round count alike",)
+    for weight in (0.013, 3.5):  # sums that grow with the cohort, but are not 1
+        log = read(COUNTS.with_columns(weight=weight))
+        assert (log.weights, log.samples) == (None, None)
+        assert log.notes == (f"the weights are all {weight}: the clients of a round count alike",)
     kept = read(COUNTS.with_columns(weight=1.0), columns={"weight": "weight"})
     assert kept.weights is not None
     turns = pl.DataFrame({"round": [0, 1, 2], "client": list("aba"), "weight": [1.0, 1.0, 1.0]})

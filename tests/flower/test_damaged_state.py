@@ -127,7 +127,7 @@ def test_nothing_is_removed_from_the_ledger_if_both_checkpoints_are_damaged(tmp_
         flip(0.3)(path)
     before = read_ledger(url)
     with pytest.raises(
-        InvalidInputError, match=r"^ledger: it has 4 rounds .* the state 0; restore"
+        InvalidInputError, match=r"^ledger: it has 4 rounds .* the state has 0; restore"
     ):
         deploy(federation(), rounds=5, **options)
     assert read_ledger(url).equals(before)
@@ -135,7 +135,7 @@ def test_nothing_is_removed_from_the_ledger_if_both_checkpoints_are_damaged(tmp_
 
 def test_nothing_is_removed_from_the_ledger_for_an_empty_state(tmp_path, url):
     deploy(federation(), A.FedAvg(), rounds=1, ledger=url, state=tmp_path / "state")
-    with pytest.raises(InvalidInputError, match=r"^ledger: it has 1 rounds .* the state 0; "):
+    with pytest.raises(InvalidInputError, match=r"^ledger: it has 1 round .* the state has 0; "):
         deploy(federation(), A.FedAvg(), rounds=1, ledger=url, state=tmp_path / "another")
     assert len(read_rounds(url)) == 1
 
@@ -163,7 +163,7 @@ def test_both_checkpoints_are_damaged_and_the_ledger_lacks_the_last_round(
     before = read_ledger(url)
     assert before["round"].unique().to_list() == [0]
     with pytest.raises(
-        InvalidInputError, match=r"^ledger: it has 1 rounds .* the state 0; restore"
+        InvalidInputError, match=r"^ledger: it has 1 round .* the state has 0; restore"
     ):
         deploy(federation(), rounds=ROUNDS, **options)
     assert read_ledger(url).equals(before)

@@ -92,7 +92,7 @@ def test_a_selection_starts_anew_with_them(tmp_path, caplog):
     selection = P.LeastServed(size=2, period=4)
     with caplog.at_level(logging.WARNING):
         grow(A.FedAvg(), tmp_path / "state", selection=selection, ledger=url)
-    assert caplog.text.count("The selection starts anew") == 1
+    assert caplog.text.count("The selection starts afresh") == 1
     asked = read_ledger(url).filter(stage="used")
     assert {"5", "6"} <= set(asked["client"].to_list())
 

@@ -223,7 +223,7 @@ def test_a_private_training_does_not_go_on_with_an_empty_ledger(tmp_path, url):
     options = {"state": tmp_path / "state", "privacy": Gaussian(1.0, 3.0, 1e-5)}
     deploy(federation(), FedAvg(weights="all"), 3, ledger=url, **options)
     wrong = url.replace("ledger.db", "leger.db")
-    with pytest.raises(InvalidInputError, match=r"^ledger: it has 0 rounds .* the state 3; .*give"):
+    with pytest.raises(InvalidInputError, match=r"^ledger: it has 0 rounds .* state has 3; .*give"):
         deploy(federation(), FedAvg(weights="all"), 4, ledger=wrong, **options)
     again = deploy(federation(), FedAvg(weights="all"), 4, ledger=url, **options)
     assert again.training.round == 4

@@ -112,7 +112,7 @@ def test_another_selection_starts_anew_in_a_state(tmp_path, caplog):
     deploy(federation(), A.FedAvg(), 4, selection=P.LongestAbsent(size=3), state=state, ledger=url)
     used = read_ledger(url).filter(stage="used")
     assert used["client"].to_list() == list("0123012034")
-    assert caplog.text.count("The selection starts anew") == 1
+    assert caplog.text.count("The selection starts afresh") == 1
 
 
 def test_another_seed_starts_anew_in_a_state(tmp_path):
@@ -160,13 +160,13 @@ class Undescribed(Selection):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"selection": "uniform-of"}, "^selection: 'uniform-of' is no selection; "),
+        ({"selection": "uniform-of"}, "^selection: 'uniform-of' is not a selection; "),
         ({"selection": P.UniformOf(2), "fraction_train": 0.5}, "^selection: .* fraction_train"),
         ({"selection": P.UniformOf(2), "min_train_nodes": 3}, "^selection: .* min_train_nodes"),
         ({"selection": P.UniformOf(9)}, r"^selection\.size: "),
         ({"selection": KeepsNames(1)}, "^selection: its stream keeps names, of the type list;"),
         ({"selection": KeepsHugeNumber(1)}, "^selection: its stream keeps by, of the type int;"),
-        ({"selection": Undescribed()}, "^selection: Undescribed is no dataclass;"),
+        ({"selection": Undescribed()}, "^selection: Undescribed is not a dataclass;"),
     ],
 )
 def test_what_cannot_select_is_refused(options, message):

@@ -162,7 +162,7 @@ def test_a_request_at_which_the_superlink_fails_keeps_no_other_from_its_client(u
     assert used(url) == dict.fromkeys(range(3), HONEST)
     stages = read_ledger(url).filter(client=str(BAD))["stage"].to_list()
     assert stages == ["available"] * 3
-    assert caplog.text.count("1 messages could not be sent") == 3
+    assert caplog.text.count("Could not send 1 message") == 3
 
 
 def test_a_newcomer_who_cannot_be_asked_is_asked_again(url):

@@ -176,7 +176,7 @@ def test_names_for_clients_without_names_must_be_all_or_none(clients: int) -> No
 @pytest.mark.parametrize(
     ("names", "complaint"),
     [
-        (["a"], "1 entries for 2 clients"),
+        (["a"], "1 entry for 2 clients"),
         (["a", "a"], "'a' names 2 clients"),
         ([4, 4], "4 names 2 clients"),
         (np.array([1, "1"], dtype=object), "neither all whole numbers nor all strings"),

@@ -292,7 +292,10 @@ def test_pruning_asks_first(
 
     write_history(url := f"sqlite:///{tmp_path / 'ledger.db'}", 10)
     status, _, err = fedtide("prune", url, "--keep", 4)
-    assert (status, err) == (2, "fedtide: yes: nobody can be asked; add --yes to remove them\n")
+    assert (status, err) == (
+        2,
+        "fedtide: yes: there is no terminal to ask in; add --yes to remove the rounds\n",
+    )
     for answer, left in (("n\n", 10), ("y\n", 4)):
         monkeypatch.setattr(sys, "stdin", Terminal(answer))
         status, out, _ = fedtide("prune", url, "--keep", 4)
@@ -326,7 +329,7 @@ def test_pruning_removes_the_oldest_rounds_first_and_a_few_at_a_time(
     [
         ("#nowhere", 5, "'nowhere'"),
         ("", 5, "2 federations"),
-        ("#default", 1, "keep: 1 rounds"),
+        ("#default", 1, "keep: 1 is too few"),
     ],
 )
 def test_impossible_prunings_are_refused(

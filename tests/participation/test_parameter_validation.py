@@ -145,10 +145,10 @@ def test_invalid_parameters_are_rejected(make: Callable[[], object], start: str)
     ("process", "start"),
     [
         (Bernoulli([0.1, 0.2]), "rates: 2 entries for 4 clients"),
-        (Markov([0.1]), "rates: 1 entries for 4 clients"),
+        (Markov([0.1]), "rates: 1 entry for 4 clients"),
         (Cyclic([0.1] * 5), "rates: 5 entries for 4 clients"),
         (Bernoulli(Correlated()), "rates: these clients have no class shares"),
-        (Drifting(0.1, [0.1], rounds=2), "final: 1 entries for 4 clients"),
+        (Drifting(0.1, [0.1], rounds=2), "final: 1 entry for 4 clients"),
         (DayNight(0.5, UniformByClass()), "night: these clients have no class shares"),
         (Churn([0.1, 0.2]), "rates: 2 entries for 4 clients"),
         (Sessions([0.1, 0.2]), "rates: 2 entries for 4 clients"),

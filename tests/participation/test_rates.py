@@ -79,7 +79,7 @@ class Given(RateLaw):
     [
         ([2.0, 0.5], "2 is not within"),
         ([0.5, np.nan], "nan is not finite"),
-        ([0.5], "1 entries for 2 clients"),
+        ([0.5], "1 entry for 2 clients"),
         ([[0.5], [0.5]], "dimensions"),
         ("often", "not an array of numbers"),
     ],

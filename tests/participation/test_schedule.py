@@ -177,7 +177,7 @@ def test_masks_of_a_dropout_model_of_ones_own_are_checked(mask: Any) -> None:
     """Numbers would be read as positions: 1, 0, 1, 0 as clients 1 and 0, twice each."""
     running = Schedule(Full(), dropout=Own(mask)).start(Population(clients=4), seed=0)
     with pytest.raises(
-        InvalidInputError, match=r"^dropout: in round 3 its mask .* each of the 4 selected"
+        InvalidInputError, match=r"^dropout: in round 3 its mask .* each selected client, 4 in all"
     ):
         running.round(3)
 
@@ -246,6 +246,17 @@ class Sequential(AvailabilityStream):
         return AvailableClients(np.flatnonzero(self.generator.random(40) < 0.5))
 
 
+class Weather(AvailabilityStream):
+    """All clients come until the weather changes, in its tenth step, which is not round 9."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def round(self, t: int) -> AvailableClients:
+        self.steps += 1
+        return AvailableClients(np.arange(40 if self.steps < 10 else 4))
+
+
 class Forgetful(SelectionStream):
     """Takes turns by counting its calls, but says that it need not be asked for every round."""
 
@@ -296,6 +307,11 @@ def test_rounds_that_a_resumed_run_would_not_repeat_are_refused(
     complaint = f"^{field}: started twice with the same seed, .* in round 3; let a round follow"
     with pytest.raises(InvalidInputError, match=complaint):
         schedule.start(Population(clients=40), seed=0)
+
+
+def test_a_state_that_rarely_changes_shows_in_a_later_round() -> None:
+    with pytest.raises(InvalidInputError, match=r"^participation: started twice .* in round 15;"):
+        Schedule(Streams(Weather)).start(Population(clients=40), seed=0)
 
 
 def test_a_selection_that_counts_its_calls_may_be_stateful() -> None:
@@ -405,7 +421,7 @@ RATES = [
     (np.full(4, 1.5), "1.5 is not within"),
     (np.full(4, np.nan), "nan is not finite"),
     (np.full(3, 0.5), "3 entries for 4 clients"),
-    (0.5, "1 entries for 4 clients"),
+    (0.5, "1 entry for 4 clients"),
     ("half", "not an array of numbers"),
     (np.full((4, 2), 0.5), "2 dimensions"),
 ]

@@ -268,7 +268,7 @@ def _file(name: str, content: str | bytes) -> Callable[[Path], Path]:
         (_file("log.csv", "round,client\n1.5,1\n"), "round: 1.5", ""),
         (_file("log.csv", "round,client\n,1\n"), "round: ", ""),
         (_file("log.csv", "round,client\nx,1\n"), "round: ", "String"),
-        (_file("log.csv", "round,client\n0,\n1,2\n"), "client: ", "missing in row 0"),
+        (_file("log.csv", "round,client\n0,\n1,2\n"), "client: ", "missing in row 1"),
         (
             _file("log.jsonl", '{"round":0,"client":1}\n{"round":0,"client":"a"}\n'),
             "log: ",
@@ -342,7 +342,7 @@ def test_client_ids_of_mixed_types_in_a_frame_are_rejected() -> None:
 def test_rows_without_a_stage_are_rejected_where_others_have_one(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("round,client,stage\n0,a,used\n0,b,\n1,a,selected\n1,b,\n")
-    with pytest.raises(InvalidInputError, match=r"^stage: 2 of 4 rows have no stage"):
+    with pytest.raises(InvalidInputError, match=r"^stage: 2 of 4 rows without a stage"):
         read_log(path)
     path.write_text("round,client,stage\n0,a,\n1,b,\n")
     assert read_log(path)["stage"].to_list() == ["used", "used"]

@@ -216,7 +216,7 @@ def test_updates_of_clients_that_may_not_take_part_are_not_used():
     driver, _ = drive(AVERAGE, mechanism, np.ones((1, 2), bool), zeros(1), 1)
     one = torch.ones(1)
     driver.absorb(ClientUpdates(torch.tensor([0]), one, one[:, None].double(), 0.1, one))
-    with pytest.raises(InvalidInputError, match=r"^updates: a client may not take part"):
+    with pytest.raises(InvalidInputError, match=r"^updates: one is from a client that may not"):
         driver.step(0.1)
 
 
@@ -303,7 +303,7 @@ def simulate(privacy, rounds=12, algorithm=None, **options):
     ("changes", "message"),
     [
         ({"algorithm": FedAvg()}, "^algorithm: an update may enter a step"),
-        ({"algorithm": A.KnownRates(rates=[0.5])}, "^algorithm.rates: 1 rates for 6 clients"),
+        ({"algorithm": A.KnownRates(rates=[0.5])}, "^algorithm.rates: 1 rate for 6 clients"),
         ({"privacy": Gaussian(1.0, 1.0, 1e-5, budget=0.1)}, "^privacy: one update already costs"),
     ],
 )

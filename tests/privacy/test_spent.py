@@ -194,7 +194,7 @@ def test_an_update_that_the_log_gives_no_weight_is_not_taken_to_be_free(column):
     counted = log.with_columns(pl.Series(column, [0.0, 0.5, 0.0, 1.0]))
     mechanism = Gaussian(clip=1.0, noise_multiplier=2.0, delta=1e-5)
     with pytest.raises(
-        InvalidInputError, match=r"^log: 2 rows have the weight or sample count 0; "
+        InvalidInputError, match=r"^log: in 2 rows the weight or sample count is 0; "
     ):
         spent(counted, mechanism)
     staged = spent(counted.with_columns(stage=pl.lit("used")), mechanism)
@@ -241,7 +241,9 @@ def test_a_law_that_is_not_kept_is_contradicted(law, draw, how):
 def test_cohorts_of_another_size_contradict_a_fixed_size():
     present = np.arange(50) < np.array([10, 10, 9, 10])[:, None]
     check = FixedSizeSampling(10).check(log_of(present))
-    assert check.contradictions == ("1 of 4 rounds do not have 10 clients, but 9 to 10",)
+    assert check.contradictions == (
+        "in 1 of 4 rounds the number of clients is not 10; it ranges from 9 to 10",
+    )
     assert check.p_value == 0
 
 
@@ -352,9 +354,9 @@ def test_the_settings_of_a_run_are_read_from_its_experiment_file(tmp_path):
     ("text", "message"),
     [
         ("", "privacy.yaml: not a mapping; write the mechanism"),
-        ("privacy:", "privacy: .* does not say it; give a mechanism"),
-        ("algorithm: fedau", "privacy: .* does not say it; give a mechanism"),
-        ("privacy: []", "privacy: .* does not say it; give a mechanism"),
+        ("privacy:", "privacy: .* has none; give a mechanism"),
+        ("algorithm: fedau", "privacy: .* has none; give a mechanism"),
+        ("privacy: []", "privacy: .* has none; give a mechanism"),
         (FILE + "tragte: 2.0", "^tragte: unknown key; did you mean 'target'?"),
         (FILE + "rounds: 400", "^rounds: unknown key; choose one of 'algorithm', 'horizon', "),
         (FILE.replace("1.0e-5", "1.0"), r"^privacy.delta: 1.0 is not within \(0, 1\)"),

@@ -133,9 +133,7 @@ def test_files_that_hold_no_table_say_why(name, tmp_path):
 def test_what_says_that_a_number_is_missing_does_not_make_the_column_text(text, tmp_path):
     (tmp_path / "t.csv").write_text(text)
     table = read_source("train", tmp_path / "t.csv", order=())
-    with pytest.raises(
-        InvalidInputError, match=r"1 of 2 values are missing \(the first in row 1\)"
-    ):
+    with pytest.raises(InvalidInputError, match=r"1 of 2 values is missing \(the first in row 1\)"):
         table.column("inputs", "x")
 
 
@@ -463,7 +461,7 @@ def test_a_table_of_numbers_is_a_column_of_vectors(kind):
 
 WRONG_TABLES = {
     "text": (FRAME.assign(a="no"), r"its column 'a' does not hold one number per row"),
-    "missing": (FRAME.assign(b=[None, 1]), r"its column 'b': 1 of 2 values are missing"),
+    "missing": (FRAME.assign(b=[None, 1]), r"its column 'b': 1 of 2 values is missing"),
     "lists": (FRAME.assign(b=[[1, 2], [3, 4]]), "its column 'b' does not hold one number"),
     "empty": (FRAME[[]], "it is a table without columns"),
 }

@@ -442,7 +442,7 @@ def test_samples_of_strangers_count_in_the_test_set_alone(caplog):
     figures = task.evaluate(task.start)
     assert np.isfinite(figures.clients["test_loss"]).tolist() == [n == 3 for n in range(12)]
     assert np.isfinite(figures.metrics["test_loss"])
-    assert "1 clients are not in train (stranger)" in caplog.text
+    assert "1 client is not in train (stranger)" in caplog.text
 
 
 def test_a_test_set_of_strangers_alone_is_refused():
@@ -667,8 +667,8 @@ WRONG = {
     ),
     "unknown-metric": ({"metrics": ["may"]}, "metrics: unknown 'may'"),
     "no-partition": ({"clients": 5}, "partition: missing"),
-    "two-divisions": ({"partition": Iid()}, "clients: a column needs no partition"),
-    "too-many-clients": ({"clients": 999, "partition": Iid()}, "clients: 999 clients for 240"),
+    "two-divisions": ({"partition": Iid()}, "partition: it has no use if clients is a column"),
+    "too-many-clients": ({"clients": 999, "partition": Iid()}, "clients: 999 for 240"),
     "share-out-of-range": ({"test": 1.5}, "test: 1.5"),
     "model-is-no-network": ({"model": 3}, "model: 3 is of type int"),
     "factory-without-network": ({"model": lambda: 3}, "model: .*returns a int"),
@@ -938,7 +938,7 @@ def test_csv_files_keep_names_as_they_are_written_and_miss_what_is_empty(tmp_pat
     (tmp_path / "t.csv").write_text(text.replace("007", "12"))
     assert prepare(Supervised(**fields)).population.names.tolist() == [7, 12]
     (tmp_path / "t.csv").write_text(text.replace("007", ""))
-    with pytest.raises(InvalidInputError, match=r"^clients: .*1 of 2 values are missing"):
+    with pytest.raises(InvalidInputError, match=r"^clients: .*1 of 2 values is missing"):
         prepare(Supervised(**fields))
 
 
@@ -950,7 +950,7 @@ UNFIT = {
     "accuracy-of-numbers": ({"metrics": ["accuracy"]}, "target: .* not within"),
     "nothing-held-out": (
         {"train": columns() | {"user": np.arange(ROWS)}, "test": 0.4},
-        "test: a share of 0.4 .*holds out no sample",
+        "test: a share of 0.4 .*holds out none",
     ),
     "narrower-test": (
         {"train": lists(), "test": lists() | {"list": FEATURES[:, :2]}, "inputs": "list"},
@@ -1212,7 +1212,9 @@ def test_columns_of_very_different_scales_are_warned_of(changes, pattern, caplog
 
 def test_whole_numbers_of_classes_that_training_lacks_are_refused():
     rows = {"x": np.zeros((4, 2)), "y": [0, 1, 0, 1], "client": [0, 1, 0, 1]}
-    with pytest.raises(InvalidInputError, match=r"^target: the test data have 1 classes .*\(2\); "):
+    with pytest.raises(
+        InvalidInputError, match=r"^target: the training data lack 1 of the classes .*\(2\); "
+    ):
         prepare(Supervised(rows, test=rows | {"y": [0, 1, 2, 2]}))
     padded = {"client": [0, 1], "x": [[1, 1, 1], [2, 2, 2]], "y": [[1, 2, 2], [2, 1, 1]]}
     shorter = {"client": [0, 1], "x": [[1, 1], [2]], "y": [[1, 2], [2]]}  # padded with zeros
@@ -1358,11 +1360,11 @@ MISTAKES = {
     ),
     "stray-input": (
         {"train": columns() | {"a": STRAY}},
-        r"inputs: column 'a' holds numbers, but 1 values .*'\?' in row 7",
+        r"inputs: column 'a' holds numbers, and 1 other value .*'\?' in row 7",
     ),
     "stray-target": (
         {"train": columns() | {"number": STRAY}},
-        r"target: column 'number' holds numbers, but 1 values .*'\?' in row 7",
+        r"target: column 'number' holds numbers, and 1 other value .*'\?' in row 7",
     ),
     "column-of-classes": (
         {"train": columns() | {"k": np.arange(len(NUMBERS))[:, None] % 3, "y": NUMBERS}}

@@ -196,7 +196,7 @@ def test_early_stopping_ends_when_the_metric_has_not_improved_for_so_long(
     wanted = since.index(patience)
     stopped = ft.simulate(**fields, callbacks=[EarlyStopping("loss", patience, min_delta)])
     assert stopped.metrics["loss"].to_list() == losses[: wanted + 1]
-    assert stopped.stopped == f"loss did not improve in {patience} evaluations"
+    assert stopped.stopped == f"loss did not improve in {patience} evaluation{'s' * (patience > 1)}"
 
 
 @pytest.mark.parametrize(

@@ -150,8 +150,11 @@ def test_a_centre_keeps_double_precision():
         (lambda: StepDecay(decay=0.5, every=0), "every: 0 is not a number of at least 1"),
         (lambda: StepDecay(decay=0.5, times=-1), "times: -1 is not a number of at least 0"),
         (lambda: InverseDecay(every=0), "every: 0 is not a positive number"),
-        (lambda: Piecewise([1], []), "factors: 0 factors for 1 starts"),
-        (lambda: Piecewise([2, 1], [1, 1]), "starts: the rounds do not increase; sort them"),
+        (lambda: Piecewise([1], []), "factors: 0 factors for 1 start;"),
+        (
+            lambda: Piecewise([2, 1], [1, 1]),
+            "starts: the rounds do not increase; sort them, each once",
+        ),
         (lambda: Piecewise([1], [-1]), "factors: -1 is not a positive number"),
     ],
 )

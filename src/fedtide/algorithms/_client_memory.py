@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtide.device_copies import to_device_of
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 
 _BLOCK = 2**16
 """How many numbers of client rows are converted to float64 at a time in the processor's cache."""
@@ -189,8 +189,8 @@ class ClientMemory:
         free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise InvalidInputError(
-                f"memory_folder: {self.folder} has {free:,} bytes left and the memory of {rows} "
-                f"more clients needs {needed:,}; free disk space and resume"
+                f"memory_folder: {self.folder} has {free:,} bytes left, and the memory of "
+                f"{quantify(rows, 'more client')} needs {needed:,}; free disk space and resume"
             )
 
 

@@ -108,8 +108,8 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
     def add_clients(self, state: ClientSideMemoryState, first: int) -> ClientSideMemoryState:
         if isinstance(self.method, FedAU):
             raise InvalidInputError(
-                "algorithm: the clients count their absences from round 0, so there can be no "
-                "further ones; keep the number of clients, or count at the server: fedau itself"
+                "algorithm: the clients count their absences from round 0, so none can be added "
+                "later; keep the number of clients, or count at the server: fedau itself"
             )
         return super().add_clients(state, first)
 

@@ -56,10 +56,10 @@ class FedBuff(Algorithm[FedBuffState]):
     the second, and so on; in rounds, no other staleness occurs. With cohorts of B clients this is
     FedAvg.
 
-    In which order the updates of a round enter is drawn, for each round alike in every run: by id,
-    the last clients would have the stalest updates in every round. So the order in which a
-    simulator or a deployment passes them on does not matter. The updates of a round are kept until
-    its end: S d numbers. `RoundInfo` gives those that still wait the weight 0.
+    The order in which the updates of a round enter is random, but the same in every run: in the
+    order of ids, the last clients would have the stalest updates in every round. So the order in
+    which a simulator or a deployment passes them on does not matter. The updates of a round are
+    kept until its end: S d numbers. `RoundInfo` gives those that still wait the weight 0.
 
     Written from the authors' program (github.com/facebookresearch/FLSim at 7311f2d); of the paper
     only the abstract was read. By default the program does not divide by B, and divides all weights

@@ -24,10 +24,10 @@ class FedVARP(LatestUpdates[LatestUpdatesState]):
         then h_n ← Δ_n  for n in S_t,        h_n = 0 at first
 
     The paper assumes cohorts of a fixed size drawn uniformly; under uneven participation the
-    second term is biased towards the clients that take part most. In empty rounds, the
-    program of Wang & Ji 2024 (FedAU) leaves x where it is ("skip"); "memory" still makes the step
-    η/N Σ h_n. The published
-    method divides Δ_n by γ I and multiplies the step by it, which is the same for constant γ, I.
+    second term is biased towards the clients that take part most. In empty rounds, the program of
+    Wang & Ji 2024 (FedAU) leaves x where it is ("skip"); "memory" still makes the step η/N Σ h_n.
+    The published method divides Δ_n by γ I and multiplies the step by it, which is the same for
+    constant γ and I.
 
     Args:
         server_lr: η > 0.

@@ -14,7 +14,7 @@ from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
 from fedtide.client_values import Name, order_by_id
 from fedtide.configurable import configurable
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.import_paths import is_own
 from fedtide.population import Population
 from fedtide.validation import require_positive
@@ -113,7 +113,8 @@ def order_rates(
     resolved = np.asarray(order_by_id("rates", given, population), dtype=np.float64)
     if resolved.shape != (population.clients,):
         raise InvalidInputError(
-            f"rates: {resolved.size} rates for {population.clients} clients; give one for each"
+            f"rates: {quantify(resolved.size, 'rate')} for "
+            f"{quantify(population.clients, 'client')}; give one for each"
         )
     if not ((resolved >= 0) & (resolved <= 1)).all():
         raise InvalidInputError("rates: a rate is not within [0, 1]; give probabilities")

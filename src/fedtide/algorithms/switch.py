@@ -88,7 +88,8 @@ class Switch(Algorithm[SwitchState]):
         require_at_least("at", self.at, 0)
         if self.first.centralised != self.second.centralised:
             raise InvalidInputError(
-                "second: one method pools all data and the other does not; give two of one kind"
+                "second: one method pools all data and the other does not; give two of the same "
+                "kind"
             )
         for name in ("first", "second"):
             if getattr(self, name).client_form:

@@ -58,7 +58,7 @@ class WeightedFedAvg(WeightedSum[KnownRatesState]):
         """Return the state before round 0, with rates that sum to 1."""
         rates = torch.as_tensor(order_rates(self.rates, population), dtype=torch.float64)
         if not rates.any():
-            raise InvalidInputError("rates: all are 0; give the client that takes part a rate")
+            raise InvalidInputError("rates: all are 0; give clients that take part positive ones")
         return KnownRatesState.initial(model, population, rates=rates / rates.sum())
 
     def client_weights(self, state: KnownRatesState, updates: ClientUpdates) -> Tensor:

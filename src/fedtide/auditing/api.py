@@ -40,7 +40,7 @@ from fedtide.auditing.statistics.stages import (
 from fedtide.auditing.statistics.unseen import UnseenClients, estimate_unseen
 from fedtide.auditing.statistics.variance import VarianceModel
 from fedtide.auditing.statistics.windows import Regularity, measure_regularity
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.participation.log.tables import MemoryTable, to_polars
 from fedtide.summary_text import Summary
 from fedtide.validation import require_at_least, require_choice, require_positive
@@ -101,7 +101,7 @@ class Audit:
         share = f"{self.objectives.in_force.total_variation:.0%}"
         advised = f", advises {self.advice[0].algorithm}" if self.advice else ""
         return (
-            f"Audit({self.log.size} clients, {self.log.length} rounds: "
+            f"Audit({quantify(self.log.size, 'client')}, {quantify(self.log.length, 'round')}: "
             f"{share} of the influence misplaced{advised})"
         )
 

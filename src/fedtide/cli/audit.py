@@ -189,7 +189,9 @@ def audit_command(
             require_suffix(field, file, suffixes)
             require_not_read(field, file, read)
     if method is not None and experiment is None and strategy is None:
-        raise InvalidInputError("method: without effect; give --experiment or --strategy, too")
+        raise InvalidInputError(
+            "method: it has no effect alone; give --experiment or --strategy, too"
+        )
     training = None
     if smoothness is not None:
         training = Training(smoothness, noise, divergence, steps=steps)
@@ -255,7 +257,7 @@ def _choose_advice(ranked: Sequence[Advice], method: str | None) -> Advice:
     chosen = next((one for one in ranked if method in (None, one.algorithm)), None)
     if chosen is None:
         names = ", ".join(dict.fromkeys(one.algorithm for one in ranked))
-        raise InvalidInputError(f"method: {method!r} is not advised for this log; take {names}")
+        raise InvalidInputError(f"method: {method!r} is not advised for this log; choose {names}")
     return chosen
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.leaderboard.cell_record import Results, load_results
 from fedtide.leaderboard.cell_runner import estimate_seconds, run_cells
 from fedtide.leaderboard.leaderboard_page import (
@@ -45,7 +45,8 @@ def leaderboard_command(
         typer.Option(
             metavar="FILE",
             help="A YAML file with further `problems`, `patterns` and `methods`, written as in "
-            "fedtide's leaderboard.yaml; can be repeated. Use --records to keep them apart.",
+            "fedtide's leaderboard.yaml; can be repeated. Use --records to keep their results "
+            "apart.",
             show_default=False,
         ),
     ] = None,
@@ -127,7 +128,10 @@ class _Progress:
         missing = [cell for cell in cells if cell.place not in results]
         if missing:
             left = format_hours(estimate_seconds(missing, results))
-            print(f"leaderboard: {len(missing)} cells, {left} of one core", file=sys.stderr)
+            print(
+                f"leaderboard: {quantify(len(missing), 'cell')}, {left} of one core",
+                file=sys.stderr,
+            )
 
     def __call__(self, cell: CellPlan, outcome: CellResult | Failure, left: float) -> None:
         self._ended += 1

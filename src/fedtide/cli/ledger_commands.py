@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedtide.errors import InvalidInputError, MissingExtraError
+from fedtide.errors import InvalidInputError, MissingExtraError, quantify
 
 ledger_app = typer.Typer(
     name="ledger",
@@ -71,7 +71,7 @@ def check_command(ledger: Ledger) -> None:
         span = "no rounds" if check.first is None else f"rounds {check.first} to {check.last}"
         print(
             f"federation {check.federation!r}: {span}, {check.rounds:,} in all; "
-            f"{check.rows:,} rows; tables of version {check.version}"
+            f"{quantify(check.rows, 'row')}; tables of version {check.version}"
         )
         for fault in check.faults:
             print(f"  {fault}")
@@ -90,7 +90,7 @@ def migrate_command(ledger: Ledger) -> None:
 
     Back the database up first: sqlite3 ledger.db ".backup copy.db", or pg_dump. The tables change
     in one transaction, so that an interrupted migration changes nothing, and a repeated one does
-    nothing more. Stop the federation before: an older fedtide does not open the new tables.
+    nothing more. Stop the federation first: an older fedtide does not open the new tables.
 
     An audit, `check` and `export` read older tables as they are.
     """
@@ -125,19 +125,21 @@ def prune_command(
         print(f"nothing to remove: the ledger of {pruning.federation!r} has {kept}")
         return
     print(
-        f"removes {pruning.rounds:,} rounds with {pruning.rows:,} rows of {pruning.federation!r}; "
-        f"keeps {kept}"
+        f"removes {quantify(pruning.rounds, 'round')} with {quantify(pruning.rows, 'row')} of "
+        f"{pruning.federation!r}; keeps {kept}"
     )
     if not yes:
         if not sys.stdin.isatty():
-            raise InvalidInputError("yes: nobody can be asked; add --yes to remove them")
+            raise InvalidInputError(
+                "yes: there is no terminal to ask in; add --yes to remove the rounds"
+            )
         if not typer.confirm("Remove them?"):
             print("nothing was removed")
             return
     with Console(stderr=True).status("removing") as status:
         for done in prune_ledger(ledger, pruning):
             status.update(f"{done:,} of {pruning.rounds:,} rounds removed")
-    print(f"removed {pruning.rounds:,} rounds")
+    print(f"removed {quantify(pruning.rounds, 'round')}")
     print("a database file does not shrink by itself: VACUUM it when no federation runs")
 
 
@@ -163,7 +165,7 @@ def export_command(
 
     log, rounds = read_history(ledger)
     write_log(out, log)
-    print(f"{out}: {len(log):,} rows of {len(rounds):,} rounds")
+    print(f"{out}: {quantify(len(log), 'row')} of {quantify(len(rounds), 'round')}")
     if empty := len(rounds) - log["round"].n_unique():
         print(
             f"{empty:,} of them are without clients and have no rows: a log counts those between "

@@ -37,8 +37,8 @@ def run_command(
         bool,
         typer.Option(
             "--resume",
-            help="Continue the run in the folder: an interrupted one, or with a larger number of "
-            "rounds a finished one.",
+            help="Continue the run in the folder after an interruption, or a finished one with a "
+            "larger number of rounds.",
         ),
     ] = False,
     force_resume: ForceResume = False,

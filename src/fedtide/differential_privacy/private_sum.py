@@ -269,7 +269,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
     def add_clients(self, state: PrivateSumState, first: int) -> PrivateSumState:
         raise InvalidInputError(
             "privacy: what clients have lost is computed from a log as if all had been there from "
-            "round 0, so there can be no further ones; keep the number of clients"
+            "round 0, so none can be added later; keep the number of clients"
         )
 
     def is_finished(self, state: PrivateSumState) -> bool:
@@ -352,12 +352,12 @@ class PrivateSum(Wrapper[PrivateSumState]):
             )
         if len(set(clients.tolist())) < len(clients):
             raise InvalidInputError(
-                "updates: a client has two in one round, and is accounted for one; keep the last"
+                "updates: a client has two in one round, but one is accounted for; keep the last"
             )
         if not bool(self._may_take_part(state, clients, shares).all()):
             raise InvalidInputError(
-                "updates: a client may not take part that sent one; ask those that choose_cohort "
-                "returns"
+                "updates: one is from a client that may not take part; ask only those that "
+                "choose_cohort returns"
             )
 
     def _check_normaliser(self, inner: WeightedSumState) -> None:

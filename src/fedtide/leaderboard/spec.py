@@ -100,7 +100,7 @@ class Method:
         lengths = [len(values) for values in self.tune.values()]
         if lengths != [_VALUES]:
             raise InvalidInputError(
-                f"tune: {len(lengths)} fields with {lengths} values; give one field with "
+                f"tune: it has lists of {lengths} values; give one field with "
                 f"{_VALUES} values, so that all methods have equally many trials"
             )
         _require_rising("tune", self.tuned[1])
@@ -400,7 +400,7 @@ def _problem(plain: Mapping[str, Any], path: str) -> LeaderboardProblem:
         kind, plain = PROBLEM_TYPES[name], {k: v for k, v in plain.items() if k != "type"}
     problem: LeaderboardProblem = BUILDER.build(kind, plain, path)
     if len(problem.lr) != _RATES:
-        raise InvalidInputError(f"{path}.lr: {len(problem.lr)} rates; give {_RATES}")
+        raise InvalidInputError(f"{path}.lr: a list of {len(problem.lr)}; give {_RATES} rates")
     _require_rising(f"{path}.lr", problem.lr)
     return problem
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import AvailableClients, Ids
 from fedtide.validation import Numbers, require_one_per_client, require_probabilities
 
-_TRIED = 4
-"""How many rounds a schedule is tried out for; a second one is asked for the last of them."""
+_TRIED = (3, 7, 15, 31, 63)
+"""The rounds that are compared when a schedule is tried out; a state may change rarely."""
+_SECONDS = 0.1
+"""After this time no round beyond the next of these is tried."""
 _STAGES = {"participation": "available", "selection": "selected", "dropout": "reported"}
 """What each part of a schedule decides."""
 
@@ -99,13 +102,13 @@ def check_reported(found: Any, t: int, count: int) -> NDArray[np.bool_]:
     >>> check_reported(np.array([1, 0]), t=7, count=2)
     Traceback (most recent call last):
     fedtide.errors.InvalidInputError: dropout: in round 7 its mask is array([1, 0]); return True or
-    False for each of the 2 selected clients
+    False for each selected client, 2 in all
     """
     mask = np.asarray(found if isinstance(found, np.ndarray | list | tuple) else None)
     if mask.shape != (count,) or (count and mask.dtype != np.bool_):
         raise InvalidInputError(
-            f"dropout: in round {t} its mask is {found!r:.60}; return True or False for each of "
-            f"the {count} selected clients"
+            f"dropout: in round {t} its mask is {found!r:.60}; return True or False for each "
+            f"selected client, {count} in all"
         )
     return mask.astype(np.bool_)
 
@@ -117,21 +120,40 @@ def check_repeatable(stream: Any, start: Callable[[], Any]) -> None:
         stream: of a schedule, of which no round was asked for; it is used up.
         start: starts the same schedule again.
     """
-    last = min(stream.length or _TRIED, _TRIED) - 1
-    try:
-        found = [stream.round(t) for t in range(last + 1)][-1]
-        again = start().round(last)  # only now: a process may be its own stream
-    except Exception:  # user code may raise anything, and will where a run asks for that round
-        return
-    for field, stage in _STAGES.items():
-        one, other = getattr(found, stage), getattr(again, stage)
-        if not np.array_equal(one, other):
-            raise InvalidInputError(
-                f"{field}: started twice with the same seed, it gave the clients {one!s:.60} and "
-                f"{other!s:.60} in round {last}; let a round follow from its number, the "
-                "population and the seed alone, with numbers drawn from "
-                "fedtide.randomness.uniforms(seed, purpose, t, ids)"
-            )
+    for t, participants, again in _try_out(stream, start):
+        for field, stage in _STAGES.items():
+            one, other = getattr(participants, stage), getattr(again, stage)
+            if not np.array_equal(one, other):
+                raise InvalidInputError(
+                    f"{field}: started twice with the same seed, it gave the clients {one!s:.60} "
+                    f"and {other!s:.60} in round {t}; let a round follow from its number, the "
+                    "population and the seed alone, with numbers drawn from "
+                    "fedtide.randomness.uniforms(seed, purpose, t, ids)"
+                )
+
+
+def _try_out(stream: Any, start: Callable[[], Any]) -> list[tuple[int, Any, Any]]:
+    """Return some rounds, each with its participants and those of a stream that skips the others.
+
+    User code may raise anything, and will where a run asks for that round.
+    """
+    length = stream.length or _TRIED[-1] + 1
+    compared = [t for t in _TRIED if t < length] or [length - 1]
+    found: dict[int, Any] = {}
+    both: list[tuple[int, Any, Any]] = []
+    end = time.monotonic() + _SECONDS
+    with suppress(Exception):
+        for t in range(compared[-1] + 1):
+            participants = stream.round(t)
+            if t in compared:
+                found[t] = participants
+                if time.monotonic() > end:
+                    break
+    with suppress(Exception):
+        other = start()  # only now: a process may be its own stream
+        for t, participants in found.items():
+            both.append((t, participants, other.round(t)))
+    return both
 
 
 @contextmanager
@@ -176,8 +198,8 @@ def _check_weights(field: str, given: Any, t: int, count: int) -> NDArray[np.flo
     weights = np.asarray(given)
     if weights.shape != (count,) or weights.dtype.kind not in "iuf":
         raise InvalidInputError(
-            f"{field}: in round {t} its weights are {given!r:.60}; return one for each of the "
-            f"{count} clients"
+            f"{field}: in round {t} its weights are {given!r:.60}; return one for each client, "
+            f"{count} in all"
         )
     if not (np.isfinite(weights) & (weights >= 0)).all():
         raise InvalidInputError(

@@ -117,7 +117,7 @@ def warn_of_scales(table: Table, inputs: Inputs) -> None:
     if reach and max(reach.values()) > _LARGE * min(reach.values()):
         large, small = (pick(reach, key=lambda name: reach[name]) for pick in (max, min))
         _logger.warning(
-            "inputs: column %r has values up to %.3g and %r up to %.3g, for which no learning rate "
+            "inputs: column %r has values up to %.3g and %r up to %.3g, so that no learning rate "
             "suits both; %s",
             large,
             reach[large],
@@ -184,7 +184,7 @@ def _input_column(table: Table, name: str, lengths: Mapping[str, int]) -> Column
         raise InvalidInputError(f"inputs: column {name!r} holds text{found}; {hint}")
     if values.dtype.kind == "u" and values.size and values.max() > np.iinfo(np.int64).max:
         raise InvalidInputError(
-            f"inputs: column {name!r} holds {values.max()}, which is no signed 64-bit integer; "
+            f"inputs: column {name!r} holds {values.max()}, which is not a signed 64-bit integer; "
             "convert the column to floats, or number its values from 0"
         )
     values = _normalise_dtype(values)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedtide.configurable import configurable
 from fedtide.content_hash import fingerprint as hash_content
-from fedtide.errors import InvalidInputError, printable
+from fedtide.errors import InvalidInputError, printable, quantify
 from fedtide.population import Names
 from fedtide.problems.base import BufferMode, Problem
 from fedtide.problems.datasets.catalogue import check_constants, standardisation
@@ -135,7 +135,7 @@ class Supervised(Problem):
         check_constants(self.normalise)
         if isinstance(self.clients, str) != (self.partition is None):
             raise InvalidInputError(
-                "clients: a column needs no partition; leave it out"
+                "partition: it has no use if clients is a column; leave it out"
                 if isinstance(self.clients, str)
                 else "partition: missing; say how the samples are divided, such as Iid()"
             )
@@ -309,9 +309,9 @@ class Supervised(Problem):
             )
         if strangers:
             _logger.warning(
-                "test: %d clients are not in train (%s); their samples count in figures of the "
-                "whole test set only",
-                len(strangers),
+                "test: %s not in train (%s); their samples count in figures of the whole test set "
+                "only",
+                f"{quantify(len(strangers), 'client')} {'is' if len(strangers) == 1 else 'are'}",
                 listed,
             )
         return owners

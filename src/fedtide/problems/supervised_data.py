@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.problems.datasets.catalogue import PixelStandardisation
 from fedtide.problems.datasets.table_columns import Ints
 from fedtide.problems.partitions import Shards, StoredShards
@@ -135,8 +135,9 @@ def hold_out(
     tested = np.minimum(np.rint(share * sizes).astype(np.int64), sizes - 1)
     if not tested.any():
         raise InvalidInputError(
-            f"test: a share of {share:g} of clients with {sizes.max()} samples or fewer holds out "
-            "no sample; give a larger share, or a test set"
+            f"test: a share of {share:g} of clients with at most "
+            f"{quantify(int(sizes.max()), 'sample')} holds out none; give a larger share, or a "
+            "test set"
         )
     order = np.lexsort((generator(seed, "held-out").random(len(owners)), owners))
     place = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

@@ -440,9 +440,9 @@ class SupervisedTask(Task):
         if not missing:
             return []
         return [
-            f"problem.test: {missing:,} of {clients:,} clients have no test samples, as with too "
-            "few to give one up; the test figures of clients, such as the worst tenth, leave them "
-            "out"
+            f"problem.test: {missing:,} of {clients:,} clients "
+            f"{'has' if missing == 1 else 'have'} no test samples, as with too few to give one up; "
+            "the test figures of clients, such as the worst tenth, leave them out"
         ]
 
     @torch.no_grad()

@@ -117,7 +117,7 @@ def _refuse_unknown(train: NDArray[Any], *tests: NDArray[Any]) -> None:
     unknown = sorted({label for part in tests for label in part.ravel().tolist()} - known)
     if unknown:
         raise InvalidInputError(
-            f"target: the test data have {len(unknown)} classes that the training data lack "
+            f"target: the training data lack {len(unknown)} of the classes of the test data "
             f"({', '.join(map(str, unknown[:5]))}); remove their rows, or add samples to train"
         )
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedtide.client_values import Name, order_by_id, scale_to_finite_sum
 from fedtide.device_copies import to_device_of
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Task
 from fedtide.problems.layout import Params
@@ -122,7 +122,8 @@ def _read_weights(population: Population, objective: Objective) -> NDArray[np.fl
     weights = np.asarray(order_by_id("objective", objective, population), dtype=np.float64)
     if weights.shape != (population.clients,):
         raise InvalidInputError(
-            f"objective: {weights.size} weights for {population.clients} clients; give one for each"
+            f"objective: {quantify(weights.size, 'weight')} for "
+            f"{quantify(population.clients, 'client')}; give one for each"
         )
     if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
         raise InvalidInputError(

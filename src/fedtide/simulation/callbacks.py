@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.errors import InvalidInputError, did_you_mean, quantify
 from fedtide.metric_direction import lower_is_better
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.loop import Run
@@ -230,4 +230,4 @@ class EarlyStopping(Callback):
         known = self.lower_is_better
         lower = run.lower_is_better(self.metric) if known is None else known
         if run.count_without_improvement(self.metric, lower, self.min_delta) >= self.patience:
-            run.stop(f"{self.metric} did not improve in {self.patience} evaluations")
+            run.stop(f"{self.metric} did not improve in {quantify(self.patience, 'evaluation')}")

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.errors import InvalidInputError, did_you_mean, quantify
 from fedtide.metric_direction import is_share
 from fedtide.simulation.experiment import BUILDER, Experiment
 from fedtide.simulation.task_cache import prepare_cached
@@ -118,7 +118,11 @@ class Result:
     def _rounds(self) -> str:
         """Return how many rounds were run, of how many if the run was stopped early."""
         ended, rounds = int(self.metrics["round"][-1]), self.experiment.rounds
-        return f"{ended:,} of {rounds:,} rounds" if self.stopped else f"{rounds:,} rounds"
+        return (
+            f"{ended:,} of {quantify(rounds, 'round')}"
+            if self.stopped
+            else quantify(rounds, "round")
+        )
 
 
 class Results(Sequence[Result]):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedtide.algorithms import Algorithm, Amplification
+from fedtide.errors import quantify
 from fedtide.participation import Stragglers
 from fedtide.simulation.experiment import Experiment
 
@@ -38,14 +39,14 @@ def find_warnings(
     rounds, loss = metrics[-1]["round"], metrics[-1].get("loss", 0.0)
     if not moved and reports == 0:
         return [
-            f"participation: no client took part in any of {rounds:,} rounds, so the model is the "
+            "participation: no client took part in any round, so the model is the "
             "initial one; choose higher rates or more rounds"
         ]
     if not moved:
         return [
-            f"algorithm: the model is the initial one after {rounds:,} rounds, although clients "
-            f"took part in {reports:,} of them; if the method waits for the end of a period or for "
-            "all clients, let it wait for less or run more rounds"
+            f"algorithm: the model is the initial one after {quantify(rounds, 'round')}, although "
+            f"clients took part in {reports:,} of them; if the method waits for the end of a "
+            "period or for all clients, let it wait for less or run more rounds"
         ]
     amplified = algorithm.amplification
     found = []
@@ -87,12 +88,12 @@ def _find_undefined(last: Mapping[str, Any]) -> list[str]:
     if untested:
         found.append(
             f"problem.test: it has no samples of the classes of {', '.join(untested)}, which "
-            f"{'are no numbers' if len(untested) > 1 else 'is no number'}"
+            f"{'are not numbers' if len(untested) > 1 else 'is not a number'}"
         )
     if wrong := [name for name in undefined if name not in untested]:
         found.append(
-            f"problem: {', '.join(wrong)} ended as no finite number, although the loss is "
-            "finite; a metric must give one for every sample, as its mean is taken"
+            f"problem: {', '.join(wrong)} ended as NaN or infinity, although the loss is "
+            "finite; a metric must give a finite number for every sample, as its mean is taken"
         )
     return found
 
@@ -120,8 +121,8 @@ def find_ineffective_settings(experiment: Experiment, clients: int) -> list[str]
     closing = dropout.close_after if isinstance(dropout, Stragglers) else None
     if closing is not None and closing >= asked:
         found.append(
-            f"dropout.close_after: a round asks at most {asked:,} clients, so that {closing:,} "
-            "reports close none; lower it"
+            f"dropout.close_after: a round asks at most {quantify(asked, 'client')}, so that "
+            f"{quantify(closing, 'report')} would close none; lower it"
         )
     return found
 

@@ -58,7 +58,7 @@ def check_record(sweep: Sweep, out: Path) -> None:
     there = read_yaml(file)
     if there != BUILDER.to_dict(sweep.plain) and file.read_text(encoding="utf-8") != dump(there):
         raise InvalidInputError(
-            f"out: {file} is no record of a sweep, and would be replaced; choose another folder"
+            f"out: {file} is not a record of a sweep, and would be replaced; choose another"
         )
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from fedtide.configurable import configurable
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.validation import require_at_least, require_positive
 
 
@@ -108,10 +108,11 @@ class Piecewise(LearningRateSchedule):
     def __post_init__(self) -> None:
         if len(self.starts) != len(self.factors):
             raise InvalidInputError(
-                f"factors: {len(self.factors)} factors for {len(self.starts)} starts"
+                f"factors: {quantify(len(self.factors), 'factor')} for "
+                f"{quantify(len(self.starts), 'start')}; give one for each"
             )
         if list(self.starts) != sorted(set(self.starts)):
-            raise InvalidInputError("starts: the rounds do not increase; sort them")
+            raise InvalidInputError("starts: the rounds do not increase; sort them, each once")
         for factor in self.factors:
             require_positive("factors", factor)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.population import Population
 from fedtide.problems.base import BatchPlan, Task, batch_widths
 from fedtide.training.epoch_order import EpochOrders
@@ -195,7 +195,8 @@ def check_minibatches(planner: MinibatchPlanner, task: Task) -> None:
     if task.mixes_samples and smallest < largest:
         raise InvalidInputError(
             "batch_size: in this model or loss the samples of a minibatch influence one another, "
-            f"but some minibatches have only {smallest} samples and are filled up with copies; "
+            f"but some minibatches have only {quantify(smallest, 'sample')} and are filled up with "
+            "copies; "
             f"give steps instead of epochs and a batch_size of at most {_fewest_held(task)}"
         )
     if smallest >= fewest:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtide.configurable import configurable
 from fedtide.device_copies import to_device_of
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.validation import require_positive
 
 
@@ -60,7 +60,7 @@ class Ball(Projection):
         """Raise InvalidInputError unless the centre has d = `size` coordinates."""
         if self.center is not None and len(self.center) != size:
             raise InvalidInputError(
-                f"center: {len(self.center)} numbers for a model of {size}; give {size}"
+                f"center: {quantify(len(self.center), 'number')} for a model of {size}; give {size}"
             )
 
     def __call__(self, y: Tensor) -> Tensor:

@@ -170,7 +170,9 @@ def _normalise_weights(frame: pl.DataFrame, names: pl.Series) -> NDArray[np.floa
             "client a number of at least 0"
         )
     if not weights.any():
-        raise InvalidInputError("roster: all weights are 0; give at least one client more")
+        raise InvalidInputError(
+            "roster: all weights are 0; give at least one client a positive one"
+        )
     weights = weights / weights.max()  # the sum of finite numbers may not be finite
     return np.asarray(weights / weights.sum())
 

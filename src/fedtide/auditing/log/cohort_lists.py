@@ -159,6 +159,8 @@ def _vary_lengths(column: pa.Array) -> pa.Array:
 def _parse_list(cell: str | None, plural: bool) -> list[str]:
     """Return the clients in a cell of text."""
     text = (cell or "").strip()
+    if plural and (numbers := re.fullmatch(r"\[?\s*(\d+(\s+\d+)+)\s*\]?", text)):
+        return numbers[1].split()  # in brackets, as NumPy prints an array
     if text.startswith(_BRACKETS):
         clients = _parse_brackets(text)
         if clients is None:
@@ -166,8 +168,6 @@ def _parse_list(cell: str | None, plural: bool) -> list[str]:
                 f"client: {text!r:.60} is not a list of clients; write a JSON array, or ann;bob;eve"
             )
         return [str(client) for client in clients]
-    if plural and re.fullmatch(r"\d+(\s+\d+)+", text):
-        return text.split()
     separators = _SEPARATORS if plural else ";"
     separator = max(separators, key=text.count)
     return [client.strip() for client in text.split(separator) if client.strip()]

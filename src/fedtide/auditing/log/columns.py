@@ -292,6 +292,10 @@ def _require(
             f"log: no column 'round'{what}, but the times {names['time']!r}; give the length of a "
             f"round in seconds with round_seconds= or --round-seconds{named}"
         )
+    if not available:
+        raise InvalidInputError(
+            "log: it has no columns; a pandas index is none, so give frame.reset_index()"
+        )
     wanted = " and ".join(repr(ours) for ours in missing)
     kind, them = ("column", "it") if len(missing) == 1 else ("columns", "them")
     hint = ""

@@ -44,7 +44,7 @@ from fedtide.auditing.log.weights import (
     find_fraction,
     find_weights,
 )
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.participation.log.client_ids import parse_whole_numbers
 from fedtide.participation.log.schema import STAGES
 
@@ -101,8 +101,9 @@ class LogBuilder:
             batch: the columns.
             listed: whether the clients come from lists.
         """
-        self._rounds.append(self._parse_rounds(batch))
-        self._clients.append(self._encode(batch["client"], None if listed else self._size))
+        first_row = None if listed else self._size
+        self._rounds.append(self._parse_rounds(batch, first_row))
+        self._clients.append(self._encode(batch["client"], first_row))
         if "stage" in batch:
             self._stages.add(batch["stage"])
         for field, parts in self._numbers.items():
@@ -114,7 +115,7 @@ class LogBuilder:
 
     def add_rounds(self, batch: Mapping[str, pa.Array]) -> None:
         """Make the rounds of a batch part of the log, even if they have no clients."""
-        self._listed.append(self._parse_rounds(batch))
+        self._listed.append(self._parse_rounds(batch, None))
 
     def build(
         self,
@@ -158,11 +159,11 @@ class LogBuilder:
             rows = self._merge_repeated(rows, len(names), declared)
         available = selected = reported = None
         if rows.stages is not None and (rows.stages < USED).any():
-            available, selected, reported = _index_stages(names, rows, span)
+            available, selected, reported = _index_stages(names, rows, span, self._stages.shared)
             rows = rows.where(rows.stages == USED)
         if refusals is not None and not len(rows.rounds):
             raise InvalidInputError(
-                f"log: no update was used in {span[1] - span[0]:,} rounds: "
+                f"log: no update was used in {quantify(span[1] - span[0], 'round')}: "
                 f"{format_reasons(refusals.total())}; an audit needs updates that were used"
             )
         weights, counts = find_weights(
@@ -187,10 +188,12 @@ class LogBuilder:
             notes=tuple(self.notes),
         )
 
-    def _parse_rounds(self, batch: Mapping[str, pa.Array]) -> NDArray[np.integer]:
+    def _parse_rounds(
+        self, batch: Mapping[str, pa.Array], first_row: int | None
+    ) -> NDArray[np.integer]:
         if self._nanoseconds is None:
-            return parse_rounds(batch["round"])
-        bins = np.floor_divide(self._times.parse(batch["time"]), self._nanoseconds)
+            return parse_rounds(batch["round"], first_row)
+        bins = np.floor_divide(self._times.parse(batch["time"], first_row), self._nanoseconds)
         fits = len(bins) == 0 or (bins.min() >= -(2**31) and bins.max() < 2**31)
         return bins.astype(np.int32) if fits else bins
 
@@ -256,10 +259,10 @@ class LogBuilder:
         later = rows.where(rows.rounds >= first)
         if not len(later.rounds):
             raise InvalidInputError(
-                f"from_round: no row is of round {first} or later; the log has the rounds "
-                f"{span[0]} to {span[1] - 1}"
+                f"from_round: no row is of round {first} or later; the last round of the "
+                f"log is {span[1] - 1}"
             )
-        self.notes.append(f"the rounds {span[0]} to {first - 1} are left out")
+        self.notes.append(f"the rounds before round {first} are left out")
         return later, (first, span[1])
 
     def _merge_repeated(self, rows: _Rows, clients: int, declared: Floats | None) -> _Rows:
@@ -271,7 +274,8 @@ class LogBuilder:
         if not repeated:
             return rows
         self.notes.append(
-            f"{repeated:,} of {len(last):,} rows repeat a client within a round and count once"
+            f"{repeated:,} of {len(last):,} rows {'repeats' if repeated == 1 else 'repeat'} a "
+            "client within a round, which counts once"
             + ("; the weights are therefore not used" if rows.weights is not None else "")
         )
         rounds, codes = np.divmod(pairs[last], clients)
@@ -299,8 +303,8 @@ class LogBuilder:
         if count in (0, len(weights)):
             return rows, 0
         self.notes.append(
-            f"{count:,} of {len(weights):,} used rows have the {noun} 0: they do not count as "
-            "participation"
+            f"{count:,} of {len(weights):,} used rows {'has' if count == 1 else 'have'} the {noun} "
+            "0, which does not count as participation"
         )
         return rows.where(~weightless), count
 
@@ -353,15 +357,17 @@ class _Rows:
 
 
 def _index_stages(
-    names: pl.Series, rows: _Rows, span: tuple[int, int]
+    names: pl.Series, rows: _Rows, span: tuple[int, int], shared: set[int]
 ) -> tuple[ParticipationLog | None, ParticipationLog | None, ParticipationLog | None]:
     """Return who was available, selected and reported, as far as the log distinguishes them.
 
-    A client may have several rows in a round, one for each stage; the last one counts.
+    A client may have several rows in a round, one for each stage, and several for the stages that
+    are `shared` by several values of the log; the last one counts.
     """
     keys = _sort_keys(rows, len(names), span[0])
     repeated = np.flatnonzero(keys[1:] == keys[:-1])
     pairs, stages = np.divmod(keys, len(STAGES))
+    repeated = repeated[~np.isin(stages[repeated], [*shared])]
     rounds, clients = np.divmod(pairs, len(names))
     if len(repeated):
         n, t = int(clients[repeated[0]]), span[0] + int(rounds[repeated[0]])

@@ -332,5 +332,6 @@ def repeated_client(client: int | str, t: int) -> InvalidInputError:
     """Return the error of a client that is twice at the same stage of round t."""
     return InvalidInputError(
         f"client: {client!r} appears twice in round {t}; keep one row for each client and round, "
-        "or one for each stage that it reached; if several runs are in the log, audit each alone"
+        "or one for each stage that it reached; if several runs are in the log, audit each alone; "
+        "if several sites use the same ids, put the name of the site before them"
     )

@@ -61,7 +61,8 @@ def read_participation_log(
             `reason`. Without them, common names are recognised. A column given as `weight` holds
             q_t^n, one given as `samples` sample counts. If none is given and all entries of a
             column `weight` are whole numbers whose sum in a round is typically 10 or more, they are
-            sample counts; if all are 1, though rounds have several clients, these count alike. Run
+            sample counts; if all are 1, though rounds have several clients, or all are equal
+            and do not sum to about 1 in a round, the clients of a round count alike. Run
             folders and ledgers hold q_t^n in any case. Without stages, a row of weight or sample
             count 0 is no participation.
         on_progress: progress callback.
@@ -144,7 +145,7 @@ def _check_arguments(
         require_positive("round_seconds", round_seconds)
         if not 1e-6 <= round_seconds <= 1e9:
             raise InvalidInputError(
-                f"round_seconds: {round_seconds:g} is no length of a round; "
+                f"round_seconds: {round_seconds:g} cannot be the length of a round; "
                 "give seconds between a microsecond and a billion"
             )
     require_whole_number("from_round", from_round, 0)
@@ -152,7 +153,7 @@ def _check_arguments(
         require_whole_number("round_step", round_step)
         if round_seconds is not None:
             raise InvalidInputError(
-                "round_step: rounds of times follow one another; leave it or round_seconds out"
+                "round_step: with round_seconds, rounds are consecutive; leave one of the two out"
             )
 
 

@@ -23,6 +23,8 @@ _FIRST_TIME = 100_000_000
 """No training has so many rounds; a Unix time in seconds does since 1973."""
 
 _FIRST_DATE, _LAST_DATE = 19_700_101, 21_001_231
+_WEEKS = 53
+"""The most weeks of a year."""
 _RECENT_TIME = 1_000_000_000
 """No log of relative times, in seconds, is as long; a Unix time is since 2001."""
 
@@ -54,8 +56,9 @@ def reject_times(rounds: NDArray[np.integer]) -> None:
     """Raise InvalidInputError if these are no round numbers: Unix times, dates, or seconds.
 
     Raises:
-        InvalidInputError: numbers from 100 million on; dates like 20260501; more than a hundred
-            times as many rounds from first to last as different ones.
+        InvalidInputError: numbers from 100 million on; dates like 20260501; months or weeks like
+            202612 of several years; more than a hundred times as many rounds from first to last as
+            different ones.
     """
     first, last = int(rounds.min()), int(rounds.max())
     if first >= _FIRST_TIME:
@@ -68,16 +71,35 @@ def reject_times(rounds: NDArray[np.integer]) -> None:
             f"{str(first)[:4]}-{str(first)[4:6]}-{str(first)[6:]}, and give round_seconds=86400 "
             "or --round-seconds 86400"
         )
+    numbers = _list_rounds(rounds)
+    if (change := _find_change_of_year(numbers)) is not None:
+        raise InvalidInputError(
+            f"round: {numbers[change]} and then {numbers[change + 1]} look like years with a month "
+            f"or week, not like rounds; number the rounds one by one; {_KEEP_HINT}"
+        )
     length = last - first + 1
     if length <= _FEW_ROUNDS:
         return
-    numbers = _list_rounds(rounds)
     step = find_step(rounds)
     if length > _MAX_GAP * step * len(numbers):
         raise InvalidInputError(
             f"round: the log has rows of {len(numbers):,} of {length:,} rounds, so they look like "
             f"times; {_TIME_HINT}; {_KEEP_HINT}"
         )
+
+
+def _find_change_of_year(numbers: NDArray[np.int64]) -> int | None:
+    """Return where numbers like 202612 go on in another year, as 202701; None: nowhere.
+
+    >>> _find_change_of_year(np.array([202611, 202612, 202701]))
+    1
+    >>> _find_change_of_year(np.array([202611, 202612, 202613, 202654, 202701]))
+    """
+    years, parts = np.divmod(numbers, 100)
+    if years[0] < 1970 or years[-1] > 2100 or parts.min() < 1 or parts.max() > _WEEKS:
+        return None
+    changes = np.flatnonzero(np.diff(years))
+    return int(changes[0]) if len(changes) and find_step(numbers) == 1 else None
 
 
 def check_length(length: int, entries: int) -> None:

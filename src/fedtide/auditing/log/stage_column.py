@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fedtide.auditing.log.columns import REASON_NAMES, is_called, name_columns
-from fedtide.auditing.log.values import MISSING, NO, YES, is_number, is_text, to_numpy
+from fedtide.auditing.log.values import MISSING, NO, USED, YES, is_number, is_text, to_numpy
 from fedtide.errors import InvalidInputError
 from fedtide.participation.log.schema import STAGES
 
@@ -39,6 +39,11 @@ _PASSED_OVER = re.compile(
     r"|skip|\b(idle|inactive|absent|unavailable)\b"
 )
 """Words for a client that did not take part and did not fail."""
+_BEFORE_ANSWER = re.compile(
+    r"(?<![a-z])(available|selected|sampled|invited|assigned|dispatched|scheduled|queued|pending"
+    r"|started|running|in[\s_-]progress)(?![a-z])"
+)
+"""Words for a client that has not answered, or not yet, as in a log of events."""
 _SUCCEEDED = re.compile(r"ok|done|finished|succe\w+|completed?|no[\s_-]errors?|200")
 _NUMBER = re.compile(r"[+-]?([\d.]+(e[+-]?\d+)?|inf)")
 _GOOD = ("success", "succeeded", "completed", "ok")
@@ -70,6 +75,9 @@ class StageColumn:
             self._meanings[_plain("" if value is None else value)] = STAGES.index(stage)
         self._parts: list[NDArray[np.uint8]] = []
         self._unknown: Counter[str] = Counter()
+        self._values: dict[int, str] = {}
+        self.shared: set[int] = set()
+        """Stages below `used` that several values mean, so that a turn may have rows of each."""
 
     def add(self, column: pa.Array) -> None:
         """Add the stages of a batch."""
@@ -87,6 +95,8 @@ class StageColumn:
             levels[code] = self._find(name)
             if levels[code] == _UNKNOWN:
                 self._unknown[name] += int(counts[code])
+            elif self._values.setdefault(int(levels[code]), _plain(name)) != _plain(name):
+                self.shared |= {int(levels[code])} - {USED}
         self._parts.append(levels[codes])
         if len(self._unknown) > _MOST:
             self._reject_unknown()
@@ -169,9 +179,17 @@ class OutcomeColumn:
         failed = sorted(self._find_failures())
         if not failed or len(failed) == len(self._counts):
             return
-        good = dict.fromkeys((value for value in self._counts if value not in failed), "used")
+        good = {
+            value: _ANY if _BEFORE_ANSWER.search(value.lower()) else "used"
+            for value in self._counts
+            if value not in failed
+        }
         if len(good) > 1 and "" in good:
             good[""] = _ANY
+        if len(good) > 1 and any(_BEFORE_ANSWER.search(value.lower()) for value in failed):
+            good = {value: _guess(value) for value in good}  # a log of events
+            if "used" not in good.values():  # then the answer is all that such a log has
+                good = {v: "used" if stage == "reported" else stage for v, stage in good.items()}
         over = set() if self._has_messages else {v for v in failed if _guess(v) == "available"}
         bad = {value: "available" if value in over else "selected" for value in failed}
         if len(bad) > _LISTED:
@@ -222,8 +240,10 @@ class OutcomeColumn:
             return set() if wrong == {OTHER} and len(self._counts) > _MOST else wrong
         if len(self._counts) > _MOST:
             return set()
+        begun = {value for value, text in texts.items() if _BEFORE_ANSWER.search(text)}
         words = (_FAILED, _PASSED_OVER)
-        return {value for value, text in texts.items() if any(w.search(text) for w in words)}
+        failed = {value for value, text in texts.items() if any(w.search(text) for w in words)}
+        return failed if failed | begun == {*texts} else failed | begun
 
 
 def _plain(value: object) -> str:
@@ -238,6 +258,8 @@ def _guess(value: str) -> str:
         return "available"
     if value.lower() in STAGES:
         return value.lower()
+    if _BEFORE_ANSWER.search(value.lower()):
+        return "available" if "available" in value.lower() else "selected"
     return "used" if _SUCCEEDED.fullmatch(value.lower()) else _ANY
 
 

@@ -38,6 +38,7 @@ Batches = Iterator[tuple[Batch, float]]
 """Columns of consecutive rows, and the share of the table that has been read."""
 
 _DATABASES = (".db", ".sqlite", ".sqlite3")
+_PACKED = (".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz")
 _PARQUET_ROWS = 1 << 21
 _JSON_ROWS = 1 << 16
 _CSV_BYTES = 1 << 24
@@ -75,8 +76,12 @@ def open_source(source: str | Path | MemoryTable) -> TableSource:
     path = Path(source)
     if path.suffix.lower() in _DATABASES:
         raise InvalidInputError(f"log: {str(path)!r} is a database; write sqlite:///{path}")
-    require_file("log", path, (*READABLE, *TEXT_LOGS))
+    if path.suffix.lower() in _PACKED:
+        raise InvalidInputError(
+            f"log: {str(path)!r} is not read as it is; unpack it (text may be compressed by gzip)"
+        )
     kind, _ = split_suffix(path)
+    require_file("log", path, TEXT_LOGS if kind in TEXT_LOGS else READABLE)
     if kind in TEXT_LOGS:
         _guard(path, reject_text_log, path)
     openers = {".parquet": _open_parquet, ".csv": _open_csv, ".tsv": _open_csv}

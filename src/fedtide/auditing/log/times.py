@@ -43,17 +43,21 @@ class TimeColumn:
         self._date: int | None = None
         self._only_dates = True
 
-    def parse(self, column: pa.Array) -> NDArray[np.int64]:
+    def parse(self, column: pa.Array, first_row: int | None) -> NDArray[np.int64]:
         """Return times in nanoseconds since 1970 (UTC), or since the start of relative times.
 
         Dates and times, ISO strings, and numbers: Unix times in seconds, milliseconds, microseconds
         or nanoseconds, by their size. Times without a zone are taken as UTC.
 
+        Args:
+            column: of times.
+            first_row: the number of the first row in the log; None: the rows are of lists.
+
         Raises:
             InvalidInputError: values that are missing or no times; times in several units, or of
                 which only some have a zone.
         """
-        reject_missing("time", column, "give every row a time")
+        reject_missing("time", column, first_row, "give every row a time")
         if not len(column):
             return np.empty(0, dtype=np.int64)
         if is_text(column.type):
@@ -126,7 +130,7 @@ class TimeColumn:
         except pa.ArrowInvalid:
             wrong = column[_find_first_failure(text, kind)].as_py()
             raise InvalidInputError(
-                f"time: {wrong!r:.60} is no time; write 2026-05-01 or 2026-05-01T13:00:00, "
+                f"time: {wrong!r:.60} is not a time; write 2026-05-01 or 2026-05-01T13:00:00, "
                 "or Unix times"
             ) from None
 

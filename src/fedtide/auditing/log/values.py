@@ -67,15 +67,16 @@ def cast_text(column: pa.Array) -> pa.Array | None:
     return None
 
 
-def reject_missing(field: str, column: pa.Array, hint: str) -> None:
-    """Raise InvalidInputError if a value is missing."""
+def reject_missing(field: str, column: pa.Array, first_row: int | None, hint: str) -> None:
+    """Raise InvalidInputError if a value is missing; `first_row` as in `parse_clients`."""
     if column.null_count:
-        raise InvalidInputError(f"{field}: a row has no {field}; {hint}")
+        where = _describe_row(column.is_null(), first_row)
+        raise InvalidInputError(f"{field}: {where} has no {field}; {hint}")
 
 
-def parse_rounds(column: pa.Array) -> NDArray[np.int32] | NDArray[np.int64]:
-    """Return the round numbers, as int32 where they fit."""
-    reject_missing("round", column, _ROUND_HINT)
+def parse_rounds(column: pa.Array, first_row: int | None) -> NDArray[np.int32] | NDArray[np.int64]:
+    """Return the round numbers, as int32 where they fit; `first_row` as in `parse_clients`."""
+    reject_missing("round", column, first_row, f"{_ROUND_HINT}, and leave out empty rows")
     given = column
     if is_text(column.type):
         given = cast_text(column)
@@ -171,7 +172,7 @@ def _to_whole(column: pa.Array) -> pa.Array:
         return plain.cast(pa.int64())
     except pa.ArrowInvalid as error:
         raise InvalidInputError(
-            f"client: ids of type {column.type} are no whole numbers ({first_line(error, 60)}); "
+            f"client: ids of type {column.type} are not whole numbers ({first_line(error, 60)}); "
             "give whole numbers only or strings only"
         ) from error
 

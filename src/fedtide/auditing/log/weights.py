@@ -13,6 +13,9 @@ Numbers = NDArray[np.float32]
 
 _COUNT_SUM = 10.0
 """Whole-numbered weights are sample counts if they typically sum to at least this in a round."""
+_ALIKE = "the clients of a round count alike"
+_SUM_OF_SHARES = (0.3, 3.0)
+"""Between these, the typical sum of a round's weights is about 1."""
 
 
 def find_weights(
@@ -24,8 +27,8 @@ def find_weights(
 ) -> tuple[Numbers | None, Numbers | None]:
     """Return q_t^n of each used row, and the sample counts behind it; None where unknown.
 
-    Weights are kept only if every used row has one, and if they are not all 1, which marks who took
-    part.
+    Weights are kept only if every used row has one, and if they are not all 1, or all equal without
+    being shares of a round: these mark who took part.
 
     Args:
         rounds: of the used rows, shape (E,).
@@ -38,9 +41,20 @@ def find_weights(
         if weights_are_final:
             return weights, counts
         if _mark_participation(rounds, weights):
-            notes.append("the weights are all 1: the clients of a round count alike")
+            notes.append(f"the weights are all 1: {_ALIKE}")
             return None, None
         if not _look_like_counts(rounds, weights):
+            typical = _find_typical_sum(rounds, weights)
+            if _SUM_OF_SHARES[0] <= typical <= _SUM_OF_SHARES[1]:
+                return weights, counts
+            if (weights == weights[0]).all():
+                notes.append(f"the weights are all {weights[0]:.6g}: {_ALIKE}")
+                return None, None
+            notes.append(
+                f"the weights typically sum to {typical:.3g} in a round, not to about 1, and "
+                "rounds with a larger sum count for more; if the server divides by the sum, "
+                "divide the weights of each round by it"
+            )
             return weights, counts
         notes.append(
             "the weights are whole numbers that sum to far more than 1 in a round: read as "
@@ -68,6 +82,12 @@ def _mark_participation(rounds: NDArray[np.integer], weights: Numbers) -> bool:
     """Return whether all weights are 1, though a round has several clients."""
     is_one = len(weights) > 0 and (weights == 1).all()
     return bool(is_one and (np.bincount(rounds - rounds.min()) > 1).any())
+
+
+def _find_typical_sum(rounds: NDArray[np.integer], weights: Numbers) -> float:
+    """Return the median of the positive sums of the rounds; 1 if there are none."""
+    sums = np.bincount(rounds - rounds.min(), weights) if len(rounds) else np.zeros(0)
+    return float(np.median(sums[sums > 0])) if sums.any() else 1.0
 
 
 def _look_like_counts(rounds: NDArray[np.integer], weights: Numbers) -> bool:

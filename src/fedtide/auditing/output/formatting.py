@@ -10,6 +10,7 @@ import numpy as np
 
 from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.statistics.skew import SkewEstimate
+from fedtide.errors import quantify
 from fedtide.yaml_text import dump
 
 _MAX_BLOCK, _BEGINNING = 100_000, 2000
@@ -149,12 +150,12 @@ def _format_call(algorithm: str, parameters: dict[str, object]) -> str:
 
 def count_clients(count: int) -> str:
     """Return a number of clients in words."""
-    return f"{count:,} client{'' if count == 1 else 's'}"
+    return quantify(count, "client")
 
 
 def count_rounds(count: int) -> str:
     """Return a number of rounds in words."""
-    return f"{count:,} round{'' if count == 1 else 's'}"
+    return quantify(count, "round")
 
 
 def format_percent(share: float) -> str:

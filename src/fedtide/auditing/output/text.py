@@ -32,7 +32,7 @@ from fedtide.auditing.statistics.pattern import (
 )
 from fedtide.auditing.statistics.stages import StageShift
 from fedtide.auditing.statistics.unseen import UnseenClients
-from fedtide.errors import printable
+from fedtide.errors import printable, quantify
 
 _AIMS = {
     "equal": "if every client is to have the same weight",
@@ -261,7 +261,7 @@ def describe_rounds(audit: Audit) -> list[str]:
         if smallest == largest
         else f"{smallest:,.0f} to {largest:,.0f} clients in each (mean {mean:,.1f})"
     )
-    lines = [f"{count_rounds(log.length)} ({span}), {len(log.clients):,} updates, {size}"]
+    lines = [f"{count_rounds(log.length)} ({span}), {quantify(len(log.clients), 'update')}, {size}"]
     if coverage.empty_rounds:
         lines.append(f"{count_rounds(coverage.empty_rounds)} without participants")
     if coverage.longest_absence:
@@ -369,7 +369,8 @@ def describe_refusals(audit: Audit) -> list[str]:
         for n, rounds in refusals.rank_clients()[:_LISTED]
     ]
     return [
-        f"a client was left out of a round {refusals.counts.sum():,} times for a known reason: "
+        f"a client was left out of a round {quantify(int(refusals.counts.sum()), 'time')} for a "
+        "known reason: "
         f"{format_reasons(refusals.total(), most=4)}",
         f"most often {', '.join(clients)}",
     ]

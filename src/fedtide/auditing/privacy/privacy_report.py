@@ -79,7 +79,7 @@ def read_privacy_file(path: str | Path) -> PrivacyFile:
             )
     if not plain.get("privacy"):
         raise InvalidInputError(
-            f"privacy: {path} does not say it; give a mechanism, such as {{type: gaussian, clip: "
+            f"privacy: {path} has none; give a mechanism, such as {{type: gaussian, clip: "
             "1.0, noise_multiplier: 1.0, delta: 1.0e-5}"
         )
     listed = plain["privacy"] if isinstance(plain["privacy"], list) else [plain["privacy"]]

@@ -138,7 +138,10 @@ class FixedSizeSampling(SamplingLaw):
         wrong = int((log.cohorts != m).sum())
         if wrong:
             low, high = int(log.cohorts.min()), int(log.cohorts.max())
-            text = f"{wrong:,} of {t:,} rounds do not have {m} clients, but {low} to {high}"
+            text = (
+                f"in {wrong:,} of {t:,} rounds the number of clients is not {m}; it ranges from "
+                f"{low} to {high}"
+            )
             return LawCheck((text,), 0.0)
         if m == n:
             return LawCheck((), 1.0)

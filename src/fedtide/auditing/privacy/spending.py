@@ -33,7 +33,7 @@ from fedtide.differential_privacy import (
     make_private,
 )
 from fedtide.differential_privacy.mechanisms import relative_losses, require_mechanism
-from fedtide.errors import InvalidInputError, list_names
+from fedtide.errors import InvalidInputError, list_names, quantify
 from fedtide.import_paths import is_own
 from fedtide.population import Population
 from fedtide.validation import require_positive
@@ -209,8 +209,8 @@ def spent(
         log = read_participation_log(log, clients, roster, columns, stages=stages)
     if log.weightless:  # the method gives such an update a weight of its own
         raise InvalidInputError(
-            f"log: {log.weightless:,} rows have the weight or sample count 0; leave them out if "
-            "their clients sent no update, else leave out the column"
+            f"log: in {quantify(log.weightless, 'row')} the weight or sample count is 0; leave "
+            "these out if their clients sent no update, else leave out the column"
         )
     if horizon is not None and horizon < log.first_round + log.length:
         raise InvalidInputError(

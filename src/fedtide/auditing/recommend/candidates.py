@@ -13,14 +13,15 @@ from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.recommend.findings import Findings
 from fedtide.auditing.statistics.auto_weights import MOST_ROUNDS, average_auto_weights
 from fedtide.auditing.statistics.influence import EffectiveObjective, share_samples
+from fedtide.errors import quantify
 
 _NOTHING_AGAINST = (
     "nothing in this log speaks against it: no skew of its objective is found that is more than "
     "small or beyond chance, also in the last rounds, and no swing of the objective in force"
 )
 _SELECTION_OF_RATES = (
-    "the rates hold for clients that are chosen as in this log, as many a round; otherwise take "
-    "auto or fedau, which need no rates"
+    "the rates hold as long as clients are chosen as in this log, as many in each round; otherwise "
+    "take auto or fedau, which need no rates"
 )
 _HEAVY = ("scaffold", "amplified-scaffold", "fedvarp", "mifa", "fedlaavg")
 """Methods that store an update of every client."""
@@ -128,8 +129,8 @@ def _known_rates(findings: Findings) -> Advice:
     ]
     if never:
         reasons.append(
-            f"the {never:,} clients that never took part have the upper end of their rate's "
-            "interval, in case they appear"
+            f"{quantify(never, 'client')} that never took part {'has' if never == 1 else 'have'} "
+            "the upper end of the rate's interval, in case they appear"
         )
     reasons.append(_SELECTION_OF_RATES)
     if findings.pattern.family == "drifting":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from logging import getLogger
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.flower.server.session import TrainingSession
 from fedtide.participation.log.ledger import Ledger
 
@@ -54,7 +54,7 @@ def _require_all_rounds(training: TrainingSession, ledger: Ledger | None) -> Non
             f"state: round {known} has ended, and the newest state that can be read is that after "
             f"round {ended}; with privacy no round may be repeated, as its model would be published"
             " twice and counted once: restore the newest file, or begin again in another folder, "
-            "with a budget less what was spent (fedtide.privacy.spent)"
+            "with a budget reduced by what was spent (fedtide.privacy.spent)"
         )
 
 
@@ -83,7 +83,8 @@ def _reconcile_ledger(
                 "began: what its clients have lost follows from all of its rounds"
             )
         raise InvalidInputError(
-            f"ledger: it has {logged} rounds of {ledger.federation!r}, the state {ended}; {hint}"
+            f"ledger: it has {quantify(logged, 'round')} of {ledger.federation!r}, the state has "
+            f"{ended}; {hint}"
         )
     elif not logged and ended > 1:
         log.warning(

@@ -250,7 +250,7 @@ def _pop_number(metrics: Metrics, name: str) -> float:
 def _pop_count(metrics: Metrics, name: str, low: int, high: int) -> int:
     """Remove a metric that counts something and return it; missing: 0."""
     if low and not isinstance(metrics.get(name), float):
-        raise RejectedReplyError("invalid", f"its {name} is missing, or no single finite number")
+        raise RejectedReplyError("invalid", f"its {name} is missing, or not a single finite number")
     value = _pop_number(metrics, name)
     if not (low <= value <= high and value == int(value)):
         text = f"its {name} is {value:g}; it must be {low} to {high:,}"

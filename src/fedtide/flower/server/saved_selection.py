@@ -30,8 +30,8 @@ class SavedSelection:
         seed: of its random draws.
 
     Raises:
-        InvalidInputError: it is no dataclass, whose fields tell selections apart; a parameter does
-            not fit the population; the stream keeps something else.
+        InvalidInputError: it is not a dataclass, whose fields tell selections apart; a parameter
+            does not fit the population; the stream keeps something else.
 
     >>> from fedtide.participation import LongestAbsent
     >>> selection = SavedSelection(LongestAbsent(size=1), Population(clients=3), seed=0)
@@ -42,7 +42,7 @@ class SavedSelection:
     def __init__(self, selection: Selection, population: Population, seed: int) -> None:
         if not is_dataclass(type(selection)):
             raise InvalidInputError(
-                f"selection: {type(selection).__name__} is no dataclass; make it one "
+                f"selection: {type(selection).__name__} is not a dataclass; make it one "
                 "(@dataclass(frozen=True)): a resubmission knows the selection by its fields"
             )
         with error_prefix("selection"):

@@ -308,8 +308,8 @@ class TrainingSession:
             self.selection.restore(_strip(checkpoint.tensors, "selection."))
         else:
             log.warning(
-                "The selection starts anew: the state was saved with another one or none, or with "
-                "fewer clients"
+                "The selection starts afresh: the state was saved with another one or none, or "
+                "with fewer clients"
             )
         return size
 

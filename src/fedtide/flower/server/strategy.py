@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedtide.algorithms import Algorithm, Cohort
 from fedtide.differential_privacy import Mechanism, make_private, shut_out
-from fedtide.errors import InvalidInputError, printable
+from fedtide.errors import InvalidInputError, printable, quantify
 from fedtide.flower._flwr_messages import OBJECT_BYTES, SuperLinkError
 from fedtide.flower._flwr_private import get_run_id
 from fedtide.flower.arrays import ModelWriter, flatten_initial, widen_half
@@ -106,6 +106,8 @@ class FedTide(Strategy):
         fraction_evaluate: the same share for evaluations of the new model by clients; 0: none.
         min_train_nodes: the least number of clients to ask to train, if so many are online; with
             `fraction_train=0.0`, their number. (Flower's FedAvg does not train with this share.)
+        selection: which of the clients that are online and owe no reply are asked to train, such as
+            `UniformOf(size=100)`; None: as `fraction_train` and `min_train_nodes` say.
         min_available_nodes: a round begins when so many nodes are online and owe no reply, or when
             `timeout` has passed; 0 never waits, so that a federation without nodes runs through
             its rounds at once. With `privacy`, one of them must be a client whose budget is not
@@ -165,10 +167,10 @@ class FedTide(Strategy):
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
         self._check_settings(registry.size)
         if not isinstance(clock, Clock | None):
-            raise InvalidInputError(f"clock: {clock!r:.60} is no Clock; leave it out")
+            raise InvalidInputError(f"clock: {clock!r:.60} is not a Clock; leave it out")
         self._clock = clock or Clock()
         if not isinstance(state, str | Path | None):
-            raise InvalidInputError(f"state: {state!r:.60} is no path; give that of a folder")
+            raise InvalidInputError(f"state: {state!r:.60} is not a path; give that of a folder")
         self._state = None if state is None else Path(state)
         if not isinstance(algorithm, Algorithm):
             raise InvalidInputError(
@@ -193,7 +195,7 @@ class FedTide(Strategy):
         require_whole_number("min_train_nodes", self.min_train_nodes, low=0)
         if not isinstance(self.selection, Selection | None):
             raise InvalidInputError(
-                f"selection: {self.selection!r:.60} is no selection; give one, such as "
+                f"selection: {self.selection!r:.60} is not a selection; give one, such as "
                 "fedtide.participation.UniformOf(size=100)"
             )
         if self.selection is not None and (self.fraction_train, self.min_train_nodes) != (1, 1):
@@ -203,8 +205,9 @@ class FedTide(Strategy):
         require_whole_number("min_available_nodes", self.min_available_nodes, low=0)
         if self.min_available_nodes > clients:
             raise InvalidInputError(
-                f"min_available_nodes: {self.min_available_nodes} nodes of {clients} clients; "
-                f"every round would wait for its timeout; give at most {clients}"
+                f"min_available_nodes: {self.min_available_nodes} nodes of "
+                f"{quantify(clients, 'client')}, so every round would wait for its timeout; give "
+                f"at most {clients}"
             )
         if self.close_after is not None:
             require_whole_number("close_after", self.close_after)
@@ -242,8 +245,8 @@ class FedTide(Strategy):
             evaluate_fn: evaluates the model on the server, before the first and after every round.
 
         Raises:
-            InvalidInputError: arrays that are no model; an "lr" that is not positive; a state or a
-                ledger of another federation; a state folder that another run keeps in use.
+            InvalidInputError: arrays that are not a model; an "lr" that is not positive; a state
+                or a ledger of another federation; a state folder that another run keeps in use.
         """
         require_number("timeout", timeout)
         if not timeout >= 0:
@@ -486,7 +489,7 @@ class FedTide(Strategy):
             self._round_log.reject(client, updates[client].round, "unbounded", text)
         for update in used:
             self._round_log.record(update.client, "used", 1.0 / len(used), update.round)
-        log.info("%d updates used", len(used))
+        log.info("%s used", quantify(len(used), "update"))
         parts = [(update.samples, update.metrics) for update in used]
         return aggregate_metrics(parts, self.train_metrics_aggr_fn)
 
@@ -636,7 +639,7 @@ def _require_share(name: str, share: object) -> None:
 def _require_aggregator(name: str, function: object) -> None:
     if function is not None and not callable(function):
         raise InvalidInputError(
-            f"{name}: {function!r:.60} is no function; give one, or None for weighted means"
+            f"{name}: {function!r:.60} is not a function; give one, or None for weighted means"
         )
 
 
@@ -644,7 +647,7 @@ def _require_rate(train_config: ConfigRecord) -> None:
     """Raise InvalidInputError for a learning rate that is not positive."""
     lr = train_config.get("lr", 1.0)
     if isinstance(lr, bool) or not isinstance(lr, int | float):
-        raise InvalidInputError(f"train_config.lr: {lr!r:.60} is no number; give a positive one")
+        raise InvalidInputError(f"train_config.lr: {lr!r:.60} is not a number; give a positive one")
     require_positive("train_config.lr", lr)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedtide.errors import quantify
 from fedtide.flower._flwr_messages import PartialReply, pull_replies, push_messages
 from fedtide.flower._flwr_private import OnlineNode, list_nodes
 from fedtide.flower.protocol import describe_request
@@ -184,7 +185,7 @@ class Transport:
                 pending = PendingReply(message_id, node_id, kind, client, t, activated_at, **facts)
                 sent.append(pending)
         if len(sent) < len(messages):
-            log.warning("%d messages could not be sent", len(messages) - len(sent))
+            log.warning("Could not send %s", quantify(len(messages) - len(sent), "message"))
         self.pending.add(sent)
         return sent
 

@@ -15,7 +15,7 @@ from fedtide.validation import require_whole_number
 
 @configurable
 class Drifting(Availability):
-    """Client n is available with probability p_n^t, independently; it moves linearly.
+    """Client n is available independently with probability p_n^t, which changes linearly.
 
         p_n^t = p_n + (p'_n - p_n) · min(1, max(0, (t - start) / rounds))
 

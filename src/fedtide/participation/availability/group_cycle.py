@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedtide.client_values import Name, in_any_order, order_by_id
 from fedtide.configurable import configurable
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.participation.availability.base import (
     Availability,
     AvailabilityStream,
@@ -124,7 +124,8 @@ class GroupCycle(Availability):
             raise InvalidInputError("rounds: a cycle of more than 2**62 rounds; give shorter turns")
         if len(turns) < count or (isinstance(self.groups, int) and len(turns) != count):
             raise InvalidInputError(
-                f"rounds: {len(turns)} turns for {count} groups; give one for each"
+                f"rounds: {quantify(len(turns), 'turn')} for {quantify(count, 'group')}; "
+                "give one for each"
             )
         return turns
 
@@ -163,7 +164,7 @@ class GroupCycle(Availability):
         count = self._count_groups()
         if count > clients:
             raise InvalidInputError(
-                f"groups: {count} groups of {clients} clients; give at most {clients}"
+                f"groups: {count} groups of {quantify(clients, 'client')}; give at most {clients}"
             )
         ends = np.rint(np.arange(1, count + 1) * clients / count).astype(np.int64)
         return np.searchsorted(ends, np.arange(clients), side="right").astype(np.int32)

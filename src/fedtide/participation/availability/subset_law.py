@@ -10,7 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtide.configurable import configurable
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.participation.availability.base import (
     Availability,
     AvailabilityStream,
@@ -52,7 +52,8 @@ class SubsetLaw(Availability):
         q = require_probabilities("probabilities", self.probabilities)
         if len(q) != len(self.subsets):
             raise InvalidInputError(
-                f"probabilities: {len(q)} for {len(self.subsets)} subsets; give one for each"
+                f"probabilities: {len(q)} for {quantify(len(self.subsets), 'subset')}; "
+                "give one for each"
             )
         if abs(q.sum() - 1) > 1e-9:
             raise InvalidInputError(

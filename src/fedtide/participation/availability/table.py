@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtide.configurable import configurable
-from fedtide.errors import InvalidInputError, error_prefix
+from fedtide.errors import InvalidInputError, error_prefix, quantify
 from fedtide.participation.availability._recorded import RecordedStream, recorded_rates
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
 from fedtide.participation.log.client_ids import number_clients
@@ -74,8 +74,8 @@ class Table(Availability):
         table = _require_array(self.weights)
         if table.shape[1] != population.clients:
             raise InvalidInputError(
-                f"weights: {table.shape[1]} columns for {population.clients} clients; "
-                "give one for each"
+                f"weights: {quantify(table.shape[1], 'column')} for "
+                f"{quantify(population.clients, 'client')}; give one for each"
             )
         rounds, ids = np.nonzero(table)
         return rounds, ids, table[rounds, ids], len(table)

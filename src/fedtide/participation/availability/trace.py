@@ -61,8 +61,8 @@ class Trace(Availability):
 
     Raises:
         InvalidInputError: seconds that are not above 0, an object that is no table; in `begin`, a
-            file that cannot be read, lacks a column or has no intervals, times that are missing, no
-            numbers, negative or not finite, or dates, an end before its start, intervals of one
+            file that cannot be read, lacks a column or has no intervals, times that are missing,
+            not numbers, negative or not finite, or dates, an end before its start, intervals of one
             client that overlap (touching is fine), an end beyond `repeat`, clients that do not fit
             the population.
     """
@@ -219,7 +219,7 @@ def _parse_times(column: pl.Series) -> _Times:
         (value,) = column[row : row + 1].to_list()
         what = "is missing" if value is None else f"{str(value)!r:.60} is not a finite number"
         raise InvalidInputError(
-            f"file: {column.name} in row {row} {what}; give seconds from the start of the run"
+            f"file: {column.name} in row {row + 1:,} {what}; give seconds from the start of the run"
         )
     if len(times) and times.min() < 0:
         raise InvalidInputError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from fedtide.errors import InvalidInputError, list_names
+from fedtide.errors import InvalidInputError, list_names, quantify
 from fedtide.participation.availability.base import Ids
 from fedtide.population import Names, Population
 
@@ -18,9 +18,8 @@ def normalise_clients(field: str, column: pl.Series) -> pl.Series:
         InvalidInputError: ids that are missing, or neither whole numbers nor strings.
     """
     if column.null_count():
-        raise InvalidInputError(
-            f"{field}: the client is missing in row {column.is_null().arg_max()}; give its id"
-        )
+        row = 1 + int(column.is_null().to_numpy().argmax())
+        raise InvalidInputError(f"{field}: the client is missing in row {row:,}; give its id")
     if column.dtype.is_integer():
         fits = column.is_empty() or column.cast(pl.Int64, strict=False).null_count() == 0
         return column.cast(pl.Int64 if fits else pl.String)
@@ -101,9 +100,9 @@ def number_clients(field: str, column: pl.Series, population: Population) -> Ids
         distinct = column.unique().sort()
         if len(distinct) not in (0, clients):
             raise InvalidInputError(
-                f"{field}: {len(distinct)} different clients by name, but the {clients} clients of "
-                f"the problem have no names; number them from 0 to {clients - 1}, or name exactly "
-                f"{clients}"
+                f"{field}: {quantify(len(distinct), 'different client')} by name, but the "
+                f"{clients} clients of the problem have no names; number them from 0 to "
+                f"{clients - 1}, or name exactly {clients}"
             )
         return distinct.search_sorted(column).to_numpy().astype("int64")
     ids = column.to_numpy()

@@ -150,8 +150,8 @@ def plan_pruning(url: str, keep: int) -> Pruning:
     """
     if keep < LEAST_KEPT:
         raise InvalidInputError(
-            f"keep: {keep} rounds; keep at least {LEAST_KEPT}: an audit needs them, and so may a "
-            "resumed training"
+            f"keep: {keep} is too few; keep at least {LEAST_KEPT}: an audit needs them, and so may "
+            "a resumed training"
         )
     with open_ledger(url) as (connection, _, federation):
         federation = find_federation(connection, federation)

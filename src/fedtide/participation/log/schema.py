@@ -213,7 +213,7 @@ def _parse_stages(frame: pl.DataFrame) -> pl.Series:
     missing = stages.is_null()
     if missing.any() and not missing.all():
         raise InvalidInputError(
-            f"stage: {missing.sum():,} of {len(stages):,} rows have no stage, row "
+            f"stage: {missing.sum():,} of {len(stages):,} rows without a stage, row "
             f"{missing.to_list().index(True) + 1:,} first; give one of {', '.join(STAGES)}, or "
             "remove the column if all rows are used"
         )
@@ -255,5 +255,5 @@ def _reject_duplicates(log: pl.DataFrame) -> None:
         repeated = log.filter(log.select("round", "client").is_duplicated())
         t, client = repeated.select("round", "client").row(0)
         raise InvalidInputError(
-            f"client: {client!r} is twice in round {t}; keep one row, of the furthest stage"
+            f"client: {client!r} appears twice in round {t}; keep the row of the furthest stage"
         )

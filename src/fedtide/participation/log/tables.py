@@ -66,7 +66,7 @@ def to_polars(field: str, table: str | Path | MemoryTable, client: str = "client
     what = what.removeprefix("builtins.")
     if not is_table(table):
         raise InvalidInputError(
-            f"{field}: {what} is no table; give the path of a file, a Polars DataFrame "
+            f"{field}: {what} is not a table; give the path of a file, a Polars DataFrame "
             "(of pandas before 2.2: pl.from_pandas(frame)) or a list of rows, each a mapping"
         )
     try:

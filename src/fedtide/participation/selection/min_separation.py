@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedtide.configurable import configurable
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.participation.availability.base import AvailableClients, Ids
 from fedtide.participation.selection.base import Selection, SelectionStream
 from fedtide.population import Population
@@ -49,15 +49,15 @@ class MinSeparation(Selection):
         require_cohort_size(self.size, clients)
         if self.size * (self.rounds + 1) > clients:
             raise InvalidInputError(
-                f"rounds: {clients} clients cannot fill cohorts of {self.size} if each rests "
-                f"{self.rounds} rounds; {_feasible(clients, self)}"
+                f"rounds: {quantify(clients, 'client')} cannot fill cohorts of {self.size} if each "
+                f"rests {quantify(self.rounds, 'round')}; {_feasible(clients, self)}"
             )
         return _MinSeparationStream(clients, self.size, self.rounds, seed)
 
 
 def _feasible(clients: int, wanted: MinSeparation) -> str:
     """Return the settings nearest to those wanted that N clients allow."""
-    rest = f"rest at most {clients // wanted.size - 1} rounds"
+    rest = f"rest at most {quantify(clients // wanted.size - 1, 'round')}"
     fitting = clients // (wanted.rounds + 1)
     return f"{rest}, or select {fitting}" if fitting else rest
 

@@ -364,7 +364,7 @@ def _refuse_random_items(field: str, data: Any) -> None:
         return
     if different is not None:
         raise InvalidInputError(
-            f"{field}: item {different} is another one when it is read again, as with random "
+            f"{field}: item {different} differs when it is read again, as with random "
             "transforms, but fedtide reads every item once; leave them out (`augment` of "
             "Classification crops and flips images in every step), or give list(...) of it, one "
             "draw of each"

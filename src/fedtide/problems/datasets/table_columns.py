@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedtide.errors import InvalidInputError, first_line
+from fedtide.errors import InvalidInputError, first_line, quantify
 from fedtide.problems.datasets.image_decoding import decode_images
 
 Ints = NDArray[np.int64]
@@ -77,7 +77,7 @@ def _join_columns(columns: Iterable[tuple[Any, Any]]) -> NDArray[Any]:
             raise InvalidInputError(f"its column {name!r}: {error}") from None
         if isinstance(part, Ragged) or part.ndim > 1 or part.dtype == object:
             raise InvalidInputError(
-                f"its column {name!r} does not hold one number per row; leave that out"
+                f"its column {name!r} does not hold one number per row; leave it out"
             )
         parts.append(part)
     if not parts:
@@ -238,8 +238,8 @@ def from_arrow(
 def _missing(count: int, rows: int, first: int) -> InvalidInputError:
     """Return the error about a column that lacks values."""
     return InvalidInputError(
-        f"{count} of {rows} values are missing (the first in row {first}); fill them in or remove "
-        "the rows"
+        f"{count} of {rows} values {'is' if count == 1 else 'are'} missing (the first in row "
+        f"{first}); fill them in or remove the rows"
     )
 
 
@@ -260,7 +260,7 @@ def _from_elements(values: pa.Array) -> NDArray[Any]:
     """Return flattened lists as an array."""
     inner = from_arrow(values)
     if isinstance(inner, Ragged):
-        raise InvalidInputError("its lists are of different lengths on two levels; pad the inner")
+        raise InvalidInputError("its lists differ in length on two levels; pad the inner ones")
     return inner
 
 
@@ -292,9 +292,9 @@ def refuse_stray_text(field: str, name: str | Sequence[str], values: NDArray[Any
     stray = [row for row, value in enumerate(values) if not _is_number(value)]
     if 0 < len(stray) < len(values) / 2:
         raise InvalidInputError(
-            f"{field}: column {name!r} holds numbers, but {len(stray):,} values that are none (the "
-            f"first is {str(values[stray[0]])!r:.40} in row {stray[0]}); correct them or remove "
-            "the rows"
+            f"{field}: column {name!r} holds numbers, and {quantify(len(stray), 'other value')} "
+            f"(the first is {str(values[stray[0]])!r:.40} in row {stray[0]}); correct them or "
+            "remove the rows"
         )
 
 

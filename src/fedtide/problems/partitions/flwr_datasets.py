@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedtide.configurable import configurable
-from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.errors import InvalidInputError, did_you_mean, quantify
 from fedtide.population import Names
 from fedtide.problems.partitions.base import (
     NO_COLUMNS,
@@ -93,8 +93,8 @@ class FlwrInstance(Partition):
             ) from error
         if count != clients:
             raise InvalidInputError(
-                f"clients: {clients} clients, but {type(partitioner).__name__} makes {count} "
-                f"partitions; give clients: {count}"
+                f"clients: {clients} given, but {type(partitioner).__name__} makes "
+                f"{quantify(count, 'partition')}; give clients: {count}"
             )
         return StoredShards.from_lists(lists, _find_names(partitioner, clients))
 

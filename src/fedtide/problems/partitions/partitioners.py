@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.configurable import configurable
-from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.errors import InvalidInputError, did_you_mean, quantify
 from fedtide.problems.partitions.base import (
     NO_COLUMNS,
     Columns,
@@ -188,8 +188,8 @@ class Natural(Partition):
         values = len(shards.sizes)
         if values != clients:
             raise InvalidInputError(
-                f"clients: {clients} clients, but column {self.column!r} has {values} values; "
-                f"give clients: {values}"
+                f"clients: {clients} given, but column {self.column!r} has "
+                f"{quantify(values, 'distinct value')}; give clients: {values}"
             )
         return shards
 
@@ -215,7 +215,7 @@ def _class_bounds(labels: Ints, clients: int) -> Ints:
     classes = _count_classes(labels)
     if clients < classes:
         raise InvalidInputError(
-            f"clients: {clients} clients for {classes} classes; each class needs a client, give at "
+            f"clients: {clients} for {classes} classes; each class needs a client, so give at "
             f"least {classes}"
         )
     return np.rint(np.arange(classes + 1) * clients / classes).astype(np.int64)

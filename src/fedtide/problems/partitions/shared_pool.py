@@ -29,7 +29,7 @@ class SharedPool(Partition):
             twice); None draws from the whole pool.
 
     Raises:
-        InvalidInputError: a number below 1.
+        InvalidInputError: a number below 1; in `split`, more classes than the pool has.
 
     >>> shards = SharedPool(samples=60).split(np.arange(10), clients=10_000_000, seed=0)
     >>> shards.locate(np.array([9_999_999]), np.array([[0, 1, 2]])).shape

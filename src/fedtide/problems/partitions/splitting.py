@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.problems.partitions.base import Columns, Ints, Partition, Shards
 from fedtide.problems.partitions.flwr_datasets import FlwrInstance
 
@@ -27,15 +27,15 @@ def split(
         partition = FlwrInstance(partition)
     if clients > len(labels) and not partition.shares_samples:
         raise InvalidInputError(
-            f"clients: {clients} clients for {len(labels)} training samples; give at most "
+            f"clients: {clients} for {quantify(len(labels), 'training sample')}; give at most "
             f"{len(labels)}, or a shared pool"
         )
     shards = partition.split(labels, clients, seed, columns)
     empty = np.flatnonzero(shards.sizes == 0)
     if len(empty):
         raise InvalidInputError(
-            f"clients: {len(empty)} of {clients} clients get no samples (the first is "
-            f"client {empty[0]}); give fewer clients, a more even partition or another seed"
+            f"clients: {len(empty)} of {clients} would get no samples (the first is client "
+            f"{empty[0]}); give fewer clients, a more even partition or another seed"
         )
     return shards
 

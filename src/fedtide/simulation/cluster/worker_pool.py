@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from fedtide.activity import STARTING_WORKERS, activity
-from fedtide.errors import InvalidInputError, first_line
+from fedtide.errors import InvalidInputError, first_line, quantify
 from fedtide.simulation.cluster.chunk_worker import (
     ChunkOrder,
     ChunkWorker,
@@ -93,7 +93,9 @@ class WorkerPool:
             )
         self.size = min(workers or room, room)
         if workers is not None and workers > room:
-            _logger.warning("cluster: it has room for %d workers, not %d", room, workers)
+            _logger.warning(
+                "cluster: it has room for %s, not %d", quantify(room, "worker"), workers
+            )
         self._starting = [self._new_worker() for _ in range(self.size)]
         self._workers: list[_Worker] = []
         self._failed_starts = 0

@@ -41,7 +41,7 @@ def read_document(document: dict[str, Any]) -> tuple[list[dict[str, Any]], list[
                 )
         return [{"round": int(t), "client": clients} for t, clients in document.items()], []
     raise InvalidInputError(
-        f"log: an object with {', '.join(map(repr, list(document)[:4]))} is no log that is known; "
+        f"log: an object with {', '.join(map(repr, list(document)[:4]))} is not a known log; "
         "write an array of rows, one row a line, or the list of clients of each round"
     )
 
