@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.papers.claims import Claim, require_two_cases
 from fedtide.papers.paper_spec import MAIN
 from fedtide.student_interval import t_margin
@@ -412,7 +412,7 @@ def _describe(
     count, digits = len(sample.numbers), measurements.digits
     if not count:
         return f"{sample.label}: not run"
-    seeds = f"{count} seed{'s' if count > 1 else ''}"
+    seeds = quantify(count, "seed")
     if count < measurements.seeds:
         seeds += f" of the {measurements.seeds} needed"
     if not np.isfinite(sample.numbers).all():

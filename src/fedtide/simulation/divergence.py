@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedtide.algorithms import ClientUpdates, RoundInfo
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.participation import Ids
 from fedtide.population import Population
 from fedtide.problems import Evaluation
@@ -117,7 +117,7 @@ def check_loss(evaluation: Evaluation, ended: int, population: Population, too_h
                 "the data and the initial model"
             )
         raise DivergenceError(
-            f"local.lr: the loss is {loss} after {ended} round{'s' if ended > 1 else ''}{named}; "
+            f"local.lr: the loss is {loss} after {quantify(ended, 'round')}{named}; "
             f"lower {too_high}"
         )
 

@@ -23,6 +23,7 @@ from fedtide.auditing.statistics.pattern_tests import (
 )
 from fedtide.auditing.statistics.periodicity import CycleProfile, fold_over_period
 from fedtide.auditing.statistics.runs_test import RunCounts, count_runs
+from fedtide.errors import quantify
 
 Family = Literal[
     "always", "independent", "markov", "cyclic", "regularized", "drifting", "undecided"
@@ -144,12 +145,11 @@ def _has_pauses(log: ParticipationLog) -> bool:
 def _classify(log: ParticipationLog, run_counts: RunCounts) -> Pattern:
     """Return the pattern of all rounds of a log."""
     if log.length < MIN_ROUNDS:
-        return _no_pattern(
-            log, run_counts, f"{_count_rounds(log)}: too few to say anything about the pattern"
-        )
+        length = quantify(log.length, "round")
+        return _no_pattern(log, run_counts, f"{length}: too few to say anything about the pattern")
     if (repeats := log.repeats) < MIN_REPEATS:
-        times = f"only {repeats} time{'s' if repeats > 1 else ''}"
-        fact = f"clients came back {times} in all" if repeats else "no client came twice"
+        came_back = f"clients came back only {quantify(repeats, 'time')} in all"
+        fact = came_back if repeats else "no client came twice"
         reason = f"{fact}, which does not show how the rounds of one client depend on each other"
         return _no_pattern(log, run_counts, reason)
     if (step := _round_step(log)) > 1:
@@ -199,18 +199,14 @@ def _describe_constant_presence(log: ParticipationLog, run_counts: RunCounts) ->
     digits = max(2, 1 + math.ceil(-math.log10(1 - excluded)))
     bound = math.floor(excluded * 10**digits) / 10**digits
     fact = (
-        f"every client that took part did so in each of {_count_rounds(log)}, which excludes rates "
-        f"below {bound:.{digits}f} (95%)"
+        f"every client that took part did so in each of {quantify(log.length, 'round')}, which "
+        f"excludes rates below {bound:.{digits}f} (95%)"
     )
     if excluded < ALWAYS:
         return _no_pattern(log, run_counts, fact)
     evidence = [Evidence(PRESENCE, fact, None, 1.0, (excluded, 1.0))]
     clients = np.where(log.counts > 0, "always", "never")
     return Pattern("always", "", None, {"rate": 1.0}, 1.0, evidence, clients, run_counts)
-
-
-def _count_rounds(log: ParticipationLog) -> str:
-    return f"{log.length:,} round{'s' if log.length > 1 else ''}"
 
 
 def _choose_family(results: TestResults) -> tuple[Family, str]:
