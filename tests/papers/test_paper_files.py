@@ -130,7 +130,7 @@ def test_estimated_minutes_agree_with_the_records_within_a_factor_of_two(name):
             assert 0.5 <= paper.minutes[scale] / (expected / 60) <= 2, (scale, expected / 60)
 
 
-@pytest.mark.parametrize("name", ["000/cifar10", "000/fashion-mnist"])
+@pytest.mark.parametrize("name", ["000/cifar10", "000/fashion-mnist", "000/periods"])
 def test_runs_of_a_seed_share_the_warm_up_of_paper_000(name):
     """With other rounding, as of another trainer, the loss at its end differs by a tenth."""
     found = defaultdict(set)
