@@ -12,6 +12,7 @@ import importlib
 import inspect
 import re
 import sys
+from contextlib import suppress
 from functools import lru_cache, reduce
 from importlib.metadata import PathDistribution
 from pathlib import Path
@@ -103,17 +104,24 @@ def is_installed_file(file: Path) -> bool:
     """
     if file.suffix != ".py" or not {"site-packages", "dist-packages"}.isdisjoint(file.parts):
         return True
-    return any(file.relative_to(above).parts[0] in _installed_in(above) for above in file.parents)
+    file = file.absolute()
+    return any(
+        file.relative_to(folder).as_posix() in _installed_in(folder) for folder in file.parents
+    )
 
 
 @lru_cache(maxsize=1024)
 def _installed_in(folder: Path) -> frozenset[str]:
-    """Return the files and folders that packages installed in a folder, `pip --target`, have in it.
+    """Return the files of the packages that `pip install --target` has put into a folder.
 
     A package that is installed as editable lies elsewhere, and is the user's own.
     """
-    installed = (PathDistribution(path).files or [] for path in folder.glob("*.dist-info"))
-    return frozenset(file.parts[0] for files in installed for file in files)
+    found: set[str] = set()
+    with suppress(OSError):  # the folder cannot be read
+        for package in folder.glob("*.dist-info"):
+            with suppress(Exception):  # its list of files is damaged
+                found.update(map(str, PathDistribution(package).files or ()))
+    return frozenset(found)
 
 
 def _get_class(owner: Any, name: str) -> type:

@@ -225,11 +225,15 @@ def test_numbers_separated_by_blanks_are_several_clients(tmp_path: Path) -> None
     assert list_entries(read(path)) == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 7), (2, 2)]
     path = write_lists(tmp_path / "log.csv", "clients", ["[0 1\n 2]", "[ 1  7]", "[2]"])  # NumPy's
     assert list_entries(read(path)) == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 7), (2, 2)]
+    path = write_lists(tmp_path / "log.csv", "clients", ["['a' 'b\\'s']", "['a']", "['a'\n 'c']"])
+    assert list_entries(read(path)) == [(0, "a"), (0, "b's"), (1, "a"), (2, "a"), (2, "c")]
     path = write_lists(tmp_path / "log.csv", "clients", ["site 1,site 2", "site 1", "site 2"])
     assert list_entries(read(path)) == [(0, "site 1"), (0, "site 2"), (1, "site 1"), (2, "site 2")]
 
 
-@pytest.mark.parametrize("cell", ["(ann, bob)", "{ann,bob}", "[0 1 a]", "{'a': 1}", "(0, 1"])
+@pytest.mark.parametrize(
+    "cell", ["(ann, bob)", "{ann,bob}", "[0 1 a]", "[0 1", "{'a': 1}", "(0, 1"]
+)
 def test_brackets_that_hold_no_list_are_no_names(tmp_path: Path, cell: str) -> None:
     path = write_lists(tmp_path / "log.csv", "clients", ["ann", cell, "bob"])
     assert error_of(path).startswith(f"client: {cell!r} is not a list of clients")

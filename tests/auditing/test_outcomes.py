@@ -182,6 +182,7 @@ def test_rows_that_plainly_failed_are_refused(
     ("name", "values"),
     [
         ("status", ["OK", "late"]),
+        ("status", ["OK", "not_pending"]),
         ("state", ["OR", "OK"]),
         ("result", [0.25, 1.0]),
         ("error", [0.25, 1.0]),

@@ -110,7 +110,7 @@ def assert_rejected(call: Callable[[], object], start: str) -> None:
         (lambda: Weighted(0, [1]), "size: 0"),
         (lambda: Weighted(1, [1, -1]), "weights: -1"),
         (lambda: Weighted(1, [1, float("inf")]), "weights: inf"),
-        (lambda: Weighted(2, [1, 0, 0]), "weights: only 1"),
+        (lambda: Weighted(2, [1, 0, 0]), "weights: fewer are positive (1)"),
         (lambda: SubsetLaw([[0], [1]], [1.0]), "probabilities: 1 for 2 subsets"),
         (lambda: SubsetLaw([[0], [1]], [0.5, 0.4]), "probabilities: the sum is 0.9"),
         (lambda: SubsetLaw([[0], [1]], [1.5, -0.5]), "probabilities: 1.5"),

@@ -497,19 +497,23 @@ def test_changed_code_that_ones_own_code_imports_is_refused(
 
 def test_packages_that_pip_has_put_beside_ones_own_code_are_not_hashed(own, tmp_path, monkeypatch):
     """`pip install --target DIR` lists what it has written; all else is one's own."""
-    installed, mine = f"installed_{own.stem}", f"mine_{own.stem}"
-    target = tmp_path / "target"
-    for path in (f"{installed}/deep.py", f"{mine}.py", f"{installed}-1.dist-info/METADATA"):
+    theirs, mine, both = (f"{name}_{own.stem}" for name in ("theirs", "mine", "both"))
+    target, listed = tmp_path / "target", [f"{theirs}/__init__.py", f"{both}/theirs.py"]
+    for path in [*listed, f"{theirs}/deep.py", f"{both}/mine.py", f"{mine}.py"]:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         (target / path).touch()
-    (target / f"{installed}/__init__.py").write_text(f"import {installed}.deep")
-    (target / f"{installed}-1.dist-info/RECORD").write_text(
-        f"{installed}/__init__.py,,\n{installed}/deep.py,,\n{installed}-1.dist-info/RECORD,,\n"
-    )
+    for package, lines in {
+        "a": [*listed, f"{theirs}/deep.py"],
+        "damaged": [f"{mine}.py", ""],
+    }.items():
+        (target / f"{package}-1.dist-info").mkdir()
+        record = "".join(f"{line},,\n" if line else "\n" for line in lines)
+        (target / f"{package}-1.dist-info/RECORD").write_text(record)
     monkeypatch.syspath_prepend(target)
-    own.write_text(f"import {installed}, {mine}\n" + METHOD)
+    imported = (f"{theirs}.deep", f"{both}.theirs", f"{both}.mine", mine)
+    own.write_text("".join(f"import {name}\n" for name in imported) + METHOD)
     method = import_object(f"{own.stem}:Own", "algorithm")
-    assert {*hash_code([method])} == {own.stem, mine}
+    assert {*hash_code([method])} == {own.stem, f"{both}.mine", mine}
 
 
 def test_the_commands_refuse_changed_code_and_can_be_forced(own, regression):

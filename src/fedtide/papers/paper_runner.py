@@ -200,14 +200,16 @@ def _read_outcome(run: PlannedRun, folder: RunFolder) -> RunOutcome:
     failure = folder.read_failure(run.resolved["rounds"])
     if failure is not None and not failure.permanent:
         raise InvalidInputError(f"{run.folder}.{failure.sentence}")
+    reason = None if failure is None else failure.sentence.partition(";")[0]
+    if reason is not None and not folder.timings.exists():  # an older version wrote none
+        return RunOutcome(pl.DataFrame(), 0.0, reason)
     spent = ("training_seconds", "evaluation_seconds")
-    timings = folder.read_json(folder.timings, ["rounds", *spent])
+    timings = folder.read_json(folder.timings, spent)
     seconds = sum(float(timings[name]) for name in spent)
     *earlier, execution = timings.get("executions") or [{}]  # older versions have none
     if earlier:  # the run was continued on another machine or GPU
         execution = {**execution, "earlier": earlier}
-    if failure is not None:
-        reason = failure.sentence.partition(";")[0]
+    if reason is not None:
         return RunOutcome(pl.DataFrame(), seconds, reason, timings["rounds"], execution)
     metrics = read_frame(folder.metrics)
     return RunOutcome(metrics, seconds, execution=execution, model=folder.model)

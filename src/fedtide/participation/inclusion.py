@@ -48,7 +48,7 @@ def inclusion_probabilities(weights: ArrayLike, size: int) -> NDArray[np.float64
     present = w > 0
     if (positive := np.count_nonzero(present)) < size:
         raise InvalidInputError(
-            f"weights: only {positive} of them positive; give at least size = {size}"
+            f"weights: fewer are positive ({positive}) than size = {size}; give more"
         )
     result = np.zeros(len(w))
     result[present] = _integrate_positive(np.log(w[present]) - np.log(w.max()), size)

@@ -147,14 +147,14 @@ class Run:
         self.metrics: list[dict[str, Any]] = []
         self.iterates = [self.task.start] if experiment.record_iterates else []
         self.timings = Timings()
-        self._execution = describe_execution(self._local.trainer.name, experiment.device)
+        self.execution = describe_execution(self._local.trainer.name, experiment.device)
         self.executions: list[Execution] = []
         self.evaluation: Evaluation | None = None
 
     def round(self) -> None:
         """Run one round."""
         t, start = self.ended, time.perf_counter()
-        self.executions = continue_executions(self.executions, self._execution)
+        self.executions = continue_executions(self.executions, self.execution)
         with self._local.limit_threads():
             # 1. The participation says which clients take part, and which of them report.
             participants = self._participation.round(t)

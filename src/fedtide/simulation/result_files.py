@@ -97,7 +97,8 @@ def write_results(
 
 def write_timings(run: Run, folder: RunFolder) -> None:
     """Write what a run took and how it was computed; also of one that has diverged."""
-    how = {"trainer": run.trainer_choice, "executions": run.executions}
+    executions = run.executions or [run.execution]  # it may diverge before its first round
+    how = {"trainer": run.trainer_choice, "executions": executions}
     write_json(folder.timings, _timings(run) | how)
 
 

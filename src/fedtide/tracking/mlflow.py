@@ -52,7 +52,8 @@ class MlflowTracker(Tracker):
             )
         except Exception as error:  # MLflow and its database drivers raise errors of many types
             raise InvalidInputError(
-                f"track: the store {uri} cannot be used ({first_line(error)}); check its URI"
+                f"track: the store {uri} cannot be used ({first_line(error)}); check its URI, or "
+                "MLFLOW_TRACKING_URI if that names it"
             ) from None
 
     def open(self, run: TrackedRun) -> str:

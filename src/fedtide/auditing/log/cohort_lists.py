@@ -156,11 +156,17 @@ def _vary_lengths(column: pa.Array) -> pa.Array:
     return column.cast(pa.list_(column.type.value_type)) if fixed else column
 
 
+_NUMBERS = re.compile(r"\[\s*(\d+(?:\s+\d+)+)\s*\]|\d+(?:\s+\d+)+")
+"""Numbers with blanks between them, in brackets as NumPy prints an array."""
+_NO_COMMA = re.compile(r"(?<=['\"])\s+(?=['\"])")
+"""Where NumPy prints no comma between two strings, which Python would then join."""
+
+
 def _parse_list(cell: str | None, plural: bool) -> list[str]:
     """Return the clients in a cell of text."""
     text = (cell or "").strip()
-    if plural and (numbers := re.fullmatch(r"\[?\s*(\d+(\s+\d+)+)\s*\]?", text)):
-        return numbers[1].split()  # in brackets, as NumPy prints an array
+    if plural and (numbers := _NUMBERS.fullmatch(text)):
+        return (numbers[1] or numbers[0]).split()
     if text.startswith(_BRACKETS):
         clients = _parse_brackets(text)
         if clients is None:
@@ -175,6 +181,7 @@ def _parse_list(cell: str | None, plural: bool) -> list[str]:
 
 def _parse_brackets(text: str) -> list[str | int] | None:
     """Return the clients in a JSON array, or a list, tuple or set of Python; None: it is none."""
+    text = _NO_COMMA.sub(", ", text)
     for parse in (json.loads, ast.literal_eval):
         try:
             clients = parse(text)

@@ -294,7 +294,8 @@ def _require(
         )
     if not available:
         raise InvalidInputError(
-            "log: it has no columns; a pandas index is none, so give frame.reset_index()"
+            "log: the table has no columns (the index of a pandas table is not read; give "
+            "frame.reset_index())"
         )
     wanted = " and ".join(repr(ours) for ours in missing)
     kind, them = ("column", "it") if len(missing) == 1 else ("columns", "them")

@@ -62,7 +62,7 @@ def read_participation_log(
             q_t^n, one given as `samples` sample counts. If none is given and all entries of a
             column `weight` are whole numbers whose sum in a round is typically 10 or more, they are
             sample counts; if all are 1, though rounds have several clients, or all are equal
-            and do not sum to about 1 in a round, the clients of a round count alike. Run
+            and typically sum to more than 3 in a round, the clients of a round count alike. Run
             folders and ledgers hold q_t^n in any case. Without stages, a row of weight or sample
             count 0 is no participation.
         on_progress: progress callback.

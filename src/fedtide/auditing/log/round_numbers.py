@@ -23,8 +23,9 @@ _FIRST_TIME = 100_000_000
 """No training has so many rounds; a Unix time in seconds does since 1973."""
 
 _FIRST_DATE, _LAST_DATE = 19_700_101, 21_001_231
+_FIRST_MONTH, _LAST_MONTH = 197_001, 210_053
 _WEEKS = 53
-"""The most weeks of a year."""
+"""The most weeks of a year, which may stand in place of the month."""
 _RECENT_TIME = 1_000_000_000
 """No log of relative times, in seconds, is as long; a Unix time is since 2001."""
 
@@ -71,8 +72,9 @@ def reject_times(rounds: NDArray[np.integer]) -> None:
             f"{str(first)[:4]}-{str(first)[4:6]}-{str(first)[6:]}, and give round_seconds=86400 "
             "or --round-seconds 86400"
         )
-    numbers = _list_rounds(rounds)
-    if (change := _find_change_of_year(numbers)) is not None:
+    may_be_months = first >= _FIRST_MONTH and last <= _LAST_MONTH
+    if may_be_months and (change := _find_change_of_year(_list_rounds(rounds))) is not None:
+        numbers = _list_rounds(rounds)
         raise InvalidInputError(
             f"round: {numbers[change]} and then {numbers[change + 1]} look like years with a month "
             f"or week, not like rounds; number the rounds one by one; {_KEEP_HINT}"
@@ -80,6 +82,7 @@ def reject_times(rounds: NDArray[np.integer]) -> None:
     length = last - first + 1
     if length <= _FEW_ROUNDS:
         return
+    numbers = _list_rounds(rounds)
     step = find_step(rounds)
     if length > _MAX_GAP * step * len(numbers):
         raise InvalidInputError(
@@ -96,7 +99,7 @@ def _find_change_of_year(numbers: NDArray[np.int64]) -> int | None:
     >>> _find_change_of_year(np.array([202611, 202612, 202613, 202654, 202701]))
     """
     years, parts = np.divmod(numbers, 100)
-    if years[0] < 1970 or years[-1] > 2100 or parts.min() < 1 or parts.max() > _WEEKS:
+    if parts.min() < 1 or parts.max() > _WEEKS:
         return None
     changes = np.flatnonzero(np.diff(years))
     return int(changes[0]) if len(changes) and find_step(numbers) == 1 else None

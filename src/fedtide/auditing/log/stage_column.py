@@ -40,7 +40,7 @@ _PASSED_OVER = re.compile(
 )
 """Words for a client that did not take part and did not fail."""
 _BEFORE_ANSWER = re.compile(
-    r"(?<![a-z])(available|selected|sampled|invited|assigned|dispatched|scheduled|queued|pending"
+    r"(?<![a-z])(?<!\bnot[\s_-])(available|selected|sampled|invited|assigned|dispatched|scheduled|queued|pending"
     r"|started|running|in[\s_-]progress)(?![a-z])"
 )
 """Words for a client that has not answered, or not yet, as in a log of events."""

@@ -76,7 +76,7 @@ def open_source(source: str | Path | MemoryTable) -> TableSource:
     path = Path(source)
     if path.suffix.lower() in _DATABASES:
         raise InvalidInputError(f"log: {str(path)!r} is a database; write sqlite:///{path}")
-    if path.suffix.lower() in _PACKED:
+    if path.suffix.lower() in _PACKED and path.exists():
         raise InvalidInputError(
             f"log: {str(path)!r} is not read as it is; unpack it (text may be compressed by gzip)"
         )

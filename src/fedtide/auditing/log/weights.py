@@ -13,6 +13,8 @@ Numbers = NDArray[np.float32]
 
 _COUNT_SUM = 10.0
 """Whole-numbered weights are sample counts if they typically sum to at least this in a round."""
+_ROWS = 1 << 20
+"""Rows that are summed at a time."""
 _ALIKE = "the clients of a round count alike"
 _SUM_OF_SHARES = (0.3, 3.0)
 """Between these, the typical sum of a round's weights is about 1."""
@@ -27,8 +29,8 @@ def find_weights(
 ) -> tuple[Numbers | None, Numbers | None]:
     """Return q_t^n of each used row, and the sample counts behind it; None where unknown.
 
-    Weights are kept only if every used row has one, and if they are not all 1, or all equal without
-    being shares of a round: these mark who took part.
+    Weights are kept only if every used row has one, and if they are not all 1, or all equal with
+    sums far above 1: these mark who took part.
 
     Args:
         rounds: of the used rows, shape (E,).
@@ -47,8 +49,12 @@ def find_weights(
             typical = _find_typical_sum(rounds, weights)
             if _SUM_OF_SHARES[0] <= typical <= _SUM_OF_SHARES[1]:
                 return weights, counts
-            if (weights == weights[0]).all():
-                notes.append(f"the weights are all {weights[0]:.6g}: {_ALIKE}")
+            # Weights 1/N, which are q_t^n of a server that divides by N, sum to at most 1.
+            if typical > _SUM_OF_SHARES[1] and (weights == weights[0]).all():
+                notes.append(
+                    f"the weights are all {weights[0]:.6g}: {_ALIKE}; "
+                    f"{name_columns({'weight': 'NAME'})} keeps them as they are"
+                )
                 return None, None
             notes.append(
                 f"the weights typically sum to {typical:.3g} in a round, not to about 1, and "
@@ -86,19 +92,30 @@ def _mark_participation(rounds: NDArray[np.integer], weights: Numbers) -> bool:
 
 def _find_typical_sum(rounds: NDArray[np.integer], weights: Numbers) -> float:
     """Return the median of the positive sums of the rounds; 1 if there are none."""
-    sums = np.bincount(rounds - rounds.min(), weights) if len(rounds) else np.zeros(0)
-    return float(np.median(sums[sums > 0])) if sums.any() else 1.0
+    sums = _sum_by_round(rounds, weights)
+    return float(np.median(sums)) if len(sums) else 1.0
 
 
 def _look_like_counts(rounds: NDArray[np.integer], weights: Numbers) -> bool:
     """Return whether these are sample counts rather than q_t^n, whose sums are about 1."""
-    for low in range(0, len(weights), 1 << 20):  # most other weights show in the first part
-        part = weights[low : low + (1 << 20)]
+    for low in range(0, len(weights), _ROWS):  # most other weights show in the first part
+        part = weights[low : low + _ROWS]
         if (part != np.round(part)).any():
             return False
-    sums = np.bincount(rounds - rounds.min(), weights) if len(rounds) else np.zeros(0)
-    sums = sums[sums > 0]
+    sums = _sum_by_round(rounds, weights)
     return len(sums) > 0 and bool(np.median(sums) >= _COUNT_SUM)
+
+
+def _sum_by_round(rounds: NDArray[np.integer], weights: Numbers) -> Floats:
+    """Return the sums of the weights of the rounds in which it is positive."""
+    if not len(rounds):
+        return np.zeros(0)
+    first = rounds.min()
+    sums = np.zeros(int(rounds.max() - first) + 1)
+    for low in range(0, len(rounds), _ROWS):  # a copy of all rows in double precision takes memory
+        part = rounds[low : low + _ROWS] - first
+        sums += np.bincount(part, weights[low : low + _ROWS], len(sums))
+    return sums[sums > 0]
 
 
 def _normalise_by_round(rounds: NDArray[np.integer], counts: Numbers) -> Numbers:

@@ -60,7 +60,7 @@ class Weighted(Availability):
         positive = np.count_nonzero(require_nonnegative("weights", in_any_order(self.weights)))
         if positive < self.size:
             raise InvalidInputError(
-                f"weights: only {positive} of them positive; give at least size = {self.size}"
+                f"weights: fewer are positive ({positive}) than size = {self.size}; give more"
             )
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
