@@ -105,7 +105,7 @@ class Measure:
 
     def format(self, values: Sequence[float], std: float | None = None) -> str:
         """Return the mean of `values` as text, with its standard deviation if there is one."""
-        mean = f"{np.mean(values):.{self.digits}f}"
+        mean = f"{np.mean(values):z.{self.digits}f}"
         return mean if std is None else f"{mean} ± {std:.{self.digits}f}"
 
 

@@ -103,10 +103,10 @@ def _record_count(judged: Iterable[JudgedExperiment]) -> str:
     older = sum(not record.execution for record in trained)
     shared = sum(record.shared_from is not None for one in judged for record in one.records)
     on_gpu = sum("device" in record.execution for record in trained)
+    listed = f"; {others} have other settings, and are only listed, at the end of their sections"
     return (
-        f"{matching} of {records} records are of planned runs and are counted; "
-        f"{others} have other settings, and are only listed, at the end of their sections. "
-        f"{shared} are of runs that another experiment, case or method has made with the same "
+        f"{matching} of {records} records are of planned runs and are counted"
+        f"{listed if others else ''}. {shared} are of runs that another experiment, case or method has made with the same "
         f"settings. {older} of the {len(trained)} records of trainings are older than the field "
         f"with the trainer and the threads; {on_gpu} were trained on a GPU.\n\n"
     )
