@@ -106,8 +106,8 @@ def _record_count(judged: Iterable[JudgedExperiment]) -> str:
     listed = f"; {others} have other settings, and are only listed, at the end of their sections"
     return (
         f"{matching} of {records} records are of planned runs and are counted"
-        f"{listed if others else ''}. {shared} are of runs that another experiment, case or method has made with the same "
-        f"settings. {older} of the {len(trained)} records of trainings are older than the field "
+        f"{listed if others else ''}. {shared} are of runs that another experiment, case or method "
+        f"has made with the same settings. {older} of the {len(trained)} records of trainings are older than the field "
         f"with the trainer and the threads; {on_gpu} were trained on a GPU.\n\n"
     )
 
