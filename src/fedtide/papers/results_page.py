@@ -107,8 +107,9 @@ def _record_count(judged: Iterable[JudgedExperiment]) -> str:
     return (
         f"{matching} of {records} records are of planned runs and are counted"
         f"{listed if others else ''}. {shared} are of runs that another experiment, case or method "
-        f"has made with the same settings. {older} of the {len(trained)} records of trainings are older than the field "
-        f"with the trainer and the threads; {on_gpu} were trained on a GPU.\n\n"
+        f"has made with the same settings. {older} of the {len(trained)} records of trainings are "
+        f"older than the field with the trainer and the threads; {on_gpu} were trained on a "
+        "GPU.\n\n"
     )
 
 
