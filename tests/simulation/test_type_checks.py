@@ -211,7 +211,7 @@ def test_any_value_in_any_field_is_taken_or_refused_in_a_sentence(cls):
         (lambda: p.Trace(7, 60.0), "file: 7 is of type int; give a string, a Path, a DataFrame, "),
         (
             lambda: p.Replay(pl.Series([1])),
-            "log: polars.Series is no table; give the path of a file, a Polars DataFrame",
+            "log: polars.Series is not a table; give the path of a file, a Polars DataFrame",
         ),
         (lambda: ft.LocalTraining(steps=1, projection=1), "projection: 1 is of type int; give a P"),
     ],
