@@ -19,9 +19,9 @@ from fedtide.problems.models.base import Model, Shape
 class Imported(Model):
     """Any network by import path; the working directory is searched first.
 
-    The class or function is called with the arguments of the file, so not every one will do: a class must
-    derive from `torch.nn.Module` or `Model`, and a function of an installed package must be
-    annotated to return one (`-> nn.Module`). Functions of your own modules need no annotation.
+    The class or function is called with the arguments of the file, so not every one will do: a
+    class must derive from `torch.nn.Module` or `Model`, and a function of an installed package must
+    be annotated to return one (`-> nn.Module`). Functions of your own modules need no annotation.
 
     Args:
         path: "package.module:Class" of a `torch.nn.Module`, a function that returns one, or a
