@@ -109,13 +109,14 @@ def _section(section: Section) -> Iterator[Part]:
 
 
 def _class(place: str, cls: type) -> Iterator[Part]:
-    rows = tabulate_keys(cls).rows if field_types(cls) else []
+    table = tabulate_keys(cls) if field_types(cls) else None
     key, _, kind = place.partition(".")
+    rows = table.rows if table else ()
     required = (f", {row[0].strip('`')}: ..." for row in rows if row[2] == REQUIRED)
     yield f"{key}: {{type: {kind}{''.join(required)}}}" if kind else f"{key}:"
     yield describe(cls).rstrip()
-    if rows:
-        yield tabulate_keys(cls)
+    if table:
+        yield table
 
 
 def _near(name: str) -> str:

@@ -72,13 +72,8 @@ def reject_times(rounds: NDArray[np.integer]) -> None:
             f"{str(first)[:4]}-{str(first)[4:6]}-{str(first)[6:]}, and give round_seconds=86400 "
             "or --round-seconds 86400"
         )
-    may_be_months = first >= _FIRST_MONTH and last <= _LAST_MONTH
-    if may_be_months and (change := _find_change_of_year(_list_rounds(rounds))) is not None:
-        numbers = _list_rounds(rounds)
-        raise InvalidInputError(
-            f"round: {numbers[change]} and then {numbers[change + 1]} look like years with a month "
-            f"or week, not like rounds; number the rounds one by one; {_KEEP_HINT}"
-        )
+    if first >= _FIRST_MONTH and last <= _LAST_MONTH:
+        _reject_months(_list_rounds(rounds))
     length = last - first + 1
     if length <= _FEW_ROUNDS:
         return
@@ -91,18 +86,23 @@ def reject_times(rounds: NDArray[np.integer]) -> None:
         )
 
 
-def _find_change_of_year(numbers: NDArray[np.int64]) -> int | None:
-    """Return where numbers like 202612 go on in another year, as 202701; None: nowhere.
+def _reject_months(numbers: NDArray[np.int64]) -> None:
+    """Raise InvalidInputError if numbers like 202612 go on in another year, as 202701.
 
-    >>> _find_change_of_year(np.array([202611, 202612, 202701]))
-    1
-    >>> _find_change_of_year(np.array([202611, 202612, 202613, 202654, 202701]))
+    >>> _reject_months(np.array([202611, 202612, 202701]))
+    Traceback (most recent call last):
+    fedtide.errors.InvalidInputError: round: 202612 and then 202701 look like years with a ...
+    >>> _reject_months(np.array([202611, 202612, 202613, 202654, 202701]))
     """
     years, parts = np.divmod(numbers, 100)
-    if parts.min() < 1 or parts.max() > _WEEKS:
-        return None
     changes = np.flatnonzero(np.diff(years))
-    return int(changes[0]) if len(changes) and find_step(numbers) == 1 else None
+    if parts.min() < 1 or parts.max() > _WEEKS or not len(changes) or find_step(numbers) > 1:
+        return
+    before, after = numbers[changes[0] : changes[0] + 2]
+    raise InvalidInputError(
+        f"round: {before} and then {after} look like years with a month or week, not like rounds; "
+        f"number the rounds one by one; {_KEEP_HINT}"
+    )
 
 
 def check_length(length: int, entries: int) -> None:

@@ -40,8 +40,8 @@ _PASSED_OVER = re.compile(
 )
 """Words for a client that did not take part and did not fail."""
 _BEFORE_ANSWER = re.compile(
-    r"(?<![a-z])(?<!\bnot[\s_-])(available|selected|sampled|invited|assigned|dispatched|scheduled|queued|pending"
-    r"|started|running|in[\s_-]progress)(?![a-z])"
+    r"(?<![a-z])(?<!\bnot[\s_-])(available|selected|sampled|invited|assigned|dispatched|scheduled"
+    r"|queued|pending|started|running|in[\s_-]progress)(?![a-z])"
 )
 """Words for a client that has not answered, or not yet, as in a log of events."""
 _SUCCEEDED = re.compile(r"ok|done|finished|succe\w+|completed?|no[\s_-]errors?|200")

@@ -90,32 +90,25 @@ def _mark_participation(rounds: NDArray[np.integer], weights: Numbers) -> bool:
     return bool(is_one and (np.bincount(rounds - rounds.min()) > 1).any())
 
 
-def _find_typical_sum(rounds: NDArray[np.integer], weights: Numbers) -> float:
-    """Return the median of the positive sums of the rounds; 1 if there are none."""
-    sums = _sum_by_round(rounds, weights)
-    return float(np.median(sums)) if len(sums) else 1.0
-
-
 def _look_like_counts(rounds: NDArray[np.integer], weights: Numbers) -> bool:
     """Return whether these are sample counts rather than q_t^n, whose sums are about 1."""
     for low in range(0, len(weights), _ROWS):  # most other weights show in the first part
         part = weights[low : low + _ROWS]
         if (part != np.round(part)).any():
             return False
-    sums = _sum_by_round(rounds, weights)
-    return len(sums) > 0 and bool(np.median(sums) >= _COUNT_SUM)
+    return _find_typical_sum(rounds, weights) >= _COUNT_SUM
 
 
-def _sum_by_round(rounds: NDArray[np.integer], weights: Numbers) -> Floats:
-    """Return the sums of the weights of the rounds in which it is positive."""
+def _find_typical_sum(rounds: NDArray[np.integer], weights: Numbers) -> float:
+    """Return the median of the positive sums of the weights of a round; 1 if there are none."""
     if not len(rounds):
-        return np.zeros(0)
+        return 1.0
     first = rounds.min()
     sums = np.zeros(int(rounds.max() - first) + 1)
     for low in range(0, len(rounds), _ROWS):  # a copy of all rows in double precision takes memory
         part = rounds[low : low + _ROWS] - first
         sums += np.bincount(part, weights[low : low + _ROWS], len(sums))
-    return sums[sums > 0]
+    return float(np.median(sums[sums > 0])) if sums.any() else 1.0
 
 
 def _normalise_by_round(rounds: NDArray[np.integer], counts: Numbers) -> Numbers:

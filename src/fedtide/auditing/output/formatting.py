@@ -10,7 +10,6 @@ import numpy as np
 
 from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.statistics.skew import SkewEstimate
-from fedtide.errors import quantify
 from fedtide.yaml_text import dump
 
 _MAX_BLOCK, _BEGINNING = 100_000, 2000
@@ -146,16 +145,6 @@ def _format_call(algorithm: str, parameters: dict[str, object]) -> str:
             shown.append(f"{name}={value}")
     arguments = ", ".join(shown)
     return algorithm + (f"({arguments})" if arguments else "")
-
-
-def count_clients(count: int) -> str:
-    """Return a number of clients in words."""
-    return quantify(count, "client")
-
-
-def count_rounds(count: int) -> str:
-    """Return a number of rounds in words."""
-    return quantify(count, "round")
 
 
 def format_percent(share: float) -> str:

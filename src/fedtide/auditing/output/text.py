@@ -7,8 +7,6 @@ import numpy as np
 from fedtide.auditing.api import Audit
 from fedtide.auditing.log.refusals import format_reasons
 from fedtide.auditing.output.formatting import (
-    count_clients,
-    count_rounds,
     format_bound,
     format_method,
     format_p_value,
@@ -73,7 +71,7 @@ def describe_verdict(audit: Audit) -> str:
         return f"yes: {averaging} favours some clients beyond chance"
     recent = objectives.recent
     if recent is not None and is_biased(recent.objective.correctable):
-        last = "round" if recent.window == 1 else count_rounds(recent.window)
+        last = "round" if recent.window == 1 else quantify(recent.window, "round")
         return f"yes: in the last {last}, {averaging} favours some clients beyond chance"
     skews = [objectives.in_force.skew, *([] if recent is None else [recent.objective.skew])]
     if any(map(is_biased, skews)):
@@ -90,9 +88,9 @@ def _describe_never(audit: Audit) -> str:
     """Return how many of the clients that should have influence never took part."""
     wanted = int((audit.objectives.wanted[audit.coverage.never] > 0).sum())
     return (
-        f"{count_clients(wanted)} never took part"
+        f"{quantify(wanted, 'client')} never took part"
         if audit.selection is None
-        else f"{count_clients(wanted)} {'was' if wanted == 1 else 'were'} never used"
+        else f"{quantify(wanted, 'client')} {'was' if wanted == 1 else 'were'} never used"
     )
 
 
@@ -112,7 +110,7 @@ def describe_objective(audit: Audit) -> list[str]:
         describe_verdict(audit),
         f"over the whole log, {averaging}{',' if recorded else ''} {verb}, "
         f"{_AIMS[audit.wanted_source]}: {_format_with_chance(objective)}",
-        f"{half:,} of {count_clients(audit.log.size)} "
+        f"{half:,} of {quantify(audit.log.size, 'client')} "
         f"{'has' if half == 1 else 'have'} half of the influence",
         *describe_now(audit),
     ]
@@ -127,7 +125,7 @@ def describe_now(audit: Audit) -> list[str]:
     if recent is None or len(forgetting.windows) == 0:
         return []
     sentences = [
-        f"now, in the last {'round' if recent.window == 1 else count_rounds(recent.window)}, "
+        f"now, in the last {'round' if recent.window == 1 else quantify(recent.window, 'round')}, "
         f"{recent.objective.total_variation:.0%} "
         f"is misplaced: {_format_with_chance(recent.objective)}"
     ]
@@ -169,7 +167,7 @@ def describe_forgetting(audit: Audit) -> str:
 def _count_busy(audit: Audit, count: int) -> str:
     """Return a number of rounds in words, and that empty ones do not count if there are any."""
     every = audit.log.nonempty_rounds == audit.log.length
-    return count_rounds(count) + ("" if every else " with participants")
+    return quantify(count, "round") + ("" if every else " with participants")
 
 
 def describe_history(audit: Audit) -> str:
@@ -177,8 +175,8 @@ def describe_history(audit: Audit) -> str:
     recent = audit.objectives.recent
     assert recent is not None
     return (
-        f"each point is the L1 skew in a window of {count_rounds(recent.window)}; chance alone "
-        f"would give about {recent.chance[-1]:.2f}"
+        f"each point is the L1 skew in a window of {quantify(recent.window, 'round')}; chance "
+        f"alone would give about {recent.chance[-1]:.2f}"
     )
 
 
@@ -207,10 +205,11 @@ def describe_plain_average(audit: Audit) -> str:
 def describe_clients(audit: Audit) -> list[str]:
     """Return how many clients there are, how many took part, and how many were not seen."""
     unseen, never = audit.unseen, len(audit.coverage.never)
+    known = quantify(audit.log.size, "client")
     if unseen is None:
-        known = f"{count_clients(audit.log.size)}, of which {audit.log.size - never:,} took part"
-        return [known if never else f"{count_clients(audit.log.size)}, and every one took part"]
-    lines = [f"{count_clients(audit.log.size)} in the log, which need not be all"]
+        share = f"of which {audit.log.size - never:,}" if never else "and every one"
+        return [f"{known}, {share} took part"]
+    lines = [f"{known} in the log, which need not be all"]
     if never:
         lines.append(f"{never:,} of them {'was' if never == 1 else 'were'} never used")
     if unseen.once == 0:
@@ -246,7 +245,7 @@ def _describe_coverage_of_sample(unseen: UnseenClients) -> str:
         f"{format_percent(low)} to {format_percent(high)})"
     )
     if unseen.link:
-        text += f"; participations up to {count_rounds(unseen.link)} apart are one visit"
+        text += f"; participations up to {quantify(unseen.link, 'round')} apart are one visit"
     return text
 
 
@@ -257,16 +256,18 @@ def describe_rounds(audit: Audit) -> list[str]:
     mean, last = coverage.cohort["mean"], log.first_round + log.length - 1
     span = f"round {last:,}" if log.length == 1 else f"rounds {log.first_round:,} to {last:,}"
     size = (
-        f"{count_clients(int(largest))} in each"
+        f"{quantify(int(largest), 'client')} in each"
         if smallest == largest
         else f"{smallest:,.0f} to {largest:,.0f} clients in each (mean {mean:,.1f})"
     )
-    lines = [f"{count_rounds(log.length)} ({span}), {quantify(len(log.clients), 'update')}, {size}"]
+    lines = [
+        f"{quantify(log.length, 'round')} ({span}), {quantify(len(log.clients), 'update')}, {size}"
+    ]
     if coverage.empty_rounds:
-        lines.append(f"{count_rounds(coverage.empty_rounds)} without participants")
+        lines.append(f"{quantify(coverage.empty_rounds, 'round')} without participants")
     if coverage.longest_absence:
         lines.append(
-            f"longest absence {count_rounds(coverage.longest_absence)}, median absence "
+            f"longest absence {quantify(coverage.longest_absence, 'round')}, median absence "
             f"{coverage.typical_absence:g}"
         )
     return lines
@@ -286,7 +287,7 @@ def describe_rates(audit: Audit) -> str:
     if has_own_weights(audit):  # else half of the influence says the same
         text += (
             f"; half of all updates are from {rates.clients_for_half:,} of "
-            f"{count_clients(audit.log.size)}"
+            f"{quantify(audit.log.size, 'client')}"
         )
     return text if rates.reason is None else f"{text}; no intervals: {rates.reason}"
 
@@ -309,7 +310,7 @@ def describe_churn(audit: Audit) -> list[str]:
                 for n in clients
             ]
             lines.append(
-                f"{count_clients(len(clients))} {verb}, {word}: {list_some(listed, _LISTED)}"
+                f"{quantify(len(clients), 'client')} {verb}, {word}: {list_some(listed, _LISTED)}"
             )
     return [
         *lines,
@@ -365,7 +366,7 @@ def describe_refusals(audit: Audit) -> list[str]:
     if refusals is None:
         return []
     clients = [
-        f"{audit.log.show_name(n)} in {count_rounds(rounds)} (used in {audit.log.counts[n]:,})"
+        f"{audit.log.show_name(n)} in {quantify(rounds, 'round')} (used in {audit.log.counts[n]:,})"
         for n, rounds in refusals.rank_clients()[:_LISTED]
     ]
     return [
@@ -417,7 +418,7 @@ def describe_groups(groups: GroupInfluence) -> list[str]:
 def describe_pattern(audit: Audit) -> str:
     """Return the pattern in a sentence: its test, or what the log excludes."""
     text, idle = _describe_family(audit.pattern), audit.pattern.idle_rounds
-    return f"{text}; {count_rounds(idle)} in which nobody took part left out" if idle else text
+    return f"{text}; {quantify(idle, 'round')} in which nobody took part left out" if idle else text
 
 
 def _describe_family(pattern: Pattern) -> str:
@@ -469,7 +470,7 @@ def describe_window(audit: Audit) -> str:
             f"within {windows.tolerance:g})" + _describe_period(audit)
         )
     single = windows.period == 1
-    text = "single rounds" if single else f"windows of {count_rounds(windows.period)}"
+    text = "single rounds" if single else f"windows of {quantify(windows.period, 'round')}"
     if windows.floor > windows.tolerance:
         cause = "unequal shares" if has_unequal_shares(audit) else "unequal rates"
         cause = "the skew of its weights" if has_own_weights(audit) else cause
