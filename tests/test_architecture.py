@@ -99,7 +99,14 @@ MAY_IMPORT = {
         "theory",
         "plotting",
     },
-    "leaderboard": {"participation", "algorithms", "problems", "simulation", "plotting"},
+    "leaderboard": {
+        "participation",
+        "algorithms",
+        "problems",
+        "training",
+        "simulation",
+        "plotting",
+    },
 }
 """What each package may import besides itself and the basics; all others are on top of them."""
 

@@ -7,7 +7,31 @@ from fedtide.metric_direction import lower_is_better
 from fedtide.problems import Evaluation
 from fedtide.simulation.metrics import ParticipationTally, metrics_row
 
+LOWER = (
+    "loss",
+    "test_loss",
+    "participation_loss",
+    "client_loss_worst_tenth",
+    "mse",
+    "test_mse",
+    "client_mae_p90",
+    "rmse",
+    "error_rate",
+    "perplexity",
+    "client_test_accuracy_std",
+)
+HIGHER = ("test_accuracy", "client_test_accuracy_worst_tenth", "r2", "auc", "rounds_per_second")
 DECLARED = {"bits": True, "error_free": False}
+
+
+@pytest.mark.parametrize("metric", LOWER)
+def test_a_loss_an_error_or_a_spread_is_better_when_lower(metric):
+    assert lower_is_better(metric)
+
+
+@pytest.mark.parametrize("metric", HIGHER)
+def test_any_other_metric_is_better_when_higher(metric):
+    assert not lower_is_better(metric)
 
 
 @pytest.mark.parametrize(

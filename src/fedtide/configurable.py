@@ -102,7 +102,7 @@ def check_types(thing: object, cls: type) -> None:
     """
     for name, kind in field_types(cls).items():
         value = getattr(thing, name)
-        if not _fits(kind, value):
+        if not fits(kind, value):
             raise InvalidInputError(explain_mismatch(name, kind, value))
 
 
@@ -159,11 +159,11 @@ def _members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if is_union(kind) else (kind,)
 
 
-def _fits(kind: Any, value: Any) -> bool:
+def fits(kind: Any, value: Any) -> bool:
     """Return whether a value is of the type that an annotation describes."""
     if is_union(kind):
         members = get_args(kind)
-        return any(_fits(member, value) for member in members)
+        return any(fits(member, value) for member in members)
     if kind is None:
         return value is None
     base = get_origin(kind) or kind
@@ -264,7 +264,7 @@ def _is_list_of(kind: Any, value: Any) -> bool:
         value = min(value), max(value)
     elif kind in _DTYPES:  # one value of each type is enough
         value = {type(part): part for part in value}.values()
-    return all(_fits(kind, part) for part in value)
+    return all(fits(kind, part) for part in value)
 
 
 def _is_array_of(kind: Any, array: np.ndarray[Any, Any]) -> bool:
@@ -274,11 +274,6 @@ def _is_array_of(kind: Any, array: np.ndarray[Any, Any]) -> bool:
     if kind in _DTYPES:
         return array.ndim == 1 and array.dtype.kind in _DTYPES[kind]
     return kind is Any
-
-
-def is_mismatch(kind: Any, value: Any) -> bool:
-    """Return whether a value is not of the type that an annotation describes."""
-    return not _fits(kind, value)
 
 
 def explain_mismatch(name: str, kind: Any, value: Any) -> str:
@@ -296,7 +291,7 @@ def explain_mismatch(name: str, kind: Any, value: Any) -> str:
     for member in _members(kind):
         if get_origin(member) is Sequence and isinstance(value, list | tuple):
             item = get_args(member)[0]
-            i = next(i for i, part in enumerate(value) if not _fits(item, part))
+            i = next(i for i, part in enumerate(value) if not fits(item, part))
             return explain_mismatch(f"{name}[{i}]", item, value[i])
     if isinstance(value, str) and float in _members(kind):
         if _DECIMAL_COMMA.fullmatch(value):

@@ -66,7 +66,10 @@ def uneven_rates(clients: int, seed: int) -> list[float]:
 
 
 def draw_chains(
-    random: np.random.Generator, rates: NDArray[np.float64], rounds: int, change: float
+    random: np.random.Generator,
+    rates: NDArray[np.float64],
+    rounds: int,
+    change: NDArray[np.float64] | float,
 ) -> Present:
     """Draw stationary two-state chains; neighbouring rounds have the correlation 1 − change."""
     present = np.zeros((rounds, len(rates)), dtype=bool)

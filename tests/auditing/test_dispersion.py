@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.auditing.logs import build_log, from_cohorts
+from tests.auditing.logs import build_log, draw_chains, from_cohorts
 
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
@@ -119,23 +119,13 @@ def test_dispersion_of_independent_rounds_is_one() -> None:
     assert found.variance_of_mean(series, slopes) == pytest.approx(exact, rel=0.4)
 
 
-def draw_chains(rates: Floats, correlation: Floats, length: int, seed: int) -> NDArray[np.bool_]:
-    """Markov chains of these rates and lag-1 correlations, from their stationary law, (T, N)."""
-    random = np.random.default_rng(seed)
-    present = np.empty((length, len(rates)), dtype=bool)
-    present[0] = random.random(len(rates)) < rates
-    for t in range(1, length):
-        present[t] = random.random(len(rates)) < rates + correlation * (present[t - 1] - rates)
-    return present
-
-
 def test_rare_clients_have_a_memory_of_their_own() -> None:
     """D = (1 + ρ) / (1 − ρ) = 19 for 40 rare clients, beside 40 frequent ones without memory.
 
     The mean over 40 clients has a standard error of about 0.1 of it: 0.35 is 3.5 of them.
     """
     rates, correlation = np.repeat([0.3, 0.03], 40), np.repeat([0.0, 0.9], 40)
-    found = disperse(build_log(draw_chains(rates, correlation, 2000, 3)))
+    found = disperse(build_log(draw_chains(np.random.default_rng(3), rates, 2000, 1 - correlation)))
     assert found.values[:40].mean() == pytest.approx(1, rel=0.35)
     assert found.values[40:].mean() == pytest.approx(19, rel=0.35)
 
@@ -147,7 +137,7 @@ def test_visits_of_equal_rare_clients_do_not_predict_their_memory() -> None:
     """
     correlation = 1 - 1 / (4 * (1 - 0.004))
     rates = np.full(1000, 0.004)
-    present = draw_chains(rates, np.full(1000, correlation), 500, 4)
+    present = draw_chains(np.random.default_rng(4), rates, 500, 1 - correlation)
     found = disperse(build_log(present))
     exact = (1 + correlation) / (1 - correlation)
     never = ~present.any(axis=0)
@@ -168,7 +158,7 @@ def test_the_variance_of_a_sum_is_that_of_the_clients_in_it() -> None:
         exact = float((slopes**2 * rates * (1 - rates) * times).sum()) / 1000
         ratios = []
         for seed in range(20):
-            present = draw_chains(rates, correlation, 1000, seed)
+            present = draw_chains(np.random.default_rng(seed), rates, 1000, 1 - correlation)
             series = (present - present.mean(axis=0)) @ slopes
             found = disperse(build_log(present))
             ratios.append(found.variance_of_mean(series, slopes) / exact)

@@ -123,7 +123,9 @@ def check_times(written: str, ahead: timedelta) -> None:
         assert any("begins at 2026-03-28T12:00:00Z" in note for note in log.notes)
 
 
-@pytest.mark.parametrize("wrong", ["2026-13-45", "2026-02-30 12:00:00", "28.03.2026", "soon"])
+@pytest.mark.parametrize(
+    "wrong", ["2026-13-45", "2026-02-30 12:00:00", "28.03.2026", "01/05/2026", "soon"]
+)
 def test_the_first_time_that_is_none_is_quoted(wrong: str) -> None:
     times = ["2026-03-28 12:00:00"] * 9 + [wrong, "2026-03-28 13:00:00", "later"]
     rows = pl.DataFrame({"time": times, "client": range(12)})

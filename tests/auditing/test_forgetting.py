@@ -5,7 +5,7 @@ from statistics import NormalDist
 import numpy as np
 import polars as pl
 import pytest
-from tests.auditing.logs import build_log, from_cohorts, to_frame
+from tests.auditing.logs import build_log, draw_chains, from_cohorts, to_frame
 
 import fedtide as ft
 from fedtide.auditing import Audit, ParticipationLog
@@ -143,12 +143,8 @@ def test_forgetting_does_not_depend_on_the_order_of_cohort_sizes() -> None:
 
 
 def test_bursts_forget_within_a_burst_only() -> None:
-    random = np.random.default_rng(5)
-    present = np.zeros((1000, 40), dtype=bool)
-    present[0] = random.random(40) < 0.25
-    for t in range(1, 1000):
-        stay = np.where(present[t - 1], 0.9, 0.1 / 3)
-        present[t] = random.random(40) < stay
+    """Bursts of ten rounds on average, at the rate 0.25."""
+    present = draw_chains(np.random.default_rng(5), np.full(40, 0.25), 1000, 0.4 / 3)
     found = measure_forgetting(build_log(present))
     assert found.window < 20
     assert found.p_value < 0.001

@@ -13,6 +13,7 @@ from tests.auditing.logs import error_of, list_entries
 from typer.testing import CliRunner
 
 import fedtide as ft
+from fedtide.auditing.log.columns import PRESENCE_NAMES, is_called
 from fedtide.auditing.log.reader import read_participation_log as read
 from fedtide.cli.main import app
 
@@ -147,10 +148,17 @@ def test_meanings_that_cannot_be_used_are_refused() -> None:
         ("ok", 1, 0),
         ("failed", False, True),
         ("dropped", 0.0, 1.0),
+        ("participated", 1, 0),
+        ("Is Used", 1.0, 0.0),
+        ("selected", True, False),
+        ("active", "true", "false"),
+        ("present", "t", "f"),  # as PostgreSQL writes them
+        ("online", "online", "offline"),
         ("error", None, "CUDA out of memory"),
         ("error", 0, 1),
         ("failure_reason", None, "battery"),
         ("exception", "-", "KeyError('x')"),
+        ("exception", False, True),
     ],
 )
 def test_rows_that_plainly_failed_are_refused(
@@ -175,7 +183,10 @@ def test_rows_that_plainly_failed_are_refused(
     with_stages = log.with_columns(stage=pl.lit("used"))
     assert list_entries(read(with_stages)) == SELECTED
     same = log.with_columns(pl.Series(name, [bad] * len(log)))
-    assert list_entries(read(same)) == SELECTED
+    if is_called(name, PRESENCE_NAMES):
+        assert error_of(same).startswith(f"log: '{name}' is '{bad}' in 8 of 8 rows")
+    else:
+        assert list_entries(read(same)) == SELECTED
 
 
 @pytest.mark.parametrize(
@@ -228,12 +239,6 @@ def test_values_whose_rows_alone_have_no_samples_are_failures(
 def test_failures_in_any_case_are_counted() -> None:
     log = ROWS.with_columns(status=pl.Series(["OK"] * 5 + ["timeout", "Timeout", "TIMEOUT"]))
     assert "or the like in 3 of 8 rows" in error_of(log)
-
-
-def test_a_flag_that_is_no_is_refused_with_the_option() -> None:
-    used = (pl.col("status") == "OK").cast(pl.Int64)
-    sentence = error_of(ROWS.select("server_round", "device_id", used.alias("used")))
-    assert "--columns 'stage=used' --stages 0=selected,other=used" in sentence
 
 
 def test_many_messages_are_one_failure(tmp_path: Path) -> None:

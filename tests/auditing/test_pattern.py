@@ -63,10 +63,11 @@ def test_changing_rates_are_drift() -> None:
     assert find_pattern(from_cohorts(cohorts, 30)).family == "drifting"
 
 
-def test_constant_presence_is_always() -> None:
-    found = find_pattern(from_cohorts([[0, 1]] * 20, 3))
-    assert found.family == "always"
-    assert found.clients.tolist() == ["always", "always", "never"]
+@pytest.mark.parametrize(("rounds", "family"), [(15, "undecided"), (20, "always")])
+def test_constant_presence_is_always_if_the_log_is_long_enough(rounds: int, family: str) -> None:
+    found = find_pattern(from_cohorts([[0, 1]] * rounds, 3))
+    assert found.family == family
+    assert found.clients.tolist() == [family, family, "never"]
 
 
 @pytest.mark.parametrize("rounds", [15, 18, 19, 40, 600, 20_000])

@@ -3,7 +3,6 @@
 Logs and expected numbers are from NumPy alone; seeds are fixed.
 """
 
-import io
 import json
 import re
 from dataclasses import dataclass
@@ -13,13 +12,11 @@ import numpy as np
 import polars as pl
 import pytest
 from numpy.typing import NDArray
-from rich.console import Console
 from tests.auditing.logs import Present, draw_chains, draw_cohorts, to_frame
 
 import fedtide as ft
 from fedtide.auditing import Audit, ParticipationLog
 from fedtide.auditing.output.html_page import render_page
-from fedtide.auditing.output.terminal import show
 from fedtide.auditing.statistics.coverage import measure_coverage
 from fedtide.auditing.statistics.group_influence import GroupInfluence, measure_group_influence
 from fedtide.auditing.statistics.influence import ObjectiveComparison, compare_objectives
@@ -71,9 +68,7 @@ def expect(log: Log) -> tuple[Floats, Floats]:
 
 
 def print_summary(result: Audit) -> str:
-    file = io.StringIO()
-    show(result, Console(file=file, width=100))
-    return " ".join(file.getvalue().replace("│", " ").split())
+    return " ".join(str(result.summary()).replace("│", " ").split())
 
 
 def test_clients_have_the_influence_of_the_averaging_in_force(sampled: Log) -> None:

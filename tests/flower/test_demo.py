@@ -14,7 +14,7 @@ import pytest
 from fedtide.cli.flower import demo_command
 from fedtide.errors import InvalidInputError
 from fedtide.flower import FedTide, initial_arrays
-from fedtide.flower.dev.demo import METHOD, SITES, RemainingTime, compare_methods, example_app
+from fedtide.flower.dev.demo import METHOD, SITES, compare_methods, describe_remaining, example_app
 from fedtide.flower.dev.process_guard import find_processes
 from fedtide.participation.log.ledger import read_ledger
 
@@ -35,7 +35,7 @@ def test_a_federation_with_tls_runs_and_is_audited(tmp_path):
     command = [*FEDTIDE, "flower", "demo", "--rounds", "2", "--tls", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("rounds: 2, each about ")
+    assert done.stdout.startswith("rounds: 2, of a few ")
     assert "whose model" in done.stdout
     assert re.findall(r"(\w+), (?:this federation|simulated) .*%", done.stdout) == [
         *("FedAU", "FedAvg", "FedAU", "MIFA"),
@@ -73,10 +73,8 @@ def test_a_demo_that_is_ended_leaves_no_process(tmp_path, name):
 
 
 def test_the_forecast_follows_the_rounds_that_have_ended():
-    remaining = RemainingTime(rounds=12, seconds=10.0)
-    assert remaining.describe(1, now=100.0) == "2:00 min to go"
-    assert remaining.describe(2, now=107.0) == "1:17 min to go"
-    assert remaining.describe(3, now=140.0) == "3:20 min to go"
+    assert describe_remaining(2, rounds=12, elapsed=7.0) == "1:17 min to go"
+    assert describe_remaining(3, rounds=12, elapsed=40.0) == "3:20 min to go"
 
 
 def test_the_demo_finds_its_app():

@@ -20,8 +20,6 @@ from fedtide.flower.server.reply_validation import (
     DeclinedReplyError,
     RejectedReplyError,
     ReplyValidator,
-    ValidatedUpdate,
-    read_metrics,
 )
 from fedtide.flower.server.transport import PendingReply
 from fedtide.participation.log.schema import REASONS
@@ -231,10 +229,10 @@ def check_count(value: object, low: int, high: int) -> None:
     assert low <= value <= high
 
 
-def answer(validator: ReplyValidator, *arguments) -> ValidatedUpdate | str:
+def answer(validator: ReplyValidator, reply: Message, pending: PendingReply):
     """Return what is used of a reply, or why nothing is; any other exception is raised."""
     try:
-        return validator.validate(*arguments)
+        return validator.validate(reply, pending)
     except DeclinedReplyError:
         return "declined"
     except RejectedReplyError as error:
@@ -254,16 +252,16 @@ def test_ten_thousand_replies_are_used_or_rejected(part):
         sent = unit * draw.choice([1.0, 1.0, edge])
         reads_steps, asks, plain = (draw.random() < 0.5 for _ in range(3))
         requested = draw.choice([0.0, 0.1])
-        validator = ReplyValidator(LAYOUT, ["site-a", "site-b"], reads_steps)
+        validator = ReplyValidator(LAYOUT, ["site-a", "site-b"], reads_steps, {ROUND: sent})
         pending = PendingReply(
             "m", NODE, "train", CLIENT, ROUND, 0.0, plain and not asks, requested, asks
         )
         reply = hostile_reply(honest_reply(sent, draw), draw)
         with suppress(DeclinedReplyError, RejectedReplyError):
-            measured = read_metrics(reply, pending, "site-b" if CLIENT else "site-a")
+            measured = validator.read_metrics(reply, pending)
             check_count(measured[0], 1, 10**12)
             check_metrics(measured[1])
-        update = answer(validator, reply, pending, sent)
+        update = answer(validator, reply, pending)
         if isinstance(update, str):
             assert update.isprintable()
             assert 0 < len(update) <= 201

@@ -14,7 +14,6 @@ from fedtide.flower.clients.app import custom_client
 from fedtide.flower.protocol import Update
 from fedtide.flower.server.strategy import FedTide
 from fedtide.privacy import Gaussian
-from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 
 from .fake_grid import FakeGrid, Node
 
@@ -116,15 +115,3 @@ def test_a_private_federation_takes_them():
     mechanism = Gaussian(clip=1.0, noise_multiplier=1e-3, delta=1e-5)
     strategy = Federation(3, 0.1).train(A.FedAvg(weights="all"), 2, privacy=mechanism)
     np.testing.assert_allclose(state_of(strategy), [0.2, 0.2], atol=0.01)
-
-
-def test_a_training_goes_on_where_its_state_was_in_float16(tmp_path):
-    """As earlier versions kept it."""
-    federation = Federation(2, 1.0)
-    federation.train(A.FedAvg(), 2, state=tmp_path)
-    saved = load_newest(tmp_path)
-    half = {n: t.half() if t.is_floating_point() else t for n, t in saved.tensors.items()}
-    save(tmp_path, Checkpoint(saved.round, half, saved.facts))
-    strategy = federation.train(A.FedAvg(), 4, state=tmp_path)
-    assert strategy.training.model.dtype == torch.float32
-    np.testing.assert_allclose(state_of(strategy), [4.0, 4.0], rtol=1e-6)

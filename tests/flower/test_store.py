@@ -9,7 +9,7 @@ import torch
 import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.flower import ClientSideMemory
-from fedtide.flower.clients.store import ClientStore, encode_update
+from fedtide.flower.clients.store import encode_update
 from fedtide.flower.protocol import TrainRequest, Update
 from fedtide.flower.server.session import TrainingSession
 from fedtide.participation.log.ledger import read_ledger
@@ -156,13 +156,3 @@ def test_a_huge_update_leaves_nothing_in_the_sum_of_the_server(client, server, f
         latest = h if form == "fedlaavg" else 0.5 * h
         rounding = np.spacing(np.float32(abs(sent[0])))
         np.testing.assert_allclose(total, latest, rtol=1e-6, atol=float(rounding))
-
-
-def test_a_memory_that_was_written_in_single_precision_is_continued(tmp_path):
-    """Earlier versions stored what the client computed, in its own dtype."""
-    ClientStore(tmp_path).save(3, {"w": torch.tensor([0.25, 2.0])})
-    request = TrainRequest(round=7, accepted_round=3, form="mifa")
-    update = Update({"w": torch.tensor([1.0, 0.5])}, 1, 0.1, 1)
-    sent = encode_update(update, request, tmp_path).update["w"]
-    assert sent.dtype == torch.float32
-    assert sent.tolist() == [0.75, -1.5]

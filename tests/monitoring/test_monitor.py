@@ -78,7 +78,7 @@ def test_a_round_that_was_undone_and_repeated_is_read_again(url):
         connection.execute("DELETE FROM rounds WHERE round >= 3")
     monitor.refresh()
     assert monitor.status is not None
-    assert monitor.status.ended == 3
+    assert monitor.status.counts.ended == 3
     ledger = Ledger(url, "north")
     ledger.commit(3, used(3, "eve"), time=1.0)
     monitor.refresh()
@@ -153,7 +153,7 @@ def test_an_unknown_stage_is_named_and_read_again_when_it_is_repaired(url, tmp_p
         database.execute(set_stage, ["used"])
     monitor.refresh()
     assert monitor.status.names == ["ann", "bob"]
-    assert monitor.status.ended == 2
+    assert monitor.status.counts.ended == 2
 
 
 def wait_until(condition, seconds=60.0):

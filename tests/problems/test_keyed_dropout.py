@@ -6,9 +6,18 @@ import torch
 from scipy import stats
 from torch import nn
 
-from fedtide.problems.models.keyed_dropout import replace_dropout
+from fedtide.problems.models.dropout_masks import DropoutMasks
+from fedtide.problems.models.keyed_functions import KeyedFunctions
 
 KEYS = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 2))
+
+
+def outputs_of(layers, x, key=KEYS[0]):
+    """Return what each layer makes of x in one pass with this key, and whether any has dropped."""
+    masks = DropoutMasks()
+    masks.start_pass(key)
+    with KeyedFunctions(masks):
+        return [layer(x) for layer in layers], masks.used
 
 
 @pytest.mark.parametrize(
@@ -24,9 +33,7 @@ KEYS = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 2
 )
 def test_dropout_keeps_with_probability_1_minus_p_and_rescales(kind, shape, drawn):
     # 2 tests at 1e-4 each: a fixed seed, and a false alarm in at most 2 of 10,000 seeds
-    net, masks = replace_dropout(nn.Sequential(kind(0.3), kind(0.3)).train())
-    masks.start_pass(KEYS[0])
-    first, both = net[0](torch.ones(shape)), net[1](torch.ones(shape))
+    (first, both), _ = outputs_of([kind(0.3), kind(0.3)], torch.ones(shape))
     assert first.unique().tolist() == pytest.approx([0, 1 / 0.7])
     chosen = first[tuple(slice(0, n) for n in drawn)]
     assert torch.equal(first, chosen.expand(shape))
@@ -37,28 +44,20 @@ def test_dropout_keeps_with_probability_1_minus_p_and_rescales(kind, shape, draw
 
 
 def test_dropout_is_a_function_of_its_key_and_of_the_call():
-    net, masks = replace_dropout(nn.ModuleList([nn.Dropout(0.5)]))
-    x = torch.ones(100)
-
-    def twice(key):
-        masks.start_pass(key)
-        return net[0](x), net[0](x)
-
-    (a, b), (a_again, _), (c, _) = twice(KEYS[0]), twice(KEYS[0]), twice(KEYS[1])
+    layer = nn.Dropout(0.5)
+    (a, b), (a_again, _), (c, _) = (
+        outputs_of([layer, layer], torch.ones(100), key)[0] for key in KEYS[[0, 0, 1]]
+    )
     assert torch.equal(a, a_again)
     assert not torch.equal(a, b)
     assert not torch.equal(a, c)
 
 
-def test_a_single_layer_of_probability_one_drops_everything():
-    net, masks = replace_dropout(nn.Dropout(1.0))
-    masks.start_pass(KEYS[0])
-    assert not net(torch.ones(10)).any()
-
-
-def test_networks_without_active_dropout_are_unchanged():
-    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0))
-    assert replace_dropout(net) == (net, None)
+@pytest.mark.parametrize("layer", [nn.Dropout(0.0), nn.Dropout(0.5).eval()])
+def test_layers_without_active_dropout_change_nothing(layer):
+    (output,), used = outputs_of([layer], torch.ones(10))
+    assert output.all()
+    assert not used
 
 
 class Tripling(nn.Dropout):
@@ -72,12 +71,11 @@ class Renamed(nn.Dropout):
     """A subclass that computes the same."""
 
 
-def test_only_subclasses_that_drop_like_their_base_are_replaced():
-    net, masks = replace_dropout(nn.Sequential(Tripling(0.5), Tripling(0.5)))
-    assert masks is None
-    assert net(torch.ones(2)).tolist() == [9, 9]
-    net, masks = replace_dropout(nn.Sequential(Renamed(0.5)))
-    assert masks is not None
+def test_only_subclasses_that_drop_like_their_base_drop():
+    (found,), used = outputs_of([Tripling(0.5)], torch.ones(2))
+    assert (found.tolist(), used) == ([3, 3], False)
+    (found,), used = outputs_of([Renamed(0.5)], torch.ones(100))
+    assert (sorted({*found.tolist()}), used) == ([0, 2], True)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +85,6 @@ def test_only_subclasses_that_drop_like_their_base_are_replaced():
 def test_what_is_dropped_together_is_that_of_pytorch(kind, shape):
     torch.manual_seed(0)
     expected = kind(0.5)(torch.ones(shape))
-    net, masks = replace_dropout(nn.Sequential(kind(0.5)))
-    masks.start_pass(KEYS[0])
-    found = net(torch.ones(shape))
+    (found,), _ = outputs_of([kind(0.5)], torch.ones(shape))
     for dim in range(len(shape)):
         assert bool(found.std(dim).any()) == bool(expected.std(dim).any())

@@ -89,6 +89,18 @@ def test_functions_drop_what_the_layers_drop(name, inplace):
     assert torch.equal(models[1].evaluate(models[1].params, (x,)), 2 * x)
 
 
+def test_a_layer_drops_in_place_what_it_drops_elsewhere():
+    x = torch.rand(6, 5)
+
+    def outputs(inplace):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.3, inplace=inplace), nn.Linear(8, 2))
+        model = FunctionalModel(net, (x,))
+        return model(model.params, (x,), KEYS[0])
+
+    assert torch.equal(outputs(inplace=True), outputs(inplace=False))
+
+
 def test_functions_that_drop_nothing_need_no_key():
     def idle(net, x):
         return functional.dropout(functional.dropout(x, 0.5, training=False), 0.0)

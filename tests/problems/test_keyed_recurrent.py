@@ -8,7 +8,7 @@ from torch import nn
 
 from fedtide.problems.models import FunctionalModel
 from fedtide.problems.models.dropout_masks import DropoutMasks
-from fedtide.problems.models.keyed_dropout import replace_dropout
+from fedtide.problems.models.keyed_functions import KeyedFunctions
 
 KINDS = {
     "lstm": nn.LSTM,
@@ -54,9 +54,10 @@ def test_masks_of_a_key_lie_between_the_layers(kind, options):
     runs = LAYERS * (2 if options.get("bidirectional") else 1)
     sizes = {"projected": [2, 4], "lstm": [4, 4]}.get(kind, [4])
     states = [draw(runs, batch, size) for size in sizes]
-    keyed, masks = replace_dropout(layer)
+    masks = DropoutMasks()
     masks.start_pass(key)
-    found, ends = keyed(x, tuple(states) if len(states) > 1 else states[0])
+    with KeyedFunctions(masks):
+        found, ends = layer(x, tuple(states) if len(states) > 1 else states[0])
     expected, expected_ends = by_hand(layer, single, x, states, key)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     for end, other in zip(ends if len(states) > 1 else [ends], expected_ends, strict=True):
@@ -78,5 +79,10 @@ def test_a_network_keeps_its_names_and_evaluates_without_dropout():
 
 
 @pytest.mark.parametrize("layer", [nn.GRU(3, 4, 2), nn.GRU(3, 4, 2, dropout=0.5).eval()])
-def test_layers_without_dropout_stay(layer):
-    assert replace_dropout(layer) == (layer, None)
+def test_layers_without_dropout_need_no_key(layer):
+    x = draw(5, 2, 3).float()
+    masks = DropoutMasks()
+    with KeyedFunctions(masks):
+        found = layer(x)[0]
+    assert not masks.used
+    assert torch.equal(found, layer(x)[0])

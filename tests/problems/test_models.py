@@ -20,7 +20,8 @@ from fedtide.problems.models import (
     Logistic,
     resolve_model,
 )
-from fedtide.problems.models.keyed_dropout import replace_dropout
+from fedtide.problems.models.dropout_masks import DropoutMasks
+from fedtide.problems.models.keyed_attention import KeyedAttention
 from fedtide.problems.models.network_building import build_seeded
 from fedtide.problems.models.network_checks import refuse_impure
 from fedtide.simulation.experiment import BUILDER
@@ -260,7 +261,8 @@ def test_attention_that_drops_almost_nothing_equals_that_of_torch(case, batched)
         query, key, value = (part.transpose(0, 1) for part in (query, key, value))
     almost = copy.deepcopy(layer).train()
     almost.dropout = 1e-14
-    net, masks = replace_dropout(almost)
+    masks = DropoutMasks()
+    net = KeyedAttention(almost, masks)
     masks.start_pass(torch.tensor(1))
     for found, expected in zip(
         net(query, key, value, **call), layer.train()(query, key, value, **call), strict=True
@@ -271,7 +273,8 @@ def test_attention_that_drops_almost_nothing_equals_that_of_torch(case, batched)
 
 def test_a_query_that_may_attend_to_nothing_gets_nothing():
     layer = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
-    net, masks = replace_dropout(copy.deepcopy(layer).train())
+    masks = DropoutMasks()
+    net = KeyedAttention(copy.deepcopy(layer).train(), masks)
     x = torch.randn(2, 3, 4, requires_grad=True)
     masks.start_pass(torch.tensor(5))
     outputs, weights = net(x, x, x, key_padding_mask=torch.ones(2, 3, dtype=torch.bool))
@@ -285,7 +288,8 @@ def test_the_mean_over_masks_of_attention_weights_is_attention_without_dropout()
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(4, 2, dropout=0.3, batch_first=True).double()
     x = torch.randn(2, 3, 4).double()
-    net, masks = replace_dropout(copy.deepcopy(layer).train())
+    masks = DropoutMasks()
+    net = KeyedAttention(copy.deepcopy(layer).train(), masks)
     keys = torch.from_numpy(np.random.default_rng(2).integers(2**62, size=2000))
 
     def attend(key):

@@ -151,7 +151,7 @@ def test_gradients_and_losses_of_ordinary_networks_are_those_of_autograd(kind):
     inputs, target = torch.tensor(DATA["x"][:5]), torch.tensor(DATA["y"][:5])
     loss = squares(plain(inputs), target).mean()
     expected = torch.autograd.grad(loss, list(own.values()))
-    found = loss_gradient(task.loss)(params, inputs, target)
+    found, _ = loss_gradient(task.loss_and_buffers)(params, {}, inputs, target)
     for gradient, other in zip(found.values(), expected, strict=True):
         assert torch.allclose(gradient, other, rtol=1e-10, atol=1e-12)
     plain = task.module(x, task.start_buffers)
@@ -171,7 +171,8 @@ def test_a_network_may_return_a_learnable_parameter():
 
     task = prepare(Net(lambda net, x: (net.b(net.a(x)), net.scale), add_scale), likelihood)
     inputs, target = torch.tensor(DATA["x"]), torch.tensor(DATA["y"])
-    gradient = loss_gradient(task.loss)(task.layout.unflatten(task.start), inputs, target)
+    params = task.layout.unflatten(task.start)
+    gradient, _ = loss_gradient(task.loss_and_buffers)(params, {}, inputs, target)
     outputs = task.module(task.start)(inputs)[0]
     expected = (1 - (outputs - target).square()).mean(0) / 2
     assert torch.allclose(gradient["scale"], expected)

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 import fedtide as ft
 from fedtide.cli.main import app
-from fedtide.metric_direction import lower_is_better
 from fedtide.report.loading import find_runs, group_by_method, load_runs
 from fedtide.report.page import make_sections, render_page
 from fedtide.report.summary import (
@@ -389,32 +388,6 @@ def test_a_run_that_was_repeated_elsewhere_is_named_and_counts_once(fields, tmp_
     page = (tmp_path / "a" / "report.html").read_text(encoding="utf-8")
     assert "2 of 3 runs are not in the figures" in page
     assert page.count(said) == 2
-
-
-LOWER = (
-    "loss",
-    "test_loss",
-    "participation_loss",
-    "client_loss_worst_tenth",
-    "mse",
-    "test_mse",
-    "client_mae_p90",
-    "rmse",
-    "error_rate",
-    "perplexity",
-    "client_test_accuracy_std",
-)
-HIGHER = ("test_accuracy", "client_test_accuracy_worst_tenth", "r2", "auc", "rounds_per_second")
-
-
-@pytest.mark.parametrize("metric", LOWER)
-def test_a_loss_an_error_or_a_spread_is_better_when_lower(metric):
-    assert lower_is_better(metric)
-
-
-@pytest.mark.parametrize("metric", HIGHER)
-def test_any_other_metric_is_better_when_higher(metric):
-    assert not lower_is_better(metric)
 
 
 def test_runs_with_different_dropout_have_different_participation(groups):

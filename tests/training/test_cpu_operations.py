@@ -36,7 +36,7 @@ def gradients(loss, examples):
 
     def function(*tensors):
         named = {str(k): tensor for k, tensor in enumerate(tensors)}
-        slopes, value = stackable_gradient(value_twice, has_aux=True)(named)
+        slopes, value = stackable_gradient(value_twice)(named)
         return value, *slopes.values()
 
     return function

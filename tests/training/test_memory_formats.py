@@ -40,9 +40,9 @@ def test_the_gradient_of_flattened_images_takes_their_format(layer):
     def gradients(x, *values):
         params = dict(zip(names, values, strict=True))
         loss = stackable_gradient(
-            lambda p: torch.func.functional_call(net, p, (x,)).square().mean()
+            lambda p: (torch.func.functional_call(net, p, (x,)).square().mean(), {})
         )
-        return tuple(loss(params).values())
+        return tuple(loss(params)[0].values())
 
     values = [p.detach() for p in net.parameters()]
     values[0] = values[0].to(memory_format=torch.channels_last)

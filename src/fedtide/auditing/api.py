@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,11 +17,11 @@ from fedtide.auditing.log.reader import LogSource, OnProgress, read_participatio
 from fedtide.auditing.output.json_document import build_document
 from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.recommend.candidates import list_variants
-from fedtide.auditing.recommend.cutoff import Cutoffs, choose_cutoff
+from fedtide.auditing.recommend.cutoff import choose_cutoff
 from fedtide.auditing.recommend.findings import Findings, WantedSource
 from fedtide.auditing.recommend.limits import list_limits
 from fedtide.auditing.recommend.ranking import rank_methods
-from fedtide.auditing.recommend.replay_problem import make_problem
+from fedtide.auditing.recommend.replay_problem import make_script
 from fedtide.auditing.recommend.step_sizes import Training, recommend_learning_rates
 from fedtide.auditing.statistics.churn import Churn, find_churn
 from fedtide.auditing.statistics.coverage import Coverage, measure_coverage
@@ -68,11 +68,10 @@ class Audit:
         pattern: how clients come and go, with the tests behind it.
         forgetting: how far the objective in force swings.
         regularity: the regularity of windows of P rounds.
-        cutoffs: the error of FedAU's weights for each cutoff.
+        cutoff: of FedAU, with the smallest error of its weights on this log.
         learning_rates: by method, if `training` was given.
         advice: the methods, best first; with `privacy`, those that it accepts.
         limits: what no weights can correct, and what the intervals leave out, in sentences.
-        simulated: whether the methods were replayed at length.
         wanted_source: where the wanted weights come from: "equal", the "roster" or "samples".
         left_out: the methods that `privacy` refuses.
     """
@@ -89,13 +88,12 @@ class Audit:
     pattern: Pattern
     forgetting: Forgetting
     regularity: Regularity
-    cutoffs: Cutoffs
+    cutoff: int
     learning_rates: dict[str, dict[str, float]]
     advice: list[Advice]
     limits: list[str]
-    simulated: bool
-    wanted_source: WantedSource = "equal"
-    left_out: list[Advice] = field(default_factory=list)
+    wanted_source: WantedSource
+    left_out: list[Advice]
 
     def __repr__(self) -> str:
         share = f"{self.objectives.in_force.total_variation:.0%}"
@@ -246,9 +244,9 @@ def audit(
     coverage, pattern = measure_coverage(participation), find_pattern(participation)
     watch("rates and objective", 0.0)
     rates = estimate_rates(participation, pattern)
-    cutoffs = choose_cutoff(participation, pattern.family == "independent")
+    cutoff = choose_cutoff(participation, pattern.family == "independent")
     variances = VarianceModel(participation, pattern, rates)
-    objectives = compare_objectives(participation, variances, rates, weights, cutoffs.best)
+    objectives = compare_objectives(participation, variances, rates, weights, cutoff)
     watch("stages and churn", 0.0)
     availability = measure_availability(participation, weights)
     selection = measure_selection(participation, weights, seed)
@@ -277,7 +275,7 @@ def audit(
         pattern=pattern,
         regularity=regularity,
         forgetting=forgetting,
-        cutoff=cutoffs.best,
+        cutoff=cutoff,
         dimension=dimension,
         wanted_source=source,
     )
@@ -287,10 +285,7 @@ def audit(
 
         variants, left_out = keep_private(variants, privacy, participation.size)
     watch("replaying", 0.0)
-    problem = make_problem(
-        participation, rates, objectives, forgetting, cutoffs.best, seed, long=simulate
-    )
-    advice = rank_methods(variants, findings, problem)
+    advice = rank_methods(variants, findings, make_script(findings, seed, simulate))
     learning_rates = {}
     if training is not None:
         learning_rates = recommend_learning_rates(participation, rates, training, regularity.period)
@@ -307,11 +302,10 @@ def audit(
         pattern=pattern,
         forgetting=forgetting,
         regularity=regularity,
-        cutoffs=cutoffs,
+        cutoff=cutoff,
         learning_rates=learning_rates,
         advice=advice,
         limits=list_limits(findings, selection, availability, churn, unseen),
-        simulated=simulate,
         wanted_source=source,
         left_out=left_out,
     )

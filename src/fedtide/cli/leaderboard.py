@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedtide.cli.options import split_names
 from fedtide.errors import InvalidInputError, quantify
 from fedtide.leaderboard.cell_record import Results, load_results
 from fedtide.leaderboard.cell_runner import estimate_seconds, run_cells
@@ -100,7 +101,7 @@ def leaderboard_command(
     if write is not None:
         require_suffix("write", write, [".md"])
     board = load_leaderboard(add or ())
-    chosen = _split(problems), _split(patterns), _split(methods)
+    chosen = split_names(problems), split_names(patterns), split_names(methods)
     if write is not None:
         write_page(write, load_standings(board.restrict(*chosen), records))
         print(f"leaderboard: {write}")
@@ -182,7 +183,3 @@ def _regrets(standings: Standings, cells: list[CellPlan]) -> WideTable:
         if any(cell.method == method and cell.pattern in patterns for cell in cells):
             table.add_row(method, *(regret_text(standings, problem, p, method) for p in patterns))
     return table
-
-
-def _split(text: str | None) -> list[str] | None:
-    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]

@@ -79,7 +79,7 @@ def check_command(ledger: Ledger) -> None:
         print("before a federation goes on with it: fedtide ledger migrate LEDGER")
     faults = sum(len(check.faults) for check in checks)
     if faults:
-        print(f"{faults} fault{'' if faults == 1 else 's'}")
+        print(quantify(faults, "fault"))
         raise typer.Exit(2)
     print("nothing is wrong" if checks else "the ledger has no federation yet")
 

@@ -74,6 +74,11 @@ def runs_folder(name: str) -> Path:
     return Path("runs") / name
 
 
+def split_names(text: str | None) -> list[str] | None:
+    """Return the names in a list with commas; None for None."""
+    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+
+
 def print_warnings(runs: Iterable[LoadedRun], console: Console) -> None:
     """Print what runs warn of, such as a diverged loss."""
     for run in runs:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedtide.atomic_io import make_folder, write_yaml
-from fedtide.cli.options import Workers
+from fedtide.cli.options import Workers, split_names
 from fedtide.errors import InvalidInputError
 from fedtide.papers.claim_judging import judge_claims
 from fedtide.papers.export import export_sweep
@@ -105,7 +105,7 @@ def papers_command(
     require_choice("scale", scale, Scale)
     paper = load(name)
     size: Scale = "paper" if scale == "paper" or paper.laptop is None else "laptop"
-    part = _parse_seeds(seeds), _split(methods), _split(cases)
+    part = _parse_seeds(seeds), split_names(methods), split_names(cases)
     if device is not None:
         require_device(device)
         if paper.compute is not None:
@@ -139,10 +139,6 @@ def _show(paper: PaperExperiment, scale: Scale, records: list[Record], out: Path
     print(f"figure: {folder / f'{scale}.png'}")
 
 
-def _split(text: str | None) -> list[str] | None:
-    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
-
-
 def _parse_seeds(text: str | None) -> list[int] | None:
     """Return the seeds of a comma-separated list.
 
@@ -150,6 +146,6 @@ def _parse_seeds(text: str | None) -> list[int] | None:
         InvalidInputError: an entry is not a number.
     """
     try:
-        return None if text is None else [int(word) for word in _split(text) or ()]
+        return None if text is None else [int(word) for word in split_names(text) or ()]
     except ValueError:
         raise InvalidInputError(f"seeds: {text!r} is not a list of numbers; write 1,2,3") from None

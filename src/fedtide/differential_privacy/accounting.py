@@ -11,9 +11,8 @@ sum once, exactly (Balle and Wang, 2018):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
-from typing import cast
+from typing import Any
 
 from fedtide.errors import MissingExtraError
 
@@ -34,8 +33,7 @@ def epsilon_of_loss(loss: float, delta: float) -> float:
     """
     if loss == 0:
         return 0.0
-    convert = _load("get_epsilon_gaussian")
-    return convert(1 / math.sqrt(loss), delta)
+    return float(_load_conversions().get_epsilon_gaussian(1 / math.sqrt(loss), delta))
 
 
 def loss_of_epsilon(epsilon: float, delta: float) -> float:
@@ -51,15 +49,13 @@ def loss_of_epsilon(epsilon: float, delta: float) -> float:
     >>> round(loss_of_epsilon(4.377178, 1e-5), 6)
     1.0
     """
-    convert = _load("get_sigma_gaussian")
-    return convert(epsilon, delta) ** -2
+    return float(_load_conversions().get_sigma_gaussian(epsilon, delta)) ** -2
 
 
-def _load(name: str) -> Callable[[float, float], float]:
-    """Return a function of dp-accounting, which is imported when it is needed."""
+def _load_conversions() -> Any:
+    """Import the module of dp-accounting when it is needed: it is an optional dependency."""
     try:
         from dp_accounting import gaussian_mechanism
     except ImportError:
         raise MissingExtraError("privacy", "privacy") from None
-    found = getattr(gaussian_mechanism, name)
-    return cast("Callable[[float, float], float]", lambda *values: float(found(*values)))
+    return gaussian_mechanism

@@ -88,13 +88,13 @@ def _require_inherited(algorithm: Algorithm[Any], base: type, functions: Sequenc
             )
 
 
-def shut_out(algorithm: Algorithm[Any], state: Any) -> Tensor | None:
-    """Return `PrivateSum.shut_out` of the private sum in a method; None: it is not private."""
+def shut_out(algorithm: Algorithm[Any], state: Any) -> frozenset[int]:
+    """Return the clients that `PrivateSum.shut_out` names; none if the method is not private."""
     while isinstance(algorithm, Wrapper):
         if isinstance(algorithm, PrivateSum):
-            return algorithm.shut_out(state)
+            return frozenset(algorithm.shut_out(state).nonzero().flatten().tolist())
         algorithm, state = algorithm.inner, state.inner
-    return None
+    return frozenset()
 
 
 def _add_noise(direction: Tensor, deviation: float, row: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -156,9 +155,6 @@ def _has_code(error: Error, name: str, default: int) -> bool:
 
 def _describe(info: Any) -> OnlineNode:
     """Return what a NodeInfo says; what cannot be read is left out, with one warning."""
-    with suppress(Exception):
-        if isinstance(info.name, str):
-            return OnlineNode(info.node_id, info.name, _parse_time(info.last_activated_at))
     return OnlineNode(info.node_id, _read_name(info), _read_activation(info))
 
 

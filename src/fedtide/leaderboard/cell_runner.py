@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from fedtide.leaderboard.cell_record import Results, load_results, save_result
 from fedtide.leaderboard.search import CellResult, run_cell
 from fedtide.leaderboard.spec import FULL, CellPlan, Place
 from fedtide.simulation.run_folder import Failure
+from fedtide.training.threads import single_threaded
 
 OnCell = Callable[[CellPlan, CellResult | Failure, float], None]
 """Called with each cell that has ended, and the estimated seconds on one core that remain."""
@@ -100,7 +100,7 @@ def _run(
 ) -> Iterator[tuple[CellPlan, CellResult | Failure]]:
     """Yield the cells with their results as they end."""
     if min(workers, len(cells)) <= 1:
-        with _single_thread():
+        with single_threaded():  # the operations are too small to share
             for cell in cells:
                 yield cell, _attempt(cell)
         return
@@ -119,17 +119,6 @@ def _run(
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in set(active_children()) - others:  # a cell under way may take minutes
                 worker.terminate()
-
-
-@contextmanager
-def _single_thread() -> Iterator[None]:
-    """Compute on one thread: the operations are too small to share."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _prepare_worker(folder: str) -> None:

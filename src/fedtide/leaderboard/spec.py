@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -204,9 +204,9 @@ class Leaderboard:
         shown = None if methods is None else [REFERENCE, *_select("methods", methods, self.methods)]
         return replace(
             self,
-            problems=_restricted("problems", problems, self.problems),
-            patterns=_restricted("patterns", patterns, self.patterns),
-            methods=_restricted("methods", shown, self.methods),
+            problems=_select("problems", problems, self.problems),
+            patterns=_select("patterns", patterns, self.patterns),
+            methods=_select("methods", shown, self.methods),
             excluded=self.excluded if methods is None else {},
         )
 
@@ -223,24 +223,12 @@ class Leaderboard:
         Raises:
             InvalidInputError: an unknown problem, pattern or method, or none of them.
         """
-        chosen = [
-            _select(name, wanted, options)
-            for name, wanted, options in (
-                ("problems", problems, self.problems),
-                ("patterns", patterns, self.patterns),
-                ("methods", methods, self.methods),
-            )
-        ]
-        cells = []
-        for problem in chosen[0]:
-            cells.append(self.cell(problem, FULL, REFERENCE))
-            cells += [
-                self.cell(problem, pattern, method)
-                for pattern in chosen[1]
-                for method in chosen[2]
-                if not self.lacks(pattern, method)
-            ]
-        return cells
+        chosen = _select("problems", problems, self.problems)
+        pairs = product(
+            _select("patterns", patterns, self.patterns), _select("methods", methods, self.methods)
+        )
+        usable = [(FULL, REFERENCE), *(pair for pair in pairs if not self.lacks(*pair))]
+        return [self.cell(problem, *pair) for problem in chosen for pair in usable]
 
 
 _FULL_PATTERN = Pattern("everybody in every round", "the reference", {"type": "full"})
@@ -306,23 +294,16 @@ _WORDS = {
 
 def _select(
     field_name: str, wanted: Iterable[str] | None, options: Mapping[str, Any]
-) -> Sequence[str]:
+) -> Mapping[str, Any]:
+    """Return the options with these names, in their own order; all for None."""
     if wanted is None:
-        return list(options)
+        return options
     names = list(wanted)
     if not names:
         raise InvalidInputError(f"{field_name}: no name; choose some of {', '.join(options)}")
     for name in names:
-        if name not in options:
-            hint = did_you_mean(name, options)
-            raise InvalidInputError(f"{field_name}: unknown {name!r}; {hint}")
-    return [name for name in options if name in names]
-
-
-def _restricted(
-    field_name: str, wanted: Iterable[str] | None, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    return {name: options[name] for name in _select(field_name, wanted, options)}
+        require_choice(field_name, name, options)
+    return {name: option for name, option in options.items() if name in names}
 
 
 def load_leaderboard(additions: Iterable[Path] = ()) -> Leaderboard:

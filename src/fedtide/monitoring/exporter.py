@@ -57,23 +57,23 @@ class _StatusCollector(Collector):
 
 def _list_federation_metrics(status: Status) -> Iterator[Metric]:
     """Return the metrics of the whole federation, whose number of series is fixed."""
-    who, last = status.federation, status.last
-    yield _metric(Counter, "rounds", "Rounds that have ended.", who, [status.ended])
+    who, last, counts = status.federation, status.last, status.counts
+    yield _metric(Counter, "rounds", "Rounds that have ended.", who, [counts.ended])
     yield _metric(Gauge, "last_round_timestamp_seconds", "End of the last round.", who, [last.time])
     text = "End of the last round in which an update was used."
-    yield _metric(Gauge, "last_update_timestamp_seconds", text, who, [status.updated_at])
+    yield _metric(Gauge, "last_update_timestamp_seconds", text, who, [counts.updated_at])
     text = "Median time from the end of a round to that of the next one, in the window."
     yield _metric(Gauge, "round_seconds", text, who, [status.round_seconds])
 
     text = "Clients that reached the stage in the last round."
     yield _metric(Gauge, "round_clients", text, who, last.count_stages(), "stage", STAGES)
     text = "Pairs of a round and a client that reached the stage."
-    yield _metric(Counter, "client_rounds", text, who, status.stage_counts, "stage", STAGES)
+    yield _metric(Counter, "client_rounds", text, who, counts.stages, "stage", STAGES)
     text = "Clients by state: present, away, gone, absent or never."
     states = status.count_states()
     yield _metric(Gauge, "clients", text, who, states.values(), "state", states)
     text = "Updates that were not used, by reason."
-    reasons = dict.fromkeys(REASONS, 0) | status.reason_counts
+    reasons = dict.fromkeys(REASONS, 0) | counts.reasons
     yield _metric(Counter, "unused_updates", text, who, reasons.values(), "reason", reasons)
     yield _lateness(status)
 
@@ -108,12 +108,12 @@ def _list_client_metrics(status: Status) -> Iterator[Metric]:
 
 
 def _lateness(status: Status) -> Metric:
-    counts = np.cumsum(status.lateness_counts).tolist()
+    counts = np.cumsum(status.counts.lateness).tolist()
     bounds = [*(f"{bound:.1f}" for bound in LATENESS_BOUNDS), "+Inf"]
     text = "Replies by how many rounds after their round they came."
     metric = core.HistogramMetricFamily("fedtide_lateness_rounds", text, labels=["federation"])
     buckets = list(zip(bounds, counts, strict=True))
-    metric.add_metric([status.federation], buckets, status.lateness_sum)
+    metric.add_metric([status.federation], buckets, status.counts.rounds_late)
     return metric
 
 

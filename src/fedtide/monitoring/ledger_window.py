@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
@@ -136,6 +137,42 @@ def _era(t: int) -> int:
     return t.bit_length() - 1
 
 
+@dataclass(eq=False)
+class LedgerCounts:
+    """What all rounds of a ledger say of the federation as a whole.
+
+    Args:
+        ended: the number of rounds that have ended: that of the last one, plus 1.
+        updated_at: the end of the last round in which an update was used; NaN: none.
+        stages: how many (round, client) pairs reached each stage, shape (4,).
+        reasons: how many updates were not used, by reason.
+        lateness: how many replies came at most so many rounds late, each counted at the smallest of
+            LATENESS_BOUNDS that holds, else at the end, shape (7,).
+        rounds_late: how many rounds late all replies were together.
+    """
+
+    ended: int = 0
+    updated_at: float = math.nan
+    stages: Ints = field(default_factory=lambda: np.zeros(len(STAGES), dtype=np.int64))
+    reasons: Counter[str] = field(default_factory=Counter)
+    lateness: Ints = field(
+        default_factory=lambda: np.zeros(len(LATENESS_BOUNDS) + 1, dtype=np.int64)
+    )
+    rounds_late: int = 0
+
+    def add(self, added: Round, reasons: list[str]) -> None:
+        """Add a round; `reasons` are the meaning of its numbers."""
+        self.ended = added.number + 1
+        if (added.stages == USED).any():
+            self.updated_at = added.time
+        self.stages += added.count_stages()
+        self.reasons.update(reasons[code] for code in added.reasons[added.reasons >= 0])
+        late = added.lateness[added.lateness >= 0]
+        bins = np.searchsorted(LATENESS_BOUNDS, late)
+        self.lateness += np.bincount(bins, minlength=len(self.lateness))
+        self.rounds_late += int(late.sum())
+
+
 class LedgerWindow:
     """The last W rounds of a ledger, and totals of all that were added.
 
@@ -147,14 +184,8 @@ class LedgerWindow:
         names: of the clients, by number; newcomers are appended.
         rounds: the last W rounds.
         totals: of the clients.
+        counts: of the federation as a whole.
         reasons: why updates were not used, by number.
-        stage_counts: how many (round, client) pairs ended at each stage, shape (4,).
-        reason_counts: how many updates were not used, by reason.
-        lateness_counts: how many replies came at most so many rounds late, each counted at the
-            smallest of LATENESS_BOUNDS that holds, else at the end, shape (7,).
-        lateness_sum: how many rounds late all replies were together.
-        ended: the number of rounds that have ended: that of the last one, plus 1.
-        updated_at: the end of the last round in which an update was used; NaN: none.
 
     >>> window = LedgerWindow(length=2)
     >>> rounds = pl.DataFrame({"round": [0, 1], "time": [10.0, 20.0]})
@@ -162,7 +193,7 @@ class LedgerWindow:
     >>> rows |= {"weight": [1.0, None], "time": [9.0, 19.0]}
     >>> rows |= {"asked": [None, None], "reason": [None, "no reply"]}
     >>> window.add(rounds, pl.DataFrame(rows))
-    >>> window.ended, window.names, window.totals.last, dict(window.reason_counts)
+    >>> window.counts.ended, window.names, window.totals.last, dict(window.counts.reasons)
     (2, ['ann', 'bob'], array([0, 1]), {'no reply': 1})
     """
 
@@ -170,12 +201,8 @@ class LedgerWindow:
         self.names = list(names)
         self.rounds: deque[Round] = deque(maxlen=length)
         self.totals = ClientTotals.empty(len(self.names))
+        self.counts = LedgerCounts()
         self.reasons: list[str] = []
-        self.stage_counts = np.zeros(len(STAGES), dtype=np.int64)
-        self.reason_counts: Counter[str] = Counter()
-        self.lateness_counts = np.zeros(len(LATENESS_BOUNDS) + 1, dtype=np.int64)
-        self.lateness_sum = 0
-        self.ended, self.updated_at = 0, float("nan")
         self._numbers = {name: n for n, name in enumerate(self.names)}
 
     def add(self, rounds: pl.DataFrame, rows: pl.DataFrame) -> None:
@@ -197,7 +224,10 @@ class LedgerWindow:
             one = Round(
                 t, end, clients[own], stages[own], weights[own], lateness[own], reasons[own]
             )
-            self._add_round(one, times[own])
+            there, unused = one.reached(0), one.clients[one.reasons >= 0]
+            self.totals.add(there, t, times[own][one.stages >= 0], unused)
+            self.counts.add(one, self.reasons)
+            self.rounds.append(one)
 
     def _read_columns(self, rows: pl.DataFrame) -> tuple[Ints, Ints, Floats, Ints, Ints]:
         """Return the columns of `Round`, with clients, stages and reasons by number."""
@@ -223,18 +253,3 @@ class LedgerWindow:
             np.where(stage >= REPORTED, rows["round"] - asked, -1),
             np.array(reasons, dtype=np.int64),
         )
-
-    def _add_round(self, added: Round, times: Floats) -> None:
-        self.rounds.append(added)
-        unused, there = added.reasons >= 0, added.stages >= 0
-        self.totals.add(added.clients[there], added.number, times[there], added.clients[unused])
-        self.stage_counts += np.bincount(added.stages[there], minlength=len(STAGES))
-        for code, count in zip(*np.unique(added.reasons[unused], return_counts=True), strict=True):
-            self.reason_counts[self.reasons[code]] += int(count)
-        late = added.lateness[added.lateness >= 0]
-        bins = np.searchsorted(LATENESS_BOUNDS, late)
-        self.lateness_counts += np.bincount(bins, minlength=len(self.lateness_counts))
-        self.lateness_sum += int(late.sum())
-        self.ended = added.number + 1
-        if (added.stages == USED).any():
-            self.updated_at = added.time

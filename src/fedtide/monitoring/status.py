@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,6 +22,7 @@ from fedtide.monitoring.ledger_window import (
     ClientTotals,
     Floats,
     Ints,
+    LedgerCounts,
     LedgerWindow,
     Round,
 )
@@ -118,17 +119,12 @@ class Status:
     Args:
         federation: its name.
         names: of the clients; empty for those of the N that have not been seen.
-        ended: the number of rounds that have ended.
         rounds: the last W rounds, or as many as there are.
         wanted: a_n, the fair shares, (N,).
         expected: N as it was given; None: it was not. The ledger may have more clients by now.
         states: an index in CLIENT_STATES, (N,).
         totals: of the clients, over all rounds.
-        stage_counts: how many (round, client) pairs reached each stage, shape (4,).
-        reason_counts: how many updates were not used, by reason.
-        lateness_counts: as in `LedgerWindow`.
-        lateness_sum: likewise.
-        updated_at: likewise.
+        counts: of the federation as a whole, over all rounds.
         reasons: the meaning of the numbers in `Round.reasons`.
         objective: that of the window; None if fewer than two rounds or no update were seen.
         forecast: of the next rounds; None as `objective`.
@@ -136,17 +132,12 @@ class Status:
 
     federation: str
     names: list[str]
-    ended: int
     rounds: list[Round]
     wanted: Floats
     expected: int | None
     states: Ints
     totals: ClientTotals
-    stage_counts: Ints
-    reason_counts: Counter[str]
-    lateness_counts: Ints
-    lateness_sum: int
-    updated_at: float
+    counts: LedgerCounts
     reasons: list[str]
     objective: EffectiveObjective | None
     forecast: Forecast | None
@@ -216,17 +207,12 @@ def measure_status(window: LedgerWindow, federation: str, shares: FairShares) ->
     return Status(
         federation=federation,
         names=names,
-        ended=window.ended,
         rounds=rounds,
         wanted=wanted,
         expected=shares.size,
         states=states,
         totals=totals,
-        stage_counts=window.stage_counts[::-1].cumsum()[::-1],
-        reason_counts=window.reason_counts.copy(),
-        lateness_counts=window.lateness_counts.copy(),
-        lateness_sum=window.lateness_sum,
-        updated_at=window.updated_at,
+        counts=deepcopy(window.counts),
         reasons=window.reasons,
         objective=objective,
         forecast=forecast,

@@ -106,8 +106,7 @@ def _load_template() -> jinja2.Template:
 
 
 def _describe(status: Status, query: Query, now: float) -> dict[str, Any]:
-    window = status.columns
-    matching, chosen = _choose_clients(status, window, query)
+    matching, chosen = _choose_clients(status, query)
     return {
         "title": status.federation,
         "lead": _describe_rounds(status, now),
@@ -117,13 +116,14 @@ def _describe(status: Status, query: Query, now: float) -> dict[str, Any]:
         "explanation": _explain(status),
         "shown": f"{len(chosen):,} of {matching:,} clients" if len(chosen) < matching else "",
         "strip_rounds": min(_STRIP, len(status.rounds)),
-        "rows": _list_rows(status, window, chosen, now),
-        "reasons": _list_reasons(status, window),
+        "rows": _list_rows(status, chosen, now),
+        "reasons": _list_reasons(status),
     }
 
 
 def _describe_rounds(status: Status, now: float) -> str:
-    ended = "1 round has ended" if status.ended == 1 else f"{status.ended:,} rounds have ended"
+    count = status.counts.ended
+    ended = "1 round has ended" if count == 1 else f"{count:,} rounds have ended"
     text = f"{ended}, the last one {format_duration(now - status.last.time)} ago"
     if np.isnan(status.round_seconds):
         return f"{text}."
@@ -214,7 +214,7 @@ _COLUMNS = ("name", "state", "influence", "chance", "absence", "late", "unused")
 _ASCENDING = ("name", "state")
 
 
-def _choose_clients(status: Status, window: WindowColumns, query: Query) -> tuple[int, Ints]:
+def _choose_clients(status: Status, query: Query) -> tuple[int, Ints]:
     """Return how many clients match, and those that are shown, in order."""
     part, names = query.find.casefold(), status.names
     matching = [names[n] != "" and part in names[n].casefold() for n in status.by_name]
@@ -222,12 +222,12 @@ def _choose_clients(status: Status, window: WindowColumns, query: Query) -> tupl
     column, sign = query.sort.removeprefix("-"), -1 if query.sort.startswith("-") else 1
     if column == "name":
         return len(ordered), ordered[::sign][:_ROWS]
-    keys = _sort_keys(status, window, column)[ordered]
+    keys = _sort_keys(status, column)[ordered]
     unknown = np.isnan(keys)  # last in either order
     return len(ordered), ordered[np.lexsort((sign * keys, unknown))][:_ROWS]
 
 
-def _sort_keys(status: Status, window: WindowColumns, column: str) -> Floats:
+def _sort_keys(status: Status, column: str) -> Floats:
     if column == "state":
         return status.states.astype(np.float64)
     if column == "influence":
@@ -238,15 +238,13 @@ def _sort_keys(status: Status, window: WindowColumns, column: str) -> Floats:
     if column == "absence":
         return np.where(status.totals.last < 0, np.nan, status.absences)
     if column == "late":
-        return window.late.astype(np.float64)
+        return status.columns.late.astype(np.float64)
     if column == "unused":
-        return window.unused.astype(np.float64)
+        return status.columns.unused.astype(np.float64)
     return np.where(status.states == GONE, 0.0, 1.0)
 
 
-def _list_rows(
-    status: Status, window: WindowColumns, chosen: Ints, now: float
-) -> list[dict[str, Any]]:
+def _list_rows(status: Status, chosen: Ints, now: float) -> list[dict[str, Any]]:
     rounds = status.rounds[-_STRIP:]
     table = np.full((len(chosen), len(rounds)), -1)
     stages = np.full(len(status.names), -1)
@@ -264,8 +262,8 @@ def _list_rows(
             "ratio": "–" if np.isnan(ratios[n]) else f"{ratios[n]:.2f}",
             "chance": _format_chance(status, n),
             "absence": _format_absence(status, n, now),
-            "late": _format_late(window, n),
-            "unused": _format_unused(status, window, n),
+            "late": _format_late(status.columns, n),
+            "unused": _format_unused(status, n),
         }
         for n, line in zip(chosen.tolist(), table, strict=True)
     ]
@@ -278,10 +276,10 @@ def _draw_strip(stages: Ints) -> list[dict[str, int]]:
     return [{"stage": int(stages[a]), "x": a, "width": b - a} for a, b in runs if stages[a] >= 0]
 
 
-def _list_reasons(status: Status, window: WindowColumns) -> list[dict[str, Any]]:
+def _list_reasons(status: Status) -> list[dict[str, Any]]:
     """Return the reasons for which updates were not used, the most frequent of the window first."""
-    found = []
-    for name, total in status.reason_counts.items():
+    window, found = status.columns, []
+    for name, total in status.counts.reasons.items():
         rows = np.flatnonzero(window.reasons == status.reasons.index(name))
         latest = ""
         if len(rows):
@@ -318,7 +316,8 @@ def _format_late(window: WindowColumns, n: int) -> str:
     return f"{window.late[n]:,} of {window.replies[n]:,}, by {mean:.1f}"
 
 
-def _format_unused(status: Status, window: WindowColumns, n: int) -> str:
+def _format_unused(status: Status, n: int) -> str:
+    window = status.columns
     if not window.unused[n]:
         return ""
     return f"{window.unused[n]:,}, last: {status.reasons[window.last_reason[n]]}"

@@ -24,7 +24,6 @@ from fedtide.problems.datasets import catalogue
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.run_folder import RunFolder, read_frame
 from fedtide.sweep import Sweep, SweepRun, run_sweep
-from fedtide.sweep.configurations import Configuration
 from fedtide.sweep.sweep_runner import OnProgress
 
 _PATIENCE = 60.0  # seconds that another process may take to write its records
@@ -177,9 +176,8 @@ def _train(
         )
         for run in runs
     )
-    configuration = Configuration("", {}, (), {})  # the runs differ in more than a sweep's fields
     plain = {"name": paper.name, "scale": runs[0].scale}
-    sweep = Sweep(paper.name, members, (configuration,), (), None, plain)
+    sweep = Sweep(paper.name, members, (), (), None, plain)
     folder = out / paper.name / runs[0].scale
     make_folder(folder)
 
@@ -201,12 +199,10 @@ def _read_outcome(run: PlannedRun, folder: RunFolder) -> RunOutcome:
     if failure is not None and not failure.permanent:
         raise InvalidInputError(f"{run.folder}.{failure.sentence}")
     reason = None if failure is None else failure.sentence.partition(";")[0]
-    if reason is not None and not folder.timings.exists():  # an older version wrote none
-        return RunOutcome(pl.DataFrame(), 0.0, reason)
     spent = ("training_seconds", "evaluation_seconds")
-    timings = folder.read_json(folder.timings, spent)
+    timings = folder.read_json(folder.timings, [*spent, "rounds", "executions"])
     seconds = sum(float(timings[name]) for name in spent)
-    *earlier, execution = timings.get("executions") or [{}]  # older versions have none
+    *earlier, execution = timings["executions"]
     if earlier:  # the run was continued on another machine or GPU
         execution = {**execution, "earlier": earlier}
     if reason is not None:

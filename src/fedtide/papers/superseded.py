@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from fedtide.errors import InvalidInputError
 from fedtide.papers.paper_spec import PaperExperiment, Scale
 from fedtide.papers.plan import PlannedRun, RunKey, plan, without_execution
 from fedtide.papers.record import Record
-from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.experiment import Experiment, flatten
 
 
 def superseded(
@@ -41,18 +40,10 @@ def _difference(record: Record, run: PlannedRun) -> str:
         settings = Experiment.from_dict(record.settings).to_dict()
     except InvalidInputError:
         settings = record.settings
-    old, new = _leaves(without_execution(settings)), _leaves(without_execution(run.resolved))
+    old, new = (
+        {key: json.dumps(value) for key, value in flatten(without_execution(one))}
+        for one in (settings, run.resolved)
+    )
     changed = [key for key in old if key in new and old[key] != new[key]]
     changed = changed or sorted(set(old) ^ set(new))
     return ", ".join(f"`{key}` {old.get(key, '-')} (now {new.get(key, '-')})" for key in changed)
-
-
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return nested settings as one level: {"local.lr": "0.1"}."""
-    leaves: dict[str, str] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            leaves |= _leaves(value, f"{prefix}{key}.")
-        else:
-            leaves[prefix + key] = json.dumps(value)
-    return leaves

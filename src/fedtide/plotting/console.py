@@ -33,12 +33,12 @@ class _RemoveControls(RenderHook):
         return [_WithoutControls(one) for one in renderables]
 
 
-def new_console(stderr: bool = False) -> Console:
+def new_console() -> Console:
     r"""Return a console that prints no control characters but its own.
 
     >>> new_console().print("site-a\x1b[2J", markup=False)
     site-a�[2J
     """
-    console = Console(stderr=stderr)
+    console = Console()
     console.push_render_hook(_RemoveControls())
     return console

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -11,6 +12,13 @@ from rich.table import Table
 from rich.text import TextType
 
 _NAME_SHARE = 0.45  # of the terminal that the first columns may take together
+_LAYOUT: dict[str, Any] = {
+    "box": box.SIMPLE_HEAD,
+    "header_style": "bold",
+    "show_edge": False,
+    "collapse_padding": True,
+    "title_justify": "left",
+}
 
 
 class WideTable(Table):
@@ -25,14 +33,7 @@ class WideTable(Table):
     """
 
     def __init__(self, first: int = 1, title: str | None = None) -> None:
-        super().__init__(
-            box=box.SIMPLE_HEAD,
-            header_style="bold",
-            show_edge=False,
-            collapse_padding=True,
-            title=title,
-            title_justify="left",
-        )
+        super().__init__(title=title, **_LAYOUT)
         self._first = first
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -63,14 +64,7 @@ class WideTable(Table):
 
     def _select(self, indices: Sequence[int], title: TextType | None = None) -> Table:
         """Return a plain table of some columns."""
-        table = Table(
-            box=self.box,
-            header_style=self.header_style,
-            show_edge=False,
-            collapse_padding=True,
-            title=title,
-            title_justify="left",
-        )
+        table = Table(title=title, **_LAYOUT)
         columns = [self.columns[index] for index in indices]
         for index, column in zip(indices, columns, strict=True):
             is_name = index < self._first

@@ -23,6 +23,8 @@ BatchInputs = tuple[Tensor, ...]
 """What batches are computed from: indices of samples, random words, clients' functions."""
 BufferMode = Literal["average", "local"]
 """Whether buffers are averaged over the clients after each round, or every client keeps its own."""
+Gradient = Callable[..., tuple[Params, Params]]
+"""A gradient as named tensors, with the new buffers."""
 
 
 _NARROWEST = 32  # samples; a step with fewer takes about as long
@@ -240,11 +242,13 @@ class Task(ABC):
             x: the model, shape (d,).
             plan: its first step says which samples are used, such as all of a client's.
         """
-        params, gradient = self.layout.unflatten(x), loss_gradient(self.loss)
+        params, gradient = self.layout.unflatten(x), loss_gradient(self.loss_and_buffers)
+        buffers = self.unflatten_buffers(self.start_buffers)
         rows = []
         for s in range(len(plan.clients)):
             batch = next(self.batches(plan.single_client(s)))
-            rows.append(self.layout.flatten(gradient(params, *(part[0] for part in batch))))
+            g, _ = gradient(params, buffers, *(part[0] for part in batch))
+            rows.append(self.layout.flatten(g))
         return torch.stack(rows)
 
     @abstractmethod
@@ -311,30 +315,30 @@ class Task(ABC):
         )
 
 
-def loss_gradient(loss: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+def loss_gradient(loss: Callable[..., tuple[Tensor, Params]]) -> Gradient:
     """Return the gradient of a loss with respect to its first argument, named tensors.
 
     Equivalent to `torch.func.grad`, whose first use imports the compiler and takes a second: too
     long for a client of a deployment, which answers each message in a new process.
 
     Args:
-        loss: returns a scalar; with `has_aux`, (scalar, anything).
-        has_aux: whether to return (gradient, anything).
+        loss: such as `Task.loss_and_buffers`: returns a scalar and the new buffers.
 
-    The gradient raises InvalidInputError if the loss is not a single number.
+    The gradient is returned with the new buffers. It raises InvalidInputError if the loss is not a
+    single number.
     """
 
-    def gradient(params: Params, *args: Any) -> Any:
+    def gradient(params: Params, *args: Any) -> tuple[Params, Params]:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
         with torch.enable_grad():
-            value, aux = loss(leaves, *args) if has_aux else (loss(leaves, *args), None)
+            value, buffers = loss(leaves, *args)
         require_single_number(value)
         slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
         named = {
             name: torch.zeros_like(tensor) if slope is None else slope
             for (name, tensor), slope in zip(leaves.items(), slopes, strict=True)
         }
-        return (named, aux) if has_aux else named
+        return named, buffers
 
     return gradient
 

@@ -78,18 +78,19 @@ def check_functions(
             or the loss cannot be differentiated.
     """
     example = samples.example
+    fields = {n if n == "loss" else f"metrics.{n}": function for n, function in functions.items()}
     _check_outputs(model.example_output, example, kind, classes)
     with torch.no_grad():
-        for name, function in functions.items():
+        for field, function in fields.items():
             batch = (example.target, *example.masks)
-            require_per_sample(_field(name), function, model.example_output, *batch)
+            require_per_sample(field, function, model.example_output, *batch)
     _check_gradient(model, arguments(example), functions["loss"], example)
     if samples.target.is_meta:
         return False
     some = samples.select(trial_rows(samples.target))
     with torch.no_grad():
         outputs = model.evaluate(model.params, arguments(some))
-    return _check_independence(functions, outputs, some)
+        return _check_independence(fields, outputs, some)
 
 
 def _check_outputs(
@@ -168,37 +169,36 @@ def _check_gradient(
     )
 
 
-@torch.no_grad()
 def _check_independence(
-    functions: Mapping[str, LossFunction], outputs: Any, samples: DeviceSamples
+    fields: Mapping[str, LossFunction], outputs: Any, samples: DeviceSamples
 ) -> bool:
-    """Return whether the loss of a sample depends on others; refuse a metric for which it does."""
+    """Return whether the loss of a sample depends on others; refuse a metric for which it does.
+
+    Args:
+        fields: the loss and the metrics, by what an error names.
+        outputs: the network's, for the samples.
+        samples: those of `trial_rows`.
+    """
     batch = (samples.target, *samples.masks)
-    for name, function in functions.items():
+    for field, function in fields.items():
         try:
             values = function(outputs, *batch)
         except Exception:  # as on an odd number of samples; training will say so
             continue
-        require_shape(_field(name), values, outputs, samples.target)
+        require_shape(field, values, outputs, samples.target)
     if not isinstance(outputs, Tensor):
         return False
-    loss_depends = False
-    for name, function in functions.items():
-        if not depends_on_others(_field(name), function, outputs, *batch):
-            continue
-        if name != "loss":
+    dependent = [
+        f for f, function in fields.items() if depends_on_others(f, function, outputs, *batch)
+    ]
+    for field in dependent:
+        if field != "loss":
             raise InvalidInputError(
-                f"metrics.{name}: its value for a sample depends on the others, so figures of "
+                f"{field}: its value for a sample depends on the others, so figures of "
                 "clients would be wrong; compute it from each sample alone, and scores of a "
                 "whole set from the outputs of result.module()"
             )
-        loss_depends = True
-    return loss_depends
-
-
-def _field(function: str) -> str:
-    """Return what an error about the loss or a metric names."""
-    return function if function == "loss" else f"metrics.{function}"
+    return bool(dependent)
 
 
 def refuse_other_parameters(losses: Tensor, known: Iterable[Tensor]) -> None:

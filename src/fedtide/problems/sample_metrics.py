@@ -99,7 +99,7 @@ DEFAULT_METRICS: dict[str, tuple[str, ...]] = {
 
 
 def resolve_metrics(
-    given: Sequence[str] | Mapping[str, object] | None, loss: object
+    given: Sequence[str] | Mapping[str, object] | None, loss: object, warn: bool = False
 ) -> dict[str, Metric]:
     """Return the metrics by name.
 
@@ -107,40 +107,21 @@ def resolve_metrics(
         given: names in `METRICS`, or by name a `Metric` (in a file a mapping with its fields), a
             function, a name in `METRICS`, or an import path; None: those that suit the loss.
         loss: its name, if it has one.
+        warn: whether to log a warning for each function whose name does not say which values are
+            better.
 
     Raises:
         InvalidInputError: an unknown name, or something that is not a function.
     """
-    return {name: _resolve(name, metric) for name, metric in _by_name(given, loss).items()}
-
-
-def warn_of_directions(given: Sequence[str] | Mapping[str, object] | None, loss: object) -> None:
-    """Log a warning for each function whose name does not say which values are better.
-
-    The arguments are those of `resolve_metrics`.
-    """
-    for name, metric in _by_name(given, loss).items():
-        is_declared = isinstance(metric, Mapping) or isinstance(_find(name, metric), Metric)
-        if not is_declared and not is_direction_known(name):
-            _logger.warning(
-                "metrics: the name %r does not say whether higher values are better, which is "
-                "assumed; give Metric(function, lower_is_better=...), or in a file a mapping with "
-                "the keys function and lower_is_better",
-                name,
-            )
-
-
-def _by_name(given: Sequence[str] | Mapping[str, object] | None, loss: object) -> dict[str, object]:
-    """Return the given metrics by name, or those that suit the loss."""
     if given is None:
         given = DEFAULT_METRICS.get(loss, ()) if isinstance(loss, str) else ()
     if isinstance(given, str):
         given = (given,)
     named = given if isinstance(given, Mapping) else {_short(name): name for name in given}
-    return {str(name): metric for name, metric in named.items()}
+    return {str(name): _resolve(str(name), metric, warn) for name, metric in named.items()}
 
 
-def _resolve(name: str, given: object) -> Metric:
+def _resolve(name: str, given: object, warn: bool) -> Metric:
     """Return one metric."""
     if name in _RESERVED or name.startswith(_PREFIXES):
         raise InvalidInputError(
@@ -157,7 +138,16 @@ def _resolve(name: str, given: object) -> Metric:
                 f"metrics: {name!r} needs the keys function and lower_is_better"
             ) from None
     found = _find(name, given)
-    return found if isinstance(found, Metric) else Metric(found, lower_is_better(name))
+    if isinstance(found, Metric):
+        return found
+    if warn and not is_direction_known(name):
+        _logger.warning(
+            "metrics: the name %r does not say whether higher values are better, which is "
+            "assumed; give Metric(function, lower_is_better=...), or in a file a mapping with "
+            "the keys function and lower_is_better",
+            name,
+        )
+    return Metric(found, lower_is_better(name))
 
 
 def _find(name: str, given: object) -> Metric | MetricFunction:

@@ -41,12 +41,7 @@ from fedtide.problems.models.network_building import (
 from fedtide.problems.partitions import Partition, Shards, StoredShards
 from fedtide.problems.partitions.base import to_names
 from fedtide.problems.partitions.splitting import check_partition, split
-from fedtide.problems.sample_metrics import (
-    Metric,
-    accuracy,
-    resolve_metrics,
-    warn_of_directions,
-)
+from fedtide.problems.sample_metrics import accuracy, resolve_metrics
 from fedtide.problems.supervised_data import (
     Samples,
     StoredSamples,
@@ -142,11 +137,12 @@ class Supervised(Problem):
         if not isinstance(self.clients, str):
             check_partition(self.clients, self.partition)
         if isinstance(self.test, bool | np.bool_ | Real):
-            if not _is_share(self.test):
+            share: Any = self.test
+            if isinstance(share, bool | np.bool_) or not 0 < share < 1:
                 raise InvalidInputError(
-                    f"test: {self.test!s:.60} is neither a table nor a share within (0, 1)"
+                    f"test: {share!s:.60} is neither a table nor a share within (0, 1)"
                 )
-            object.__setattr__(self, "test", float(self.test))
+            object.__setattr__(self, "test", float(share))
             if isinstance(self.partition, Partition) and self.partition.shares_samples:
                 raise InvalidInputError(
                     f"test: with {type(self.partition).__name__} clients share samples, so that a "
@@ -157,18 +153,15 @@ class Supervised(Problem):
         if len(set(names)) < len(names):
             raise InvalidInputError(f"inputs: {names} names a column twice; name each once")
         resolve_loss(self.loss)
-        self._metrics()
+        resolve_metrics(self.metrics, self.loss)
         resolve_network(self.model)
-
-    def _metrics(self) -> dict[str, Metric]:
-        return resolve_metrics(self.metrics, self.loss)
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> SupervisedTask:
         loss, kind = resolve_loss(self.loss)
         samples, tests, target, tables = self._read(kind)
         self._check_pixels(samples)
         warn_of_scales(tables[0], self.inputs)
-        warn_of_directions(self.metrics, self.loss)
+        metrics = resolve_metrics(self.metrics, self.loss, warn=True)
         classes = count_classes(target, kind)
         labels = partition_labels(samples.target, kind, classes)
         shards = self._split(tables[0], labels, len(samples), seed)
@@ -193,9 +186,7 @@ class Supervised(Problem):
         shape = samples.inputs[0].shape[1:]
         outputs = classes or int(np.prod(target.train.shape[1:], initial=1))
         module = build_network(self.model, shape, outputs, seed, device, dtype)
-        return SupervisedTask(
-            data, module, loss, self._metrics(), self.buffers, training_dtype=dtype
-        )
+        return SupervisedTask(data, module, loss, metrics, self.buffers, training_dtype=dtype)
 
     def fingerprint(self) -> str:
         """Return a hash of the samples and of the columns that say who holds them."""
@@ -267,9 +258,8 @@ class Supervised(Problem):
 
     def _check_range(self, target: Target) -> None:
         """Raise InvalidInputError unless targets are within [0, 1] where the loss needs that."""
-        binary = self.loss == "bce" or any(
-            metric.function is accuracy for metric in self._metrics().values()
-        )
+        metrics = resolve_metrics(self.metrics, self.loss)
+        binary = self.loss == "bce" or any(m.function is accuracy for m in metrics.values())
         for part in target.parts if binary else ():
             if part.dtype.kind == "f" and part.size and not 0 <= part.min() <= part.max() <= 1:
                 raise InvalidInputError(
@@ -315,10 +305,6 @@ class Supervised(Problem):
                 listed,
             )
         return owners
-
-
-def _is_share(value: Any) -> bool:
-    return not isinstance(value, bool | np.bool_) and bool(0 < value < 1)
 
 
 def _common_mask(

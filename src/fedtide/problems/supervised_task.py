@@ -270,10 +270,11 @@ class SupervisedTask(Task):
             own = np.flatnonzero(self._data.test_owners == client)
             test = self._mean_over(x, self._test, own, buffers)
             return {f"test_{name}": value for name, value in test.items()}
-        if not self._weighs_shares:
+        shares = self._weighing_shares
+        if shares is None:
             return {}
-        correct = self._measure(x, self._test, buffers)["accuracy"]
-        return {"class_weighted_test_accuracy": float(self._class_weighted(correct)[client])}
+        recalls = self._recalls(self._measure(x, self._test, buffers)["accuracy"])
+        return {"class_weighted_test_accuracy": float(weigh_classes(recalls, shares)[client])}
 
     def _mean_over(
         self, x: Tensor, samples: DeviceSamples, rows: Ints, buffers: Tensor | None
@@ -347,7 +348,7 @@ class SupervisedTask(Task):
 
     def _client_test_figures(self, test: Mapping[str, Floats]) -> dict[str, Floats]:
         figures: dict[str, Floats] = {}
-        owners = self._data.test_owners
+        owners, shares = self._data.test_owners, self._weighing_shares
         if owners is not None:
             held = owners >= 0
             count = np.bincount(owners[held], minlength=self.population.clients)
@@ -355,8 +356,9 @@ class SupervisedTask(Task):
                 sums = np.bincount(owners[held], values[held], self.population.clients)
                 with np.errstate(invalid="ignore"):  # NaN for a client without test samples
                     figures[f"test_{name}"] = sums / count
-        elif test and self._weighs_shares:
-            figures["class_weighted_test_accuracy"] = self._class_weighted(test["accuracy"])
+        elif test and shares is not None:
+            recalls = self._recalls(test["accuracy"])
+            figures["class_weighted_test_accuracy"] = weigh_classes(recalls, shares)
         return figures
 
     @property
@@ -366,14 +368,9 @@ class SupervisedTask(Task):
         return one_class and "accuracy" in self._functions
 
     @property
-    def _weighs_shares(self) -> bool:
-        """Whether the classes' accuracies are also weighted by the class shares of clients."""
-        return self._weighs_classes and self.population.class_shares is not None
-
-    def _class_weighted(self, correct: Floats) -> Floats:
-        """Return the mean of the classes' test accuracies weighted by class shares, (N,)."""
-        assert self.population.class_shares is not None
-        return weigh_classes(self._recalls(correct), self.population.class_shares)
+    def _weighing_shares(self) -> Floats | None:
+        """The class shares of clients, (N, C), that weight the classes' accuracies; None: none."""
+        return self.population.class_shares if self._weighs_classes else None
 
     def _recalls(self, correct: Floats) -> Floats:
         """Return the share of test samples of each class that are classified correctly, (C,)."""

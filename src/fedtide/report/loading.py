@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -24,7 +24,7 @@ from fedtide.errors import InvalidInputError, first_line
 from fedtide.metric_direction import lower_is_better
 from fedtide.participation.log.client_ids import number_clients
 from fedtide.population import Population
-from fedtide.simulation.experiment import BUILDER, HOW, Experiment, read_yaml
+from fedtide.simulation.experiment import BUILDER, HOW, Experiment, flatten, read_yaml
 from fedtide.simulation.fingerprints import Fingerprints
 from fedtide.simulation.run_folder import RunFolder, UnreadableFileError, numbered, read_frame
 from fedtide.validation import expand_home
@@ -558,19 +558,3 @@ def flatten_alike(
     kept = [{key: plain[key] for key in plain if key not in without} for plain in plains]
     whole = {name for plain in kept for name, _ in flatten(plain)}
     return [dict(flatten(plain, whole)) for plain in kept]
-
-
-def flatten(
-    plain: Mapping[str, Any], whole: Container[str] = (), path: str = ""
-) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of every field; those in `whole` are not divided.
-
-    >>> dict(flatten({"local": {"lr": 0.1}, "seed": 3}))
-    {'local.lr': 0.1, 'seed': 3}
-    """
-    for key, value in plain.items():
-        name = f"{path}{key}"
-        if isinstance(value, Mapping) and name not in whole:
-            yield from flatten(value, whole, f"{name}.")
-        else:
-            yield name, value

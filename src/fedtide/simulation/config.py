@@ -23,7 +23,7 @@ from fedtide.configurable import (
     describe_field,
     explain_mismatch,
     field_types,
-    is_mismatch,
+    fits,
     is_union,
 )
 from fedtide.content_hash import describe
@@ -314,7 +314,7 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     except ValidationError as error:
         if isinstance(value, np.ndarray | Tensor):  # where only lists are taken
             return _convert(kind, value.tolist(), path)
-        if is_mismatch(kind, value):
+        if not fits(kind, value):
             raise InvalidInputError(explain_mismatch(path, kind, value)) from None
         what = error.errors()[0]["msg"]
         raise InvalidInputError(

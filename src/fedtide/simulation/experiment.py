@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import MISSING, field, fields
 from functools import partial
 from pathlib import Path
@@ -362,6 +362,22 @@ def put(plain: dict[str, Any], keys: list[str], value: Any) -> None:
         plain[key] = dict(inner) if isinstance(inner, dict) else {}
         plain = plain[key]
     plain[keys[-1]] = value
+
+
+def flatten(
+    plain: Mapping[str, Any], whole: Container[str] = (), path: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of every field; those in `whole` are not divided.
+
+    >>> dict(flatten({"local": {"lr": 0.1}, "seed": 3}))
+    {'local.lr': 0.1, 'seed': 3}
+    """
+    for key, value in plain.items():
+        name = f"{path}{key}"
+        if isinstance(value, Mapping) and name not in whole:
+            yield from flatten(value, whole, f"{name}.")
+        else:
+            yield name, value
 
 
 SWEEP_KEYS = ("seeds", "methods", "grid", "list", "strategy")

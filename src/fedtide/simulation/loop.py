@@ -309,9 +309,8 @@ class Run:
         if self.iterates:
             self.iterates = list(tensors["iterates"].to(device))
         self.ended = checkpoint.round
-        if "timings" in checkpoint.facts:  # not in those of older versions
-            self.timings = Timings(**checkpoint.facts["timings"])
-            self.executions = checkpoint.facts["executions"]
+        self.timings = Timings(**checkpoint.facts["timings"])
+        self.executions = checkpoint.facts["executions"]
 
     def _run_algorithm(self, participants: Participants) -> tuple[RoundInfo, Ids]:
         """Run the algorithm's round; return what happened, and the clients whose updates count."""

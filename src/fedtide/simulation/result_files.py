@@ -139,8 +139,7 @@ def read_result(run: Run, folder: RunFolder) -> Result:
             f"out: {folder.path} is finished, but its results cannot be read "
             f"({first_line(error)}); start again in another folder"
         ) from None
-    for name in ("threads", "executions"):  # how it was computed; older versions have the former
-        timings.pop(name, None)
+    timings.pop("executions", None)
     return Result(
         model=model,
         metrics=metrics,

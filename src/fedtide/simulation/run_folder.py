@@ -208,16 +208,15 @@ class RunFolder:
     def check_fingerprints(self, now: Fingerprints, resume: Resume) -> None:
         """Check that data, files and code are still those with which the run in the folder began.
 
-        A change is a warning (logger "fedtide") with `resume="force"`, and so is a folder of an
-        earlier version, which has no fingerprints.
+        A change is a warning (logger "fedtide") with `resume="force"`, and so are checkpoints
+        without fingerprints.
 
         Raises:
             InvalidInputError: they are not.
         """
-        if not self.experiment.exists():
-            return
-        if not self.fingerprints.exists():
-            _logger.warning("%s has no fingerprints: changed data are not noticed", self.path)
+        if not (self.experiment.exists() and self.fingerprints.exists()):
+            if numbered(self.checkpoints, "safetensors"):
+                _logger.warning("%s has no fingerprints: changed data are not noticed", self.path)
             return
         changes = list_changes(self.read_json(self.fingerprints), now)
         if not changes:
@@ -352,13 +351,13 @@ class RunFolder:
 
     def _write_fingerprints(self, now: Fingerprints) -> None:
         """Write the fingerprints of a run that begins, or that continues with others."""
-        if not self.experiment.exists():
+        if not (self.experiment.exists() and self.fingerprints.exists()):
             write_json(self.fingerprints, dict(now))
-        elif self.fingerprints.exists():
-            before = self.read_json(self.fingerprints)
-            if list_changes(before, now):
-                earlier = [*before.pop("earlier", []), before]
-                write_json(self.fingerprints, {**now, "earlier": earlier})
+            return
+        before = self.read_json(self.fingerprints)
+        if list_changes(before, now):
+            earlier = [*before.pop("earlier", []), before]
+            write_json(self.fingerprints, {**now, "earlier": earlier})
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from fedtide.atomic_io import make_folder, write_json, write_yaml
 from fedtide.errors import Interrupted
@@ -15,6 +14,7 @@ from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.cluster.ray_cluster import RayCluster
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.run_folder import Failure, Resume, RunFolder
+from fedtide.simulation.run_progress import RunState
 from fedtide.simulation.runner import execute
 
 OnStatus = Callable[["RunStatus"], None]
@@ -99,27 +99,31 @@ class Outcome:
     """How a run ended.
 
     Args:
-        state: done, failed, or interrupted and saved.
-        message: why it failed, or where it was interrupted.
-        trace: the traceback of an unexpected error.
-        permanent: whether another attempt would fail as well, because the run diverged.
+        failure: why it failed; None: it did not.
+        interrupted: where it was interrupted and saved; empty: it was not.
     """
 
-    state: Literal["done", "failed", "interrupted"]
-    message: str = ""
-    trace: str = ""
-    permanent: bool = False
+    failure: Failure | None = None
+    interrupted: str = ""
+
+    @property
+    def state(self) -> RunState:
+        """The final state of the run."""
+        if self.interrupted:
+            return "interrupted"
+        return "done" if self.failure is None else "failed"
 
 
-INTERRUPTED = Outcome("interrupted", "interrupted")
+INTERRUPTED = Outcome(interrupted="interrupted")
 
 
 def lost_worker(job: Job, how: str) -> Outcome:
     """Return the outcome of a job whose worker process was lost too often."""
     return Outcome(
-        "failed",
-        f"workers: {job.path} lost its process {job.losses} times ({how}); if memory is short, "
-        "use fewer workers",
+        Failure(
+            f"workers: {job.path} lost its process {job.losses} times ({how}); if memory is short, "
+            "use fewer workers"
+        )
     )
 
 
@@ -134,17 +138,16 @@ def run_job(job: Job, on_status: OnStatus, cluster: RayCluster | None = None) ->
         reporter = _StatusReporter(on_status)
         execute(job.experiment, job.folder, job.resume, [reporter], cluster, job.alike)
     except Interrupted as error:
-        return Outcome("interrupted", error.what)
+        return Outcome(interrupted=error.what)
     except Exception as error:  # a user's model may raise anything; the other runs continue
-        failure = Failure.of(error)
-        return Outcome("failed", failure.sentence, failure.trace, failure.permanent)
-    return Outcome("done")
+        return Outcome(Failure.of(error))
+    return Outcome()
 
 
-def write_failure(job: Job, outcome: Outcome) -> None:
+def write_failure(job: Job, failure: Failure) -> None:
     """Record in a run's folder why it failed, even if it never started."""
     folder = RunFolder(job.folder)
     make_folder(folder.path)
     if not folder.experiment.exists():
         write_yaml(folder.experiment, job.experiment.to_dict())
-    write_json(folder.failure, asdict(Failure(outcome.message, outcome.permanent, outcome.trace)))
+    write_json(folder.failure, asdict(failure))

@@ -29,6 +29,7 @@ from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.simulation.cluster.ray_cluster import RayCluster
 from fedtide.simulation.process_settings import ProcessSettings
+from fedtide.simulation.run_folder import Failure
 from fedtide.simulation.task_cache import clear_task_cache
 from fedtide.sweep.job import (
     INTERRUPTED,
@@ -354,7 +355,7 @@ def _receive_job(pipe: Connection, folder: str) -> Job | Outcome | None:
     except Exception as error:  # an object of the user's may raise anything
         why = first_line(error, with_type=True)
         sentence = f"workers: a worker process cannot read the run ({why}); give workers=1"
-        return Outcome("failed", sentence)
+        return Outcome(Failure(sentence))
     finally:
         sys.path.remove(folder)
     return job

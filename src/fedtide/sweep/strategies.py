@@ -9,6 +9,7 @@ from typing import Any
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.simulation.config import Builder
+from fedtide.simulation.experiment import flatten
 from fedtide.sweep.configurations import Configuration
 from fedtide.sweep.grid import Point
 
@@ -145,20 +146,13 @@ class TwoStage:
     def _fields(self, configuration: Configuration) -> set[str]:
         """Return the dotted names of all fields of the experiment, defaults included."""
         complete = configuration.with_point(_point(self.lr_field, self.lr[0]))
-        return set(_dotted_names(complete.run(0, "search").experiment.to_dict()))
+        return {name for name, _ in flatten(complete.run(0, "search").experiment.to_dict())}
 
 
 def _point(field: str, value: float) -> Point:
     short = f"{value:g}"
     label = short if float(short) == value else repr(value)  # others share their first digits
     return Point(f"{field}={label}", {field: value}, {field: value}, "strategy")
-
-
-def _dotted_names(plain: Mapping[str, Any], path: str = "") -> Iterable[str]:
-    for key, value in plain.items():
-        yield f"{path}{key}"
-        if isinstance(value, Mapping):
-            yield from _dotted_names(value, f"{path}{key}.")
 
 
 _BUILDER = Builder({TwoStage: {"two-stage": TwoStage}})

@@ -18,12 +18,12 @@ from fedtide.locking import lock_folder
 from fedtide.simulation.cluster.ray_cluster import open_cluster
 from fedtide.simulation.experiment import BUILDER, read_yaml
 from fedtide.simulation.interruption import Interruption
-from fedtide.simulation.run_folder import Resume, RunFolder
+from fedtide.simulation.run_folder import Failure, Resume, RunFolder
 from fedtide.simulation.task_cache import count_alike
 from fedtide.sweep.configurations import Configuration, SweepRun
 from fedtide.sweep.job import Job, OnFinished, Outcome, write_failure
 from fedtide.sweep.local_workers import available_cores, run_in_processes, run_sequentially
-from fedtide.sweep.preflight import check_record, check_runs
+from fedtide.sweep.preflight import check_sweep
 from fedtide.sweep.result_table import RESULTS_FILE, read_results
 from fedtide.sweep.sweep_progress import SweepProgress
 from fedtide.sweep.sweep_spec import BEST_FILE, SWEEP_FILE, Sweep
@@ -91,9 +91,7 @@ def run_sweep(
     if workers is not None:
         require_whole_number("workers", workers)
     out = expand_home(out)
-    check_runs(sweep.runs, out, strict, resume)
-    if not sweep.is_single_run:
-        check_record(sweep, out)
+    check_sweep(sweep, out, strict, resume)
     execution = _Execution(
         sweep, out, workers, ray, cluster, strict, resume, done, SweepProgress(progress)
     )
@@ -131,7 +129,7 @@ class _Execution:
     progress: SweepProgress
     runs: dict[str, SweepRun] = field(default_factory=dict)
     best: set[str] = field(default_factory=set)
-    failed: Outcome | None = None
+    failed: Failure | None = None
     interrupted: str = ""
 
     def run(self) -> None:
@@ -231,9 +229,9 @@ class _Execution:
 
     def _raise_if_stopped(self) -> None:
         if self.failed is not None and self.failed.trace:
-            raise RunFailedError(self.failed.message, self.failed.trace)
+            raise RunFailedError(self.failed.sentence, self.failed.trace)
         if self.failed is not None:
-            raise InvalidInputError(self.failed.message)
+            raise InvalidInputError(self.failed.sentence)
         if self.interrupted:
             what = self.interrupted if self.sweep.is_single_run else "interrupted and saved"
             raise Interrupted(what, "repeat the call with resume=True to continue")
@@ -258,12 +256,12 @@ class _Execution:
     def _on_finished(self, job: Job, outcome: Outcome) -> None:
         """Record the outcome of a job."""
         self.progress.finish(job.path, outcome.state)
-        if outcome.state == "interrupted":
-            self.interrupted = self.interrupted or outcome.message
+        if outcome.interrupted:
+            self.interrupted = self.interrupted or outcome.interrupted
             return
-        if outcome.state == "failed" and self.strict:
-            self.failed = self.failed or outcome
+        if outcome.failure is not None and self.strict:
+            self.failed = self.failed or outcome.failure
             return
-        if outcome.state == "failed":
-            write_failure(job, outcome)
+        if outcome.failure is not None:
+            write_failure(job, outcome.failure)
         self._call_done(self.runs[job.path])

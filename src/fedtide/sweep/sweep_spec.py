@@ -59,7 +59,7 @@ class Sweep:
     Args:
         name: its name, for output folder and figures.
         runs: the runs known beforehand, all configurations of a seed before the next seed.
-        configurations: what is run with every seed; empty for a single experiment.
+        configurations: what is run with every seed; empty where the runs alone say it.
         seeds: the seeds.
         strategy: what decides on further runs, if anything.
         plain: the merged file as plain data.
@@ -124,7 +124,7 @@ class Sweep:
     @property
     def is_single_run(self) -> bool:
         """Whether this is a plain experiment, whose run folder is the output folder itself."""
-        return not self.configurations
+        return self.runs[0].path == ""
 
     def best_methods(self, found: Found) -> dict[str, Any]:
         """Return a file, as plain data, whose methods are the best configurations of a search.

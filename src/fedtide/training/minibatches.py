@@ -190,14 +190,14 @@ def check_minibatches(planner: MinibatchPlanner, task: Task) -> None:
         InvalidInputError: all of them have, or some would need padding that the task cannot bear.
     """
     smallest, largest, fewest = planner.smallest_batch, planner.largest_batch, task.fewest_samples
-    if smallest is None or largest is None:
+    held = task.population.samples
+    if smallest is None or largest is None or held is None:
         return
     if task.mixes_samples and smallest < largest:
         raise InvalidInputError(
             "batch_size: in this model or loss the samples of a minibatch influence one another, "
             f"but some minibatches have only {quantify(smallest, 'sample')} and are filled up with "
-            "copies; "
-            f"give steps instead of epochs and a batch_size of at most {_fewest_held(task)}"
+            f"copies; give steps instead of epochs and a batch_size of at most {held.min()}"
         )
     if smallest >= fewest:
         return
@@ -209,9 +209,3 @@ def check_minibatches(planner: MinibatchPlanner, task: Task) -> None:
         )
     hint = f"change batch_size, leave out clients with a single sample, or {layers}"
     _logger.warning("local.batch_size: some minibatches %s; %s", found, hint)
-
-
-def _fewest_held(task: Task) -> int:
-    """Return how many samples the client with the fewest holds."""
-    assert task.population.samples is not None
-    return int(task.population.samples.min())

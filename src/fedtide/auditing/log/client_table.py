@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtide.auditing.log.columns import name_unread, recognise_client, recognise_samples
+from fedtide.auditing.log.columns import name_unread, recognise
 from fedtide.auditing.log.values import parse_numbers
 from fedtide.errors import InvalidInputError, did_you_mean, list_names
 from fedtide.participation.log.client_ids import normalise_clients
@@ -63,45 +63,30 @@ class ClientTable:
             InvalidInputError: no column `client` or `group`, a `group` of lists or objects, no
                 rows, a client twice, or invalid weights or sample counts.
         """
-        written = recognise_client(frame.columns)
-        if written is not None and "client" not in frame.columns:
-            frame = frame.rename({written: "client"})
-        weights = [name for name in frame.columns if name.lower() == "weight"]
-        if len(weights) == 1:
-            frame = frame.rename({weights[0]: "weight"})
+        for ours in ("client", "weight"):
+            written = recognise(ours, frame.columns)
+            if written is not None and ours not in frame.columns:
+                frame = frame.rename({written: ours})
         require_columns("roster", frame, ["client"], "name the column of client ids 'client'")
-        names = normalise_clients("roster", frame["client"])
-        if names.dtype == pl.String:
-            names = names.str.strip_chars()
-        if names.is_empty():
-            raise InvalidInputError("roster: the table is empty; give one row per client")
-        if names.is_duplicated().any():
-            raise InvalidInputError(
-                f"roster: client {names.filter(names.is_duplicated())[0]!r} appears twice; "
-                "give one row per client"
-            )
+        names = _parse_names(frame["client"])
         others = [name for name in frame.columns if name not in ("client", "weight")]
         if group is not None and group not in others:
             raise InvalidInputError(
                 f"groups: the roster has no column {group!r}; {did_you_mean(group, others)}"
             )
-        no_labels = (pl.Binary, pl.Duration, pl.Object)
-        flat = [
-            n for n in others if not (frame[n].dtype.is_nested() or frame[n].dtype in no_labels)
-        ]
+        flat = [name for name in others if _has_labels(frame[name])]
         if group is not None and group not in flat:
             raise InvalidInputError(
                 f"groups: the roster's column {group!r} has lists or objects; give one value each"
             )
-        counts = recognise_samples(flat)
+        counts = recognise("samples", flat)
         chosen = [n for n in flat if n != counts and 1 < frame[n].n_unique() <= _MAX_GROUPS]
         chosen = [group] if group else chosen
-        groups = {name: frame[name].cast(pl.String).fill_null("(none)") for name in chosen}
         unread = name_unread([name for name in others if name not in {*chosen, counts}])
         return cls(
             names,
-            groups,
-            _normalise_weights(frame, names),
+            {name: frame[name].cast(pl.String).fill_null("(none)") for name in chosen},
+            _normalise_weights(frame["weight"], names) if "weight" in frame.columns else None,
             None if counts is None else _parse_samples(frame[counts]),
             (f"columns of the roster that are not read: {unread}",) if unread else (),
         )
@@ -157,13 +142,31 @@ def find_positions(
     return np.array([positions[str(name)] for name in seen], dtype=np.int32)
 
 
-def _normalise_weights(frame: pl.DataFrame, names: pl.Series) -> NDArray[np.float64] | None:
-    if "weight" not in frame.columns:
-        return None
-    weights = frame["weight"].cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()
+def _parse_names(column: pl.Series) -> pl.Series:
+    """Return the ids of the clients; raise InvalidInputError for none, or one that is twice."""
+    names = normalise_clients("roster", column)
+    if names.dtype == pl.String:
+        names = names.str.strip_chars()
+    if names.is_empty():
+        raise InvalidInputError("roster: the table is empty; give one row per client")
+    if names.is_duplicated().any():
+        raise InvalidInputError(
+            f"roster: client {names.filter(names.is_duplicated())[0]!r} appears twice; "
+            "give one row per client"
+        )
+    return names
+
+
+def _has_labels(column: pl.Series) -> bool:
+    """Return whether the values of a column may name groups."""
+    return not (column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Duration, pl.Object))
+
+
+def _normalise_weights(column: pl.Series, names: pl.Series) -> NDArray[np.float64]:
+    weights = column.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(wrong):
-        given = frame["weight"][int(wrong[0])]
+        given = column[int(wrong[0])]
         said = "none" if given is None else repr(given)
         raise InvalidInputError(
             f"roster: the weight of client {names[int(wrong[0])]!r:.60} is {said:.40}; give every "
@@ -196,7 +199,7 @@ def _find_ids(path: Path) -> str:
         names = read_header(path).names
     except DAMAGE:  # `read_table` says what is wrong with the file
         return "client"
-    return recognise_client(names) or "client"
+    return recognise("client", names) or "client"
 
 
 def _within_64_bits(names: list[Any]) -> list[Any]:

@@ -82,10 +82,12 @@ _SUGGESTED = {
 }
 """Names that may mean something else: suggested, but not taken without being asked."""
 
-_NOUNS = {"samples": "sample count"}
+NOUNS = {column: column for column in COLUMNS} | {"samples": "sample count"}
+"""What a value of each column is called."""
+
 REASON_NAMES = _ALIASES["reason"]
 """Names of columns in which a text says that a row's client failed."""
-_FLAGS = tuple(
+PRESENCE_NAMES = tuple(
     name
     for verb in (
         *("participated", "participates", "participating", "took_part", "takes_part", "present"),
@@ -107,15 +109,13 @@ class ColumnNames:
         columns: the log's own name of each of COLUMNS that it has.
         note: which columns were recognised under another name; empty: none.
         unread: which other columns there are, in words; empty: none.
-        flags: those of them whose names say who took part; empty if there are stages.
-        outcomes: columns whose names say that they may tell who failed, among them that of the
-            reasons; empty if there are stages.
+        outcomes: columns whose names say that they may tell who failed, or who took part, among
+            them that of the reasons; empty if there are stages.
     """
 
     columns: dict[str, str]
     note: str
     unread: str
-    flags: tuple[str, ...] = ()
     outcomes: tuple[str, ...] = ()
 
 
@@ -157,12 +157,9 @@ def find_columns(
             f"columns: the log has no column {' or '.join(map(repr, wrong))}; "
             f"{did_you_mean(wrong[0], available)}"
         )
-    names = dict(columns)
     free = [name for name in available if name not in columns.values()]
-    for ours in COLUMNS:
-        found = None if ours in names else _recognise(free, (ours, *_ALIASES[ours]))
-        if found is not None:
-            names[ours] = found
+    found = {ours: recognise(ours, free) for ours in COLUMNS}
+    names = {ours: theirs for ours, theirs in found.items() if theirs is not None} | {**columns}
     if has_meanings and "stage" not in names:
         names["stage"] = _find_outcome([name for name in free if name not in names.values()])
     if timed and "time" not in names and "round" in names:
@@ -171,25 +168,17 @@ def find_columns(
     names.pop("round" if timed else "time", None)
     _reject_repeated(names, available)
     guessed = [
-        f"{names[ours]!r} is the {_NOUNS.get(ours, ours)}"
+        f"{names[ours]!r} is the {NOUNS[ours]}"
         for ours in COLUMNS
         if ours in names and ours not in columns and names[ours] not in (ours, "round")
     ]
-    columns_read = {ours: names[ours] for ours in COLUMNS if ours in names}
-    others = [name for name in available if name not in columns_read.values()]
-    has_stages = "stage" in names
-    flags = tuple(name for name in others if is_called(name, _FLAGS))
-    outcomes = [name for name in others if is_called(name, OUTCOME_NAMES)]
-    unread = _describe_unread(others, () if has_stages else outcomes)
-    if "reason" in names and "reason" not in columns and is_called(names["reason"], REASON_NAMES):
-        outcomes.append(names["reason"])
-    return ColumnNames(
-        columns_read,
-        ", ".join(guessed),
-        unread,
-        () if has_stages else flags,
-        () if has_stages else tuple(outcomes),
-    )
+    others = [name for name in available if name not in names.values()]
+    outcomes = [] if "stage" in names else [name for name in others if says_outcome(name)]
+    unread = _describe_unread(others, outcomes)
+    reason = names.get("reason", "")
+    if "stage" not in names and "reason" not in columns and is_called(reason, REASON_NAMES):
+        outcomes.append(reason)
+    return ColumnNames(names, ", ".join(guessed), unread, tuple(outcomes))
 
 
 def _find_outcome(others: Sequence[str]) -> str:
@@ -211,10 +200,11 @@ def _describe_unread(others: Sequence[str], outcomes: Sequence[str]) -> str:
     if not (named := name_unread(others)):
         return ""
     text = f"columns that are not read: {named}"
-    if not outcomes:
+    outcome = next((name for name in outcomes if is_called(name, OUTCOME_NAMES)), None)
+    if outcome is None:
         return text
     return (
-        f"{text}; if {outcomes[0]!r:.60} says who failed, say what its values mean with "
+        f"{text}; if {outcome!r:.60} says who failed, say what its values mean with "
         "--stages VALUE=STAGE,...: without it, every row's client took part"
     )
 
@@ -236,7 +226,7 @@ def is_called(name: str, aliases: Sequence[str]) -> bool:
 
 def says_outcome(name: str) -> bool:
     """Return whether a column of this name may say who failed, or who took part."""
-    return is_called(name, (*OUTCOME_NAMES, *_FLAGS))
+    return is_called(name, (*OUTCOME_NAMES, *PRESENCE_NAMES))
 
 
 def is_recognised(name: str) -> bool:
@@ -246,18 +236,13 @@ def is_recognised(name: str) -> bool:
     )
 
 
-def recognise_client(available: Sequence[str]) -> str | None:
-    """Return the column of clients, as a table writes it; None: there is none.
+def recognise(ours: str, available: Sequence[str]) -> str | None:
+    """Return which of these is one of our COLUMNS, as the table writes it; None: there is none.
 
-    >>> recognise_client(["region", "Client Name"])
+    >>> recognise("client", ["region", "Client Name"])
     'Client Name'
     """
-    return _recognise(available, ("client", *_ALIASES["client"]))
-
-
-def recognise_samples(available: Sequence[str]) -> str | None:
-    """Return the column of sample counts, as a table writes it; None: there is none."""
-    return _recognise(available, ("samples", *_ALIASES["samples"]))
+    return _find_first(available, (ours, *_ALIASES[ours]))
 
 
 def name_unread(columns: Sequence[str]) -> str:
@@ -267,7 +252,7 @@ def name_unread(columns: Sequence[str]) -> str:
     return ", ".join(f"{name!r:.60}" for name in others[:_LISTED]) + more
 
 
-def _recognise(available: Sequence[str], aliases: Sequence[str]) -> str | None:
+def _find_first(available: Sequence[str], aliases: Sequence[str]) -> str | None:
     """Return the first of the aliases that is a column, as the log writes it."""
     written = {_plain(name): name for name in reversed(available)}
     return next((written[_plain(alias)] for alias in aliases if _plain(alias) in written), None)
@@ -312,7 +297,7 @@ def _require(
 
 def _suggest(missing: Sequence[str], available: Sequence[str]) -> str:
     """Return how to name the columns that are missing."""
-    found = {ours: _recognise(available, _SUGGESTED.get(ours, ())) for ours in missing}
+    found = {ours: _find_first(available, _SUGGESTED.get(ours, ())) for ours in missing}
     return name_columns({ours: theirs or "NAME" for ours, theirs in found.items()})
 
 

@@ -18,10 +18,14 @@ from fedtide.auditing.log.client_table import (
     list_clients,
     reject_decimals,
 )
-from fedtide.auditing.log.participation_log import Floats, ParticipationLog, repeated_client
+from fedtide.auditing.log.participation_log import (
+    Floats,
+    ParticipationLog,
+    check_length,
+    repeated_client,
+)
 from fedtide.auditing.log.refusals import ReasonColumn, Refusals, format_reasons
 from fedtide.auditing.log.round_numbers import (
-    check_length,
     describe_time,
     find_step,
     reject_gaps,
@@ -38,10 +42,9 @@ from fedtide.auditing.log.values import (
     to_numpy,
 )
 from fedtide.auditing.log.weights import (
-    are_separated,
     average_by_client,
+    check_counts,
     complete_samples,
-    find_fraction,
     find_weights,
 )
 from fedtide.errors import InvalidInputError, quantify
@@ -145,12 +148,8 @@ class LogBuilder:
             rows, span = self._number_rounds(rows, step)
         rows, weightless = self._drop_weightless(rows)
         declared = average_by_client(rows.clients, rows.samples, len(names))
-        if rows.samples is not None and (fraction := find_fraction(rows.samples)) is not None:
-            said = f"some sample counts are not whole numbers, such as {fraction:g}"
-            remedy = "write counts without a separator of thousands"
-            if are_separated(rows.samples):
-                raise InvalidInputError(f"samples: {said}; {remedy}")
-            self.notes.append(f"{said}: {remedy}")
+        if rows.samples is not None:
+            check_counts(rows.samples, self.notes)
         refusals = self._count_refusals(rows, from_round)
         rows = self._drop_claimed(rows)
         if span[0] < from_round:
@@ -171,10 +170,9 @@ class LogBuilder:
         )
         if declared is None and counts is not None:
             declared = average_by_client(rows.clients, counts, len(names))
-        self.notes.extend(() if roster is None else roster.notes)
-        declared = complete_samples(
-            declared, None if roster is None else roster.samples, self.notes
-        )
+        if roster is not None:
+            self.notes.extend(roster.notes)
+            declared = complete_samples(declared, roster.samples, self.notes)
         log = ParticipationLog.from_entries(names, rows.rounds, rows.clients, span, weights)
         return replace(
             log,
@@ -221,36 +219,40 @@ class LogBuilder:
 
     def _number_rounds(self, rows: _Rows, step: int | None) -> tuple[_Rows, tuple[int, int]]:
         """Number the rounds consecutively; return the rows, and the first round and the end."""
-        rounds = rows.rounds
-        known = np.concatenate([rounds, *self._listed]) if self._listed else rounds
-        first, end = int(known.min()), int(known.max()) + 1
+        known = np.concatenate([rows.rounds, *self._listed]) if self._listed else rows.rounds
+        first, last = int(known.min()), int(known.max())
         if self._nanoseconds is not None:
-            self._times.reject_dates()
-            reject_gaps(known, self._nanoseconds)
-            start = describe_time(first * self._nanoseconds)
-            self.notes.append(
-                f"rounds are {self._nanoseconds / 1e9:g} s long; the first one begins at {start}"
-            )
-            if (step := find_step(known)) > 1:
-                self.notes.append(
-                    f"rows are {step} rounds apart or a multiple of that: rounds of "
-                    f"{step * self._nanoseconds / 1e9:g} s would have no empty ones between them"
-                )
-            first, end, rounds = 0, end - first, rounds - first
+            self._check_times(known, first)
+            step = 1
         else:
             if step is None:
                 reject_times(known)
                 step = find_step(known)
-            if step > 1:
-                _reject_between(known, first, step)
-                self.notes.append(
-                    f"the numbers of the rounds advance by {step} from {first} on: numbered "
-                    "consecutively from 0; round_step=1 or --round-step 1 keeps the rounds between "
-                    "them as empty"
-                )
-                first, end, rounds = 0, (end - first - 1) // step + 1, (rounds - first) // step
-            check_length(end - first, len(rounds))
-        return replace(rows, rounds=rounds), (first, end)
+            check_length((last - first) // step + 1)
+            if step == 1:
+                return rows, (first, last + 1)
+            _reject_between(known, first, step)
+            self.notes.append(
+                f"the numbers of the rounds advance by {step} from {first} on: numbered "
+                "consecutively from 0; round_step=1 or --round-step 1 keeps the rounds between "
+                "them as empty"
+            )
+        numbers = rows.rounds - first
+        numbers //= step
+        return replace(rows, rounds=numbers), (0, (last - first) // step + 1)
+
+    def _check_times(self, known: NDArray[np.integer], first: int) -> None:
+        """Refuse rounds of what are no times; note how long rounds are, and where they begin."""
+        assert self._nanoseconds is not None
+        self._times.reject_dates()
+        reject_gaps(known, self._nanoseconds)
+        start, seconds = describe_time(first * self._nanoseconds), self._nanoseconds / 1e9
+        self.notes.append(f"rounds are {seconds:g} s long; the first one begins at {start}")
+        if (step := find_step(known)) > 1:
+            self.notes.append(
+                f"rows are {step} rounds apart or a multiple of that: rounds of "
+                f"{step * seconds:g} s would have no empty ones between them"
+            )
 
     def _begin_at(
         self, first: int, rows: _Rows, span: tuple[int, int]
@@ -267,9 +269,7 @@ class LogBuilder:
 
     def _merge_repeated(self, rows: _Rows, clients: int, declared: Floats | None) -> _Rows:
         """Return one row for each client and round of the times, at the last stage."""
-        keys = _sort_keys(rows, clients)
-        pairs, stages = np.divmod(keys, len(STAGES))
-        last = np.append(pairs[1:] != pairs[:-1], True)
+        pairs, stages, last = _sort_rows(rows, clients)
         repeated = len(last) - int(last.sum())
         if not repeated:
             return rows
@@ -364,15 +364,13 @@ def _index_stages(
     A client may have several rows in a round, one for each stage, and several for the stages that
     are `shared` by several values of the log; the last one counts.
     """
-    keys = _sort_keys(rows, len(names), span[0])
-    repeated = np.flatnonzero(keys[1:] == keys[:-1])
-    pairs, stages = np.divmod(keys, len(STAGES))
+    pairs, stages, last = _sort_rows(rows, len(names), span[0])
+    repeated = np.flatnonzero(~last[:-1] & (stages[1:] == stages[:-1]))
     repeated = repeated[~np.isin(stages[repeated], [*shared])]
     rounds, clients = np.divmod(pairs, len(names))
     if len(repeated):
         n, t = int(clients[repeated[0]]), span[0] + int(rounds[repeated[0]])
         raise repeated_client(names[n], t)
-    last = np.append(pairs[1:] != pairs[:-1], True)
 
     def index(lowest: int) -> ParticipationLog:
         kept = last & (stages >= lowest)
@@ -387,15 +385,28 @@ def _index_stages(
     )
 
 
-def _sort_keys(rows: _Rows, clients: int, first: int = 0) -> NDArray[np.int64]:
-    """Return one number per row, sorted: by round, from `first` on, then client, then stage."""
+def _sort_rows(
+    rows: _Rows, clients: int, first: int = 0
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the rows sorted by round, client and stage.
+
+    Args:
+        rows: in any order.
+        clients: N.
+        first: the first round.
+
+    Returns:
+        (t - first) N + n and the stage of each row, and whether it is the last one of client n in
+        round t, shape (E,).
+    """
     keys = rows.rounds.astype(np.int64) - first
     keys *= clients
     keys += rows.clients
     keys *= len(STAGES)
     keys += USED if rows.stages is None else rows.stages
     keys.sort()
-    return keys
+    pairs, stages = np.divmod(keys, len(STAGES))
+    return pairs, stages, np.append(pairs[1:] != pairs[:-1], True)
 
 
 def _reject_between(rounds: NDArray[np.integer], first: int, step: int) -> None:

@@ -172,11 +172,7 @@ class ParticipationLog:
             )
         first, end = span or (int(rounds.min()), int(rounds.max()) + 1)
         length = end - first
-        if length > MAX_ROUNDS:
-            raise InvalidInputError(
-                f"round: the log spans {length:,} rounds, and an audit reads at most "
-                f"{MAX_ROUNDS:,}; audit a part of it"
-            )
+        check_length(length)
         shifted: NDArray[np.int32] = (rounds - first).astype(np.int32, copy=False)
         if (shifted[1:] < shifted[:-1]).any():
             order = np.argsort(shifted, kind="stable")
@@ -305,6 +301,15 @@ class ParticipationLog:
                 n = int(np.searchsorted(self.client_starts, entry, side="right")) - 1
                 t = self.first_round + int(self.rounds[entry])
                 raise repeated_client(self.names[n], t)
+
+
+def check_length(rounds: int) -> None:
+    """Raise InvalidInputError if a log has too many rounds from the first to the last."""
+    if rounds > MAX_ROUNDS:
+        raise InvalidInputError(
+            f"round: the log spans {rounds:,} rounds, and an audit reads at most "
+            f"{MAX_ROUNDS:,}; audit a part of it"
+        )
 
 
 def find_gaps(rounds: NDArray[np.int32], starts: Ints, first: int = 0) -> NDArray[np.int32]:

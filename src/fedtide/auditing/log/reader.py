@@ -17,10 +17,10 @@ from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.cohort_lists import CohortLists
 from fedtide.auditing.log.columns import ColumnNames, find_columns, says_outcome
 from fedtide.auditing.log.log_builder import LogBuilder
+from fedtide.auditing.log.outcome_column import OutcomeColumn
 from fedtide.auditing.log.participation_log import ParticipationLog
-from fedtide.auditing.log.stage_column import OutcomeColumn, StageColumn
+from fedtide.auditing.log.stage_column import StageColumn
 from fedtide.auditing.log.table_source import Batches, TableSource, open_source, read_frame
-from fedtide.auditing.log.values import reject_absent
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.participation.log.tables import MemoryTable
 from fedtide.validation import expand_home, require_positive, require_whole_number
@@ -93,7 +93,7 @@ def read_participation_log(
         found = find_columns(table.names, columns, timed, bool(stages))
         lists = None
         if opened.recorded:  # further columns are fedtide's own
-            found = replace(found, unread="", flags=(), outcomes=())
+            found = replace(found, unread="", outcomes=())
         else:
             lists = CohortLists(None if "client" in columns else found.columns["client"])
         builder.notes.extend(filter(None, (found.note, found.unread)))
@@ -165,12 +165,10 @@ def _read_rows(
     on_progress: OnProgress,
 ) -> None:
     """Give the rows of a table to the builder, batch by batch; without `lists`, a client a row."""
-    alone = [name for name in (*found.flags, *found.outcomes) if says_outcome(name)]
+    alone = [name for name in found.outcomes if says_outcome(name)]
     outcomes = {name: OutcomeColumn(name, alone == [name]) for name in found.outcomes}
-    wanted = dict.fromkeys([*found.columns.values(), *found.flags, *outcomes])
+    wanted = dict.fromkeys([*found.columns.values(), *outcomes])
     for batch, share in table.read([*wanted]):
-        for flag in found.flags:
-            reject_absent(flag, batch[flag])
         for name, outcome in outcomes.items():
             outcome.add(batch[name], batch.get(found.columns.get("samples", "")))
         rows = {ours: _widen(batch[theirs]) for ours, theirs in found.columns.items()}

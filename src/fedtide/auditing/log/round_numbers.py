@@ -105,15 +105,6 @@ def _reject_months(numbers: NDArray[np.int64]) -> None:
     )
 
 
-def check_length(length: int, entries: int) -> None:
-    """Raise InvalidInputError if `entries` rows are too few for so many rounds."""
-    if length > MAX_ROUNDS or (length > _FEW_ROUNDS and length > 1000 * entries):
-        raise InvalidInputError(
-            f"round: {entries:,} rows span {length:,} rounds, so they look like timestamps; "
-            f"{_TIME_HINT}"
-        )
-
-
 def reject_gaps(rounds: NDArray[np.integer], nanoseconds: int) -> None:
     """Raise InvalidInputError if times leave nearly all rounds empty, as one wrong time does.
 

@@ -1,4 +1,4 @@
-"""The values of a participation log's columns: rounds, clients, stages and numbers.
+"""The values of a participation log's columns: rounds, clients, reasons and numbers.
 
 Columns come as Arrow arrays, of text if the file does not say more. Every function raises
 InvalidInputError, which names the column, for values that it cannot use.
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fedtide.auditing.log.columns import NOUNS
 from fedtide.errors import InvalidInputError, first_line, list_names
 from fedtide.participation.log.schema import STAGES
 
@@ -21,7 +22,6 @@ _MAX_NUMBER = 1e30
 _ROUND_HINT = "give whole numbers from 0"
 _TIME_HINT = "give the length of a round in seconds with round_seconds= or --round-seconds"
 _LONGEST_REASON = 60
-_NOUNS = {"weight": "weight", "samples": "sample count"}
 USED = STAGES.index("used")
 """The index of the last stage."""
 
@@ -139,9 +139,7 @@ def parse_clients(
             f"client: ids of type {kind} are invalid or mixed; give whole numbers only or strings "
             f"only{', such as UUIDs as text' if binary or pa.types.is_binary(kind) else ''}"
         )
-    if column.null_count:
-        where = _describe_row(column.is_null(), first_row)
-        raise InvalidInputError(f"client: {where} has no client; give every row a client id")
+    reject_missing("client", column, first_row, "give every row a client id")
     if not is_text(kind):
         return column if encoded else column.dictionary_encode()
     ids = encode_text(column)
@@ -177,32 +175,6 @@ def _to_whole(column: pa.Array) -> pa.Array:
         ) from error
 
 
-def reject_absent(name: str, column: pa.Array) -> None:
-    """Raise InvalidInputError if a column whose name says who took part is "no" for some rows.
-
-    Every row of a log without stages stands for a client that took part.
-
-    >>> reject_absent("used", pa.array([1, 1]))
-    >>> reject_absent("used", pa.array([1, 0]))
-    Traceback (most recent call last):
-    ...
-    fedtide.errors.InvalidInputError: log: 'used' is 0 in some rows; leave out the rows of ...
-    """
-    if pa.types.is_nested(column.type):
-        return
-    values = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    texts = {str(value).strip().lower() for value in values.dictionary.to_pylist()[:10]}
-    texts -= {*MISSING}
-    if texts <= NO | YES and texts & NO:
-        no = next(v for v in values.dictionary.to_pylist() if str(v).strip().lower() in NO)
-        raise InvalidInputError(
-            f"log: {name!r:.60} is {no} in some rows; leave out the rows of clients that did not "
-            f"take part, or give a column 'stage' ({', '.join(STAGES)}), or say which stages the "
-            f"values mean, as in --columns 'stage={name}' --stages {no}=selected,other=used; "
-            "rename the column if it says something else"
-        )
-
-
 def parse_reasons(column: pa.Array) -> pa.DictionaryArray:
     """Return reasons, of which none is null, as short printable text, dictionary-encoded.
 
@@ -234,7 +206,7 @@ def parse_numbers(field: str, column: pa.Array, decimal_comma: bool = False) -> 
     invalid = ~((given >= 0) & (given < _MAX_NUMBER))
     if invalid.any():
         raise InvalidInputError(
-            f"{field}: {given[invalid][0]} is not a {_NOUNS[field]}; give numbers of at least 0"
+            f"{field}: {given[invalid][0]} is not a {NOUNS[field]}; give numbers of at least 0"
         )
     return np.where(missing, np.nan, given).astype(np.float32)
 

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from fedtide.auditing.log.columns import name_columns
 from fedtide.auditing.log.participation_log import Floats
+from fedtide.errors import InvalidInputError
 
 Numbers = NDArray[np.float32]
 """One number for each row, shape (E,); NaN where it is missing."""
@@ -14,8 +15,9 @@ Numbers = NDArray[np.float32]
 _COUNT_SUM = 10.0
 """Whole-numbered weights are sample counts if they typically sum to at least this in a round."""
 _ROWS = 1 << 20
-"""Rows that are summed at a time."""
+"""Rows that are taken at a time: a copy of all in double precision takes memory."""
 _ALIKE = "the clients of a round count alike"
+_KEEP_HINT = f"{name_columns({'weight': 'NAME'})} keeps them as they are"
 _SUM_OF_SHARES = (0.3, 3.0)
 """Between these, the typical sum of a round's weights is about 1."""
 
@@ -42,32 +44,29 @@ def find_weights(
     if weights is not None and _has_all("weights", "used", weights, notes):
         if weights_are_final:
             return weights, counts
-        if _mark_participation(rounds, weights):
+        is_constant = len(weights) > 0 and bool((weights == weights[0]).all())
+        if is_constant and weights[0] == 1 and (np.bincount(rounds - rounds.min()) > 1).any():
             notes.append(f"the weights are all 1: {_ALIKE}")
             return None, None
-        if not _look_like_counts(rounds, weights):
-            typical = _find_typical_sum(rounds, weights)
-            if _SUM_OF_SHARES[0] <= typical <= _SUM_OF_SHARES[1]:
-                return weights, counts
-            # Weights 1/N, which are q_t^n of a server that divides by N, sum to at most 1.
-            if typical > _SUM_OF_SHARES[1] and (weights == weights[0]).all():
-                notes.append(
-                    f"the weights are all {weights[0]:.6g}: {_ALIKE}; "
-                    f"{name_columns({'weight': 'NAME'})} keeps them as they are"
-                )
-                return None, None
+        typical = _find_typical_sum(rounds, weights)
+        if typical >= _COUNT_SUM and _find_fraction(weights) is None:
+            counts = weights
             notes.append(
-                f"the weights typically sum to {typical:.3g} in a round, not to about 1, and "
-                "rounds with a larger sum count for more; if the server divides by the sum, "
-                "divide the weights of each round by it"
+                "the weights are whole numbers that sum to far more than 1 in a round: read as "
+                f"sample counts, and divided by their sum in each round; {_KEEP_HINT}"
             )
+        elif is_constant and typical > _SUM_OF_SHARES[1]:
+            # Weights 1/N, which are q_t^n of a server that divides by N, sum to at most 1.
+            notes.append(f"the weights are all {weights[0]:.6g}: {_ALIKE}; {_KEEP_HINT}")
+            return None, None
+        else:
+            if not _SUM_OF_SHARES[0] <= typical <= _SUM_OF_SHARES[1]:
+                notes.append(
+                    f"the weights typically sum to {typical:.3g} in a round, not to about 1, and "
+                    "rounds with a larger sum count for more; if the server divides by the sum, "
+                    "divide the weights of each round by it"
+                )
             return weights, counts
-        notes.append(
-            "the weights are whole numbers that sum to far more than 1 in a round: read as "
-            "sample counts, and divided by their sum in each round; "
-            f"{name_columns({'weight': 'NAME'})} keeps them as they are"
-        )
-        counts = weights
     if counts is None or not _has_all("sample counts", "used as weights", counts, notes):
         return None, counts
     return _normalise_by_round(rounds, counts), counts
@@ -84,28 +83,13 @@ def _has_all(what: str, how: str, numbers: Numbers, notes: list[str]) -> bool:
     return missing == 0
 
 
-def _mark_participation(rounds: NDArray[np.integer], weights: Numbers) -> bool:
-    """Return whether all weights are 1, though a round has several clients."""
-    is_one = len(weights) > 0 and (weights == 1).all()
-    return bool(is_one and (np.bincount(rounds - rounds.min()) > 1).any())
-
-
-def _look_like_counts(rounds: NDArray[np.integer], weights: Numbers) -> bool:
-    """Return whether these are sample counts rather than q_t^n, whose sums are about 1."""
-    for low in range(0, len(weights), _ROWS):  # most other weights show in the first part
-        part = weights[low : low + _ROWS]
-        if (part != np.round(part)).any():
-            return False
-    return _find_typical_sum(rounds, weights) >= _COUNT_SUM
-
-
 def _find_typical_sum(rounds: NDArray[np.integer], weights: Numbers) -> float:
     """Return the median of the positive sums of the weights of a round; 1 if there are none."""
     if not len(rounds):
         return 1.0
     first = rounds.min()
     sums = np.zeros(int(rounds.max() - first) + 1)
-    for low in range(0, len(rounds), _ROWS):  # a copy of all rows in double precision takes memory
+    for low in range(0, len(rounds), _ROWS):
         part = rounds[low : low + _ROWS] - first
         sums += np.bincount(part, weights[low : low + _ROWS], len(sums))
     return float(np.median(sums[sums > 0])) if sums.any() else 1.0
@@ -159,24 +143,38 @@ def complete_samples(
     return samples
 
 
-def find_fraction(counts: Numbers) -> float | None:
-    """Return a sample count that is not a whole number: a point may separate thousands."""
-    for low in range(0, len(counts), 1 << 20):  # bounds the temporaries
-        part = counts[low : low + (1 << 20)]
+def check_counts(counts: Numbers, notes: list[str]) -> None:
+    """Refuse sample counts in which a point separates thousands; note other fractions.
+
+    Raises:
+        InvalidInputError: numbers of which a point surely separates thousands.
+    """
+    if (fraction := _find_fraction(counts)) is not None:
+        said = f"some sample counts are not whole numbers, such as {fraction:g}"
+        remedy = "write counts without a separator of thousands"
+        if _are_separated(counts):
+            raise InvalidInputError(f"samples: {said}; {remedy}")
+        notes.append(f"{said}: {remedy}")
+
+
+def _find_fraction(numbers: Numbers) -> float | None:
+    """Return a number that is not a whole one; None: there is none."""
+    for low in range(0, len(numbers), _ROWS):
+        part = numbers[low : low + _ROWS]
         odd = part[np.isfinite(part) & (part != np.round(part))]
         if len(odd):
             return float(odd[0])
     return None
 
 
-def are_separated(counts: Numbers) -> bool:
+def _are_separated(counts: Numbers) -> bool:
     """Return whether these are surely whole numbers with a point that separates thousands.
 
     Of 300 and 1.080 the first is a count, and the second would be none; and no count reaches 1000.
     Counts like 312.5 besides 300, or 0.5, may be meant.
 
-    >>> are_separated(np.array([300.0, 1.08, np.nan])), are_separated(np.array([300.0, 312.5]))
-    (True, False)
+    >>> [_are_separated(np.array([300.0, x, np.nan])) for x in (1.08, 312.5)]
+    [True, False]
     """
     known = counts[np.isfinite(counts)].astype(np.float64)
     odd = known[known != np.round(known)]

@@ -208,19 +208,11 @@ def draw_windows(audit: Audit) -> str:
     regularity = audit.regularity
     figure, axes = _new_figure()
     target = regularity.floor + regularity.tolerance
-    for values, colour, width, label in (
-        (regularity.values, _BLUE, 1.5, "mean over the windows"),
-        (regularity.worst, GREY, 1.0, "maximum"),
-    ):
-        shown = np.maximum(values, _LEAST_OF_TOLERANCE * target)
-        axes.plot(
-            regularity.periods,
-            shown,
-            _marker(len(shown)),
-            color=colour,
-            linewidth=width,
-            label=label,
-        )
+    shown = np.maximum(regularity.values, _LEAST_OF_TOLERANCE * target)
+    line = _marker(len(shown))
+    axes.plot(
+        regularity.periods, shown, line, color=_BLUE, linewidth=1.5, label="mean over the windows"
+    )
     axes.axhline(target, color=_ORANGE, linewidth=1, linestyle="--", label="tolerance")
     if regularity.period:
         axes.axvline(regularity.period, color=_GREEN, linewidth=1)

@@ -14,7 +14,6 @@ from fedtide.atomic_io import write_text
 from fedtide.auditing.api import Audit
 from fedtide.auditing.log.refusals import format_reasons
 from fedtide.auditing.output import audit_figures, formatting, text
-from fedtide.auditing.recommend.candidates import scaled_skew
 from fedtide.validation import expand_home
 
 _ROWS = 12
@@ -92,9 +91,8 @@ def _list_averages(audit: Audit) -> list[dict[str, Any]]:
     unequal = text.has_unequal_shares(audit)
     without = ", without these weights" if text.has_own_weights(audit) else ""
     rows = []
-    for one in (objectives.plain, objectives.given, *objectives.others):
-        if one is None or (unequal and one in objectives.others):
-            continue
+    in_use = [objectives.plain, *([] if objectives.given is None else [objectives.given])]
+    for one in in_use if unequal else [*in_use, *objectives.others]:
         name = formatting.format_averaging(one.method)
         rows.append(
             {
@@ -108,7 +106,7 @@ def _list_averages(audit: Audit) -> list[dict[str, Any]]:
         rows += [
             {
                 "name": f"{formatting.format_averaging(one.method)}{without}, losses multiplied",
-                "l1_skew": scaled_skew(one.weights, objectives.wanted),
+                "l1_skew": objectives.scaled_skew(one.weights),
                 "corrected": np.nan,
                 "interval": "–",
             }

@@ -59,7 +59,7 @@ def _build(audit: Audit) -> dict[str, Any]:
         ],
         "regularity_floor": audit.regularity.floor,
         "settings": {
-            "cutoff": audit.cutoffs.best,
+            "cutoff": audit.cutoff,
             "period": audit.regularity.period,
             "learning_rates": audit.learning_rates,
         },
@@ -284,9 +284,7 @@ def _build_evidence(evidence: Evidence) -> dict[str, Any]:
 
 
 def _build_advice(advice: Advice) -> dict[str, Any]:
-    simulated = None
-    if advice.simulated is not None:
-        simulated = {"loss": advice.simulated[0], "error": advice.simulated[1]}
+    loss, error = advice.simulated
     return {
         "algorithm": advice.algorithm,
         "parameters": advice.parameters,
@@ -295,7 +293,7 @@ def _build_advice(advice: Advice) -> dict[str, Any]:
         "memory_floats": advice.memory_floats,
         "message_floats": advice.message_floats,
         "remaining_l1_skew": advice.remaining,
-        "simulated": simulated,
+        "simulated": {"loss": loss, "error": error},
         "equivalent_to_first": advice.equivalent,
         "experiment": advice.experiment,
         "strategy": advice.strategy,

@@ -88,11 +88,12 @@ def _list_advice(audit: Audit) -> RenderableType:
     if light not in shown:
         shown[-1] = light
     for rank, advice in shown:
-        costs = [f"remaining L1 skew {advice.remaining:.2f}"]
-        if advice.simulated:
-            costs.append(f"replay {advice.simulated[0]:.1%}")
         numbers = "number" if advice.memory_floats == 1 else "numbers"
-        costs.append(f"{formatting.format_count(advice.memory_floats)} {numbers} stored")
+        costs = [
+            f"remaining L1 skew {advice.remaining:.2f}",
+            f"replay {advice.simulated[0]:.1%}",
+            f"{formatting.format_count(advice.memory_floats)} {numbers} stored",
+        ]
         title = Text(formatting.format_method(advice), style="bold")
         title.append(f"  {' · '.join(costs)}", style="not bold dim")
         table.add_row(f"{rank}.", title)

@@ -16,7 +16,12 @@ from fedtide.auditing.output.formatting import (
     format_skew,
     list_some,
 )
-from fedtide.auditing.recommend.findings import favours_clients, has_swing, is_biased
+from fedtide.auditing.recommend.findings import (
+    count_busy,
+    describe_swing,
+    favours_clients,
+    is_biased,
+)
 from fedtide.auditing.statistics.group_influence import GroupInfluence
 from fedtide.auditing.statistics.influence import EffectiveObjective
 from fedtide.auditing.statistics.pattern import (
@@ -80,7 +85,7 @@ def describe_verdict(audit: Audit) -> str:
             "others are small, or chance can explain them"
         )
     half = audit.forgetting.halving_window
-    fades = "" if half is None else f" (half as far in windows of {_count_busy(audit, half)})"
+    fades = "" if half is None else f" (half as far in windows of {count_busy(audit.log, half)})"
     return f"in turns: {averaging} favours other clients at other times, beyond chance{fades}"
 
 
@@ -112,30 +117,26 @@ def describe_objective(audit: Audit) -> list[str]:
         f"{_AIMS[audit.wanted_source]}: {_format_with_chance(objective)}",
         f"{half:,} of {quantify(audit.log.size, 'client')} "
         f"{'has' if half == 1 else 'have'} half of the influence",
-        *describe_now(audit),
+    ]
+    if now := describe_now(audit):
+        sentences.append(now)
+    sentences += [
+        f"{swing}, so a model forgets whom it no longer trains on"
+        for swing in describe_swing(audit.log, audit.forgetting)
     ]
     if audit.unseen is not None and audit.unseen.interval[0] > 0:
         sentences.append(f"{describe_unseen(audit.unseen)}; they have no influence")
     return sentences
 
 
-def describe_now(audit: Audit) -> list[str]:
-    """Return the objective in force in the last rounds, and how far it swings; empty if short."""
-    recent, forgetting = audit.objectives.recent, audit.forgetting
-    if recent is None or len(forgetting.windows) == 0:
-        return []
-    sentences = [
-        f"now, in the last {'round' if recent.window == 1 else quantify(recent.window, 'round')}, "
-        f"{recent.objective.total_variation:.0%} "
-        f"is misplaced: {_format_with_chance(recent.objective)}"
-    ]
-    if has_swing(forgetting):
-        sentences.append(
-            f"the objective in force swings: {_count_busy(audit, forgetting.window)} in a row "
-            f"differ from the whole log by {forgetting.describe()} of the influence, so a model "
-            "forgets whom it no longer trains on"
-        )
-    return sentences
+def describe_now(audit: Audit) -> str:
+    """Return the objective in force in the last rounds; empty if the log is too short."""
+    recent = audit.objectives.recent
+    if recent is None or len(audit.forgetting.windows) == 0:
+        return ""
+    last = "round" if recent.window == 1 else quantify(recent.window, "round")
+    misplaced = f"{recent.objective.total_variation:.0%} is misplaced"
+    return f"now, in the last {last}, {misplaced}: {_format_with_chance(recent.objective)}"
 
 
 def describe_forgetting(audit: Audit) -> str:
@@ -150,24 +151,18 @@ def describe_forgetting(audit: Audit) -> str:
         first, last = forgetting.windows[0], int(forgetting.windows[-1])
         return (
             f"no clear swing of the influence shows in windows of {first:,} to "
-            f"{_count_busy(audit, last)} ({format_p_value(forgetting.p_value)}); one of clients "
+            f"{count_busy(audit.log, last)} ({format_p_value(forgetting.p_value)}); one of clients "
             "that come only a few times in a window need not show"
         )
     text = (
-        f"the influence in {_count_busy(audit, forgetting.window)} in a row differs from that in "
-        f"the whole log, chance deducted, by {forgetting.describe()} "
+        f"the influence in {count_busy(audit.log, forgetting.window)} in a row differs from that "
+        f"in the whole log, chance deducted, by {forgetting.describe()} "
         f"({format_p_value(forgetting.p_value)})"
     )
     if forgetting.halving_window is not None:
-        half = _count_busy(audit, forgetting.halving_window)
+        half = count_busy(audit.log, forgetting.halving_window)
         text += f"; it is half as large in windows of {half}"
     return text
-
-
-def _count_busy(audit: Audit, count: int) -> str:
-    """Return a number of rounds in words, and that empty ones do not count if there are any."""
-    every = audit.log.nonempty_rounds == audit.log.length
-    return quantify(count, "round") + ("" if every else " with participants")
 
 
 def describe_history(audit: Audit) -> str:
@@ -278,12 +273,11 @@ def describe_rates(audit: Audit) -> str:
     rates = audit.rates
     seen = rates.estimate[rates.estimate > 0]
     low, middle, high = np.quantile(seen, [0.1, 0.5, 0.9])
-    spread = (
+    text = (
         f"{middle:.3g} for all clients that took part"
         if seen.min() == seen.max()
         else f"median {middle:.3g}; 10% of the clients below {low:.3g}, 10% above {high:.3g}"
     )
-    text = spread
     if has_own_weights(audit):  # else half of the influence says the same
         text += (
             f"; half of all updates are from {rates.clients_for_half:,} of "
@@ -515,13 +509,13 @@ def describe_advice(audit: Audit) -> list[str]:
 def _rank_averaging(audit: Audit) -> list[str]:
     """Return why averaging is not first, if it favours no clients; at most one sentence."""
     first = audit.advice[0].simulated
-    if first is None or favours_clients(audit.objectives, audit.forgetting) is not False:
+    if favours_clients(audit.objectives, audit.forgetting) is not False:
         return []
     return [
         f"averaging can stay: it is number {rank} only for its replay ({one.simulated[0]:.1%}; the "
         f"first: {first[0]:.1%}), not because it favours clients"
         for rank, one in enumerate(audit.advice, start=1)
-        if one.algorithm == "fedavg" and not one.parameters and one.simulated and not one.tied
+        if one.algorithm == "fedavg" and not one.parameters and not one.tied
     ]
 
 

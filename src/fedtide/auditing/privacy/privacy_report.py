@@ -12,7 +12,7 @@ from fedtide.auditing.log.participation_log import ParticipationLog
 from fedtide.auditing.privacy.sampling_laws import SAMPLING_LAWS, SamplingLaw
 from fedtide.auditing.privacy.spending import Spent, spent
 from fedtide.differential_privacy import MECHANISMS, Mechanism
-from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.errors import InvalidInputError, did_you_mean, quantify
 from fedtide.simulation.config import Builder
 from fedtide.simulation.experiment import SWEEP_KEYS, read_yaml
 
@@ -105,8 +105,8 @@ def report_lines(found: Spent) -> Iterator[str]:
     apart = int(found.separations[worst])
     yield (
         f"ε = {found.epsilon:.4g} at δ = {mechanism.delta:g} for the client with the largest ε: "
-        f"{log.show_name(worst)}, with {_count(int(log.counts[worst]), 'participation')}"
-        + (f", the closest {_count(apart, 'round')} apart" if apart else "")
+        f"{log.show_name(worst)}, with {quantify(int(log.counts[worst]), 'participation')}"
+        + (f", the closest {quantify(apart, 'round')} apart" if apart else "")
     )
     yield from _caveats(found)
     top = found.clients.sort("epsilon", descending=True).head(_SHOWN)
@@ -122,7 +122,7 @@ def report_lines(found: Spent) -> Iterator[str]:
         )
     if len(found.violators):
         yield (
-            f"{_count(len(found.violators), 'client')} took part too soon or too often for the "
+            f"{quantify(len(found.violators), 'client')} took part too soon or too often for the "
             f"mechanism, such as {log.show_name(int(found.violators[0]))}; ε counts that"
         )
     yield from _law_lines(found)
@@ -145,10 +145,6 @@ def _caveats(found: Spent) -> Iterator[str]:
             f"δ = {delta:g} is not below 1 / N = {1 / log.size:.2g}: even publishing all data of "
             "one client, drawn at random, would satisfy it"
         )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _law_lines(found: Spent) -> Iterator[str]:

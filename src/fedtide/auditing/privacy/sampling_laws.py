@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtide.auditing.log.participation_log import ParticipationLog, find_gaps
+from fedtide.auditing.log.participation_log import Ints, ParticipationLog, find_gaps
 from fedtide.auditing.statistics.distributions import chi2_sf, normal_two_sided
 from fedtide.configurable import configurable
 from fedtide.differential_privacy import Mechanism
@@ -73,22 +73,17 @@ class PoissonSampling(SamplingLaw):
     def check(self, log: ParticipationLog) -> LawCheck:
         """Test the counts of clients, the cohort sizes and repetitions."""
         q, n, t = self.rate, log.size, log.length
-        variance = q * (1 - q)
-        centred = log.counts - t * q
         at_ends = int(log.cohorts[0] + log.cohorts[-1])
         repeats = _repetitions(log) - q * (2 * log.counts.sum() - at_ends) + n * (t - 1) * q**2
         p_values = {
-            f"clients do not take part equally often, in {q:.3g} of the rounds": _dispersion_p(
-                float((centred**2).sum()) / (t * variance), n, t * variance, variance
+            f"clients do not take part equally often, in {q:.3g} of the rounds": _test_binomial(
+                log.counts, t, q
             ),
-            f"cohorts do not vary as independent clients with rate {q:.3g} do": _dispersion_p(
-                float(((log.cohorts - n * q) ** 2).sum()) / (n * variance),
-                t,
-                n * variance,
-                variance,
+            f"cohorts do not vary as independent clients with rate {q:.3g} do": _test_binomial(
+                log.cohorts, n, q
             ),
             "who takes part depends on the round before": normal_two_sided(
-                repeats / np.sqrt(n * (t - 1)) / variance
+                repeats / np.sqrt(n * (t - 1)) / (q * (1 - q))
             ),
         }
         return _judge(p_values)
@@ -180,18 +175,20 @@ def _repetitions(log: ParticipationLog) -> int:
     )
 
 
-def _dispersion_p(statistic: float, terms: int, expected: float, variance: float) -> float:
-    """Return the p-value of Σ (x - mean)² / Var x for independent binomial x.
+def _test_binomial(numbers: Ints, trials: int, rate: float) -> float:
+    """Return the p-value of Σ (x - mean)² / Var x for independent binomial numbers x.
 
-    The sum has the mean `terms` and, by the fourth moment of the binomial law, the variance
-    terms · (2 + (1 - 6 q (1 - q)) / Var x); a multiple of χ² with both is compared.
+    The sum has as many terms as its mean and, by the fourth moment of the binomial law, the
+    variance terms · (2 + (1 - 6 q (1 - q)) / Var x); a multiple of χ² with both is compared.
 
     Args:
-        statistic: the sum.
-        terms: how many x.
-        expected: Var x.
-        variance: q (1 - q).
+        numbers: x.
+        trials: of each.
+        rate: q.
     """
+    variance = rate * (1 - rate)
+    expected, terms = trials * variance, len(numbers)
+    statistic = float(((numbers - trials * rate) ** 2).sum()) / expected
     spread = terms * (2 + (1 - 6 * variance) / expected)
     scale, freedom = spread / (2 * terms), 2 * terms**2 / spread
     return _both_sides(chi2_sf(statistic / scale, freedom))

@@ -221,22 +221,24 @@ def spent(
     own = longer = _count_losses(log, mechanism, horizon, shares)
     if horizon is None or log.first_round + log.length < horizon:
         longer = _count_losses(log, mechanism, horizon, shares, upcoming)
-    variance = mechanism.variance
+    noise = cutoff = None
+    if target is not None:
+        allowed = loss_of_epsilon(target, mechanism.delta)
+        noise = math.sqrt(float(own.max()) / allowed)
+        cutoff = _find_cutoff(log, mechanism, algorithm, horizon, allowed)
     with np.errstate(over="ignore"):  # without noise, everything is lost
-        found = Spent(mechanism, algorithm, log, own / variance, longer / variance)
-    if law is not None:
-        found = replace(
-            found, law=law.check(log), declared=law.declared_epsilon(mechanism, log.length)
-        )
-    if target is None:
-        return found
-    allowed = loss_of_epsilon(target, mechanism.delta)
-    noise = math.sqrt(float(own.max()) / allowed)
-    return replace(
-        found,
+        losses, next_losses = own / mechanism.variance, longer / mechanism.variance
+    return Spent(
+        mechanism=mechanism,
+        algorithm=algorithm,
+        log=log,
+        losses=losses,
+        next_losses=next_losses,
+        law=None if law is None else law.check(log),
+        declared=None if law is None else law.declared_epsilon(mechanism, log.length),
         target=target,
         noise_needed=noise,
-        cutoff_needed=_find_cutoff(log, mechanism, algorithm, horizon, allowed),
+        cutoff_needed=cutoff,
     )
 
 

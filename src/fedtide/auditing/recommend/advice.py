@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ class Advice:
         message_floats: numbers sent to and from a participant per round, together.
         remaining: the L1 skew expected to remain.
         simulated: the loss with which it ends in the replay, as a share of the loss at the start,
-            and the standard error of its difference from the best method's.
+            and the standard error of its difference from the best method's; NaN before it.
         equivalent: whether its loss is equivalent to that of the best method.
         tied: whether the replay cannot tell it from the best method, so that the simpler of them
             comes first.
@@ -52,7 +53,7 @@ class Advice:
     memory_floats: int
     message_floats: int
     remaining: float
-    simulated: tuple[float, float] | None = None
+    simulated: tuple[float, float] = (math.nan, math.nan)
     equivalent: bool = False
     tied: bool = False
     objective: str | tuple[float, ...] = "uniform"

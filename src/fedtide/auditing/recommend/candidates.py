@@ -12,7 +12,11 @@ from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.recommend.findings import Findings
 from fedtide.auditing.statistics.auto_weights import MOST_ROUNDS, average_auto_weights
-from fedtide.auditing.statistics.influence import EffectiveObjective, share_samples
+from fedtide.auditing.statistics.influence import (
+    EffectiveObjective,
+    share_entries,
+    share_samples,
+)
 from fedtide.errors import quantify
 
 _NOTHING_AGAINST = (
@@ -59,7 +63,7 @@ def list_variants(findings: Findings) -> list[list[Advice]]:
 
 def _fedavg(findings: Findings) -> Advice:
     weights = findings.objectives.plain.weights
-    remaining = _scaled_skew(findings, weights)
+    remaining = findings.objectives.scaled_skew(weights)
     if findings.wanted_source == "equal":
         reasons = _judge_objective(findings, findings.objectives.plain)
     else:
@@ -87,7 +91,7 @@ def _data_weighted(findings: Findings) -> Advice:
 def _auto(findings: Findings) -> Advice:
     length, longest = findings.log.length, MOST_ROUNDS
     where = "on this log" if length <= longest else f"in the last {longest:,} rounds"
-    skew = _scaled_skew(findings, average_auto_weights(findings.log))
+    skew = findings.objectives.scaled_skew(average_auto_weights(findings.log))
     reasons = [
         "it keeps an account of the weight that each client is owed, so it has no setting besides "
         f"the learning rates; {where} its weights leave an L1 skew of {skew:.2f}",
@@ -103,7 +107,7 @@ def _auto(findings: Findings) -> Advice:
 
 
 def _fedau(findings: Findings) -> Advice:
-    skew = _scaled_skew(findings, findings.objectives.others[1].weights)
+    skew = findings.objectives.scaled_skew(findings.objectives.fedau.weights)
     reasons = [
         "it estimates 1 / p_n during training; on this log its weights leave an L1 skew of "
         f"{skew:.2f}, including the start-up phase",
@@ -140,7 +144,7 @@ def _known_rates(findings: Findings) -> Advice:
 
 
 def _average_all(findings: Findings) -> Advice:
-    skew = _scaled_skew(findings, findings.objectives.others[0].weights)
+    skew = findings.objectives.scaled_skew(findings.objectives.average_all.weights)
     reasons = [f"averaging over all clients weights each by its rate: L1 skew {skew:.2f}"]
     return _advice(findings, "fedavg", {"weights": "all"}, reasons, 0, remaining=skew)
 
@@ -232,22 +236,11 @@ def _judge_objective(findings: Findings, objective: EffectiveObjective) -> list[
     return [f"{missing}; beyond that, {_NOTHING_AGAINST}" if missing else _NOTHING_AGAINST]
 
 
-def _scaled_skew(findings: Findings, weights: Floats) -> float:
-    return scaled_skew(weights, findings.objectives.wanted)
-
-
-def scaled_skew(weights: Floats, wanted: Floats) -> float:
-    """Return the L1 skew of these influences once losses are multiplied by N a_n."""
-    scaled = weights * wanted
-    return float(np.abs(scaled / max(float(scaled.sum()), 1e-300) - wanted).sum())
-
-
 def _average_samples(log: ParticipationLog) -> Floats:
     """Return the influence of clients weighted by their samples, (N,)."""
     assert log.samples is not None
     shares = share_samples(log, np.nan_to_num(log.samples))
-    weights = np.bincount(log.clients, shares, minlength=log.size)
-    return weights / max(float(weights.sum()), 1e-300)
+    return share_entries(log.clients, shares, log.size)
 
 
 def _advice(
@@ -272,7 +265,7 @@ def _advice(
         remaining: the L1 skew that is left; None: that of known rates.
     """
     if remaining is None:
-        remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
+        remaining = findings.objectives.scaled_skew(findings.objectives.known_rates.weights)
     return Advice(
         algorithm=algorithm,
         parameters=parameters,

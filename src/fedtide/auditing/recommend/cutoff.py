@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
@@ -13,25 +11,14 @@ _MAX_ENTRIES = 2_000_000
 _CANDIDATES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
-@dataclass(frozen=True, eq=False)
-class Cutoffs:
-    """The error of FedAU's weights for each cutoff.
-
-    Args:
-        cutoffs: K, ascending, shape (C,).
-        bias: root mean square over the clients of p_n E[ω_n] − 1, (C,).
-        deviation: root mean square of the standard deviation of p_n ω_n, (C,).
-        best: the K with the smallest bias² + deviation².
-    """
-
-    cutoffs: list[int]
-    bias: Floats
-    deviation: Floats
-    best: int
+def choose_cutoff(log: ParticipationLog, independent: bool) -> int:
+    """Return the cutoff K of FedAU with the smallest error (`measure_errors`)."""
+    errors = measure_errors(log, independent)
+    return min(errors, key=errors.__getitem__)
 
 
-def choose_cutoff(log: ParticipationLog, independent: bool) -> Cutoffs:
-    """Return the error of FedAU's weights for cutoffs K from 1 to T.
+def measure_errors(log: ParticipationLog, independent: bool) -> dict[int, float]:
+    """Return bias² + variance of FedAU's weights, the mean over the clients, for K from 1 to T.
 
     The weight ω is a mean of m = T / E closed intervals. With E and V the mean and variance of an
     interval cut off at K,  bias = p E − 1  and  variance = p² V / m. For independent rounds E and V
@@ -42,21 +29,17 @@ def choose_cutoff(log: ParticipationLog, independent: bool) -> Cutoffs:
         log: the participation log; above two million entries, a sample of the clients is used.
         independent: whether the rounds are independent.
     """
-    candidates = [*(k for k in _CANDIDATES if k < log.length), log.length]
     chosen = log.sample_clients(_MAX_ENTRIES / len(log.clients), log.counts > 0)
     rate = log.counts[chosen] / log.length
-    bias, deviation = [], []
-    for cutoff in candidates:
+    errors = {}
+    for cutoff in [*(k for k in _CANDIDATES if k < log.length), log.length]:
         if independent:
             mean, variance = cutoff_moments(rate, cutoff)
         else:
             mean, variance = _interval_moments(log, chosen, cutoff)
-        bias.append(float(np.sqrt(np.mean((rate * mean - 1) ** 2))))
         relative = rate**2 * variance * mean / log.length
-        deviation.append(float(np.sqrt(np.mean(relative))))
-    errors = np.array(bias) ** 2 + np.array(deviation) ** 2
-    best = candidates[int(np.argmin(errors))]
-    return Cutoffs(candidates, np.array(bias), np.array(deviation), best)
+        errors[cutoff] = float(np.mean((rate * mean - 1) ** 2) + np.mean(relative))
+    return errors
 
 
 def _interval_moments(

@@ -17,6 +17,7 @@ from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates
 from fedtide.auditing.statistics.skew import SkewEstimate
 from fedtide.auditing.statistics.windows import Regularity
+from fedtide.errors import quantify
 
 WantedSource = Literal["equal", "roster", "samples"]
 
@@ -48,15 +49,7 @@ class Findings:
     @cached_property
     def swing(self) -> list[str]:
         """What the forgetting says against averaging over the cohort, at most one sentence."""
-        forgetting = self.forgetting
-        if not has_swing(forgetting):
-            return []
-        idle = self.log.nonempty_rounds < self.log.length
-        return [
-            f"the objective in force swings: windows of {forgetting.window:,} rounds"
-            f"{' with participants' if idle else ''} differ from the whole log by "
-            f"{forgetting.describe()} of the influence"
-        ]
+        return describe_swing(self.log, self.forgetting)
 
     def objections(self, objective: EffectiveObjective) -> list[str]:
         """Return what speaks against a way of averaging, in sentences; empty: nothing does.
@@ -135,6 +128,22 @@ def favours_clients(objectives: ObjectiveComparison, forgetting: Forgetting) -> 
     if any(map(is_biased, skews)) or has_swing(forgetting):
         return True
     return False if skews[0].interval[1] < _EXCLUDED else None  # NaN: no interval
+
+
+def describe_swing(log: ParticipationLog, forgetting: Forgetting) -> list[str]:
+    """Return how far the objective in force swings if it does, at most one sentence."""
+    if not has_swing(forgetting):
+        return []
+    return [
+        f"the objective in force swings: windows of {count_busy(log, forgetting.window)} differ "
+        f"from the whole log by {forgetting.describe()} of the influence"
+    ]
+
+
+def count_busy(log: ParticipationLog, count: int) -> str:
+    """Return a number of rounds in words, and that empty ones do not count if there are any."""
+    every = log.nonempty_rounds == log.length
+    return quantify(count, "round") + ("" if every else " with participants")
 
 
 def has_swing(forgetting: Forgetting) -> bool:

@@ -71,21 +71,21 @@ def replay(script: Script, methods: Sequence[Settings], blocks: int) -> Floats:
         Squares of shape (methods, blocks, G, K); infinite where a method diverges.
     """
     rounds = len(script.starts) - 1
-    runners, places = _make_runners(script, methods)
+    places = _place_methods(script, methods)
     first = rounds - max(1, rounds // 3)
     edges = np.unique(np.linspace(first, rounds, blocks + 1).astype(np.int64))
-    sums = [np.zeros((len(edges) - 1, *runner.models.shape)) for runner in runners]
+    sums = {runner: np.zeros((len(edges) - 1, *runner.models.shape)) for runner, _ in places}
     with np.errstate(over="ignore", invalid="ignore"):
         for t in range(rounds):
             low, high = int(script.starts[t]), int(script.starts[t + 1])
-            for runner in runners:
+            for runner in sums:
                 runner.advance(t, script.clients[low:high], script.targets[low:high])
             if t >= first:
                 block = int(np.searchsorted(edges, t, side="right")) - 1
-                for total, runner in zip(sums, runners, strict=True):
+                for runner, total in sums.items():
                     total[block] += runner.models**2
     lengths = np.diff(edges)[:, None, None]
-    found = [sums[place][:, row] / lengths for place, row in places]
+    found = [sums[runner][:, row] / lengths for runner, row in places]
     return np.nan_to_num(np.stack(found), nan=np.inf, posinf=np.inf)
 
 
@@ -218,24 +218,21 @@ class _AmplifiedScaffold(_Runner):
 _AVERAGES = ("fedavg", "auto", "fedau", "known-rates", "amplified")
 
 
-def _make_runners(
-    script: Script, methods: Sequence[Settings]
-) -> tuple[list[_Runner], list[tuple[int, int]]]:
-    """Return the runners, and the runner and row of each method."""
+def _place_methods(script: Script, methods: Sequence[Settings]) -> list[tuple[_Runner, int]]:
+    """Return the runner of each method, and its row there; equal methods share a runner."""
     averages = [settings for settings in methods if settings["type"] in _AVERAGES]
-    runners: list[_Runner] = [_Averages(script, averages)] if averages else []
-    rows, places = count(), []
-    known: dict[tuple[Any, ...], int] = {}
+    of_averages, rows = _Averages(script, averages), count()
+    others: dict[tuple[Any, ...], _Runner] = {}
+    places: list[tuple[_Runner, int]] = []
     for settings in methods:
         if settings["type"] in _AVERAGES:
-            places.append((0, next(rows)))
+            places.append((of_averages, next(rows)))
             continue
         kind, arguments = key = _find_runner(settings)
-        if key not in known:
-            known[key] = len(runners)
-            runners.append(kind(script, *arguments))
-        places.append((known[key], 0))
-    return runners, places
+        if key not in others:
+            others[key] = kind(script, *arguments)
+        places.append((others[key], 0))
+    return places
 
 
 def _find_runner(settings: Settings) -> tuple[type[Any], tuple[Any, ...]]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from fedtide.auditing.recommend.advice import Advice, Memory
 from fedtide.auditing.recommend.findings import Findings
-from fedtide.auditing.recommend.log_replay import Settings
-from fedtide.auditing.recommend.replay_problem import ReplayedLoss, ReplayProblem
+from fedtide.auditing.recommend.log_replay import Script, Settings
+from fedtide.auditing.recommend.replay_problem import ReplayedLoss, measure_losses
 
 _TOLERANCE = 0.1
 """Losses that differ by less than this share are equivalent."""
@@ -29,7 +29,7 @@ _MOST_FLOATS = 1e10
 
 
 def rank_methods(
-    variants: Sequence[Sequence[Advice]], findings: Findings, problem: ReplayProblem
+    variants: Sequence[Sequence[Advice]], findings: Findings, script: Script
 ) -> list[Advice]:
     """Return the methods, best first, by the loss with which they end in the replay.
 
@@ -49,33 +49,27 @@ def rank_methods(
     Args:
         variants: the methods in the order of `list_variants`, each with its possible settings.
         findings: the audit.
-        problem: the replay.
+        script: of the replay.
     """
     methods = [one.settings for group in variants for one in group]
     replayed = methods if _PLAIN in methods else [*methods, _PLAIN]
-    results = problem.run(replayed)
+    results = measure_losses(script, replayed)
     plain, losses = results[replayed.index(_PLAIN)], iter(results)
     found = [_choose_setting([(one, next(losses)) for one in group]) for group in variants]
     affordable = [loss for one, loss in found if one.memory_floats <= _MOST_FLOATS]
     best = min(affordable, key=lambda loss: loss.mean)
-
-    right = [_is_right_average(one, findings) for one, _ in found]
-    tied = [
-        _is_equivalent(loss, best) if is_right else _is_tied(loss, best, one.memory)
-        for (one, loss), is_right in zip(found, right, strict=True)
-    ]
-    simplicity = _order_by_simplicity([one for one, _ in found], bool(findings.swing))
+    listed = [_report(one, loss, best, plain, findings) for one, loss in found]
+    simplicity = _order_by_simplicity(listed, bool(findings.swing))
 
     def rank(place: int) -> tuple[bool, bool, bool, float]:
-        advice, loss = found[place]
+        advice = listed[place]
         dear = advice.memory_floats > _MOST_FLOATS
-        unfair = tied[place] and _is_average(advice) and not right[place]
-        return dear, not tied[place], unfair, simplicity[place] if tied[place] else loss.mean
+        if not advice.tied:
+            return dear, True, False, advice.simulated[0]
+        unfair = _is_average(advice) and not _is_right_average(advice, findings)
+        return dear, False, unfair, simplicity[place]
 
-    ranked = [
-        replace(_report(*found[place], best, plain), tied=tied[place])
-        for place in sorted(range(len(found)), key=rank)
-    ]
+    ranked = [listed[place] for place in sorted(range(len(listed)), key=rank)]
     return _compare_memories(_put_auto_first(ranked, findings))
 
 
@@ -84,15 +78,13 @@ def _put_auto_first(ranked: list[Advice], findings: Findings) -> list[Advice]:
     auto = next((one for one in ranked if one.algorithm == "auto"), None)
     if auto is None:  # refused by a privacy mechanism
         return ranked
-    of_auto = auto.simulated
-    assert of_auto is not None
+    loss_of_auto, _ = auto.simulated
 
     def gives_way(other: Advice) -> bool:
         if other.memory == "heavy" or other.tied or _is_right_average(other, findings):
             return False
-        assert other.simulated is not None
-        loss = other.simulated[0]
-        return of_auto[0] <= max(_TRUSTED * loss, loss + _FLOOR)
+        loss, _ = other.simulated
+        return loss_of_auto <= max(_TRUSTED * loss, loss + _FLOOR)
 
     before = ranked[: ranked.index(auto)]
     place = next((place for place, other in enumerate(before) if gives_way(other)), len(before))
@@ -146,16 +138,25 @@ def _is_right_average(advice: Advice, findings: Findings) -> bool:
     return not (findings.objections(objectives.plain) if source == "equal" else findings.swing)
 
 
-def _report(advice: Advice, loss: ReplayedLoss, best: ReplayedLoss, plain: ReplayedLoss) -> Advice:
+def _report(
+    advice: Advice,
+    loss: ReplayedLoss,
+    best: ReplayedLoss,
+    plain: ReplayedLoss,
+    findings: Findings,
+) -> Advice:
     """Return the advice with its result in the replay."""
     text = f"in the replay it ends with {loss.mean:.1%} of the loss at the start"
     if advice.settings != _PLAIN:
         text += f", averaging over the cohort with {plain.mean:.1%}"
+    equivalent = _is_equivalent(loss, best)
+    is_right = _is_right_average(advice, findings)
     return replace(
         advice,
         reasons=[*advice.reasons, text],
         simulated=(loss.mean, loss.error_of_gap(best)),
-        equivalent=_is_equivalent(loss, best),
+        equivalent=equivalent,
+        tied=equivalent if is_right else _is_tied(loss, best, advice.memory),
     )
 
 
@@ -166,7 +167,7 @@ def _compare_memories(ranked: list[Advice]) -> list[Advice]:
     """
     first, *others = ranked
     other = next((one for one in others if one.memory != first.memory), None)
-    if other is None or other.simulated is None or first.simulated is None:
+    if other is None:
         return ranked
     if first.memory == "heavy":
         text = (

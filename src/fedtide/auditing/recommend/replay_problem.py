@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.recommend.findings import Findings
 from fedtide.auditing.recommend.log_replay import Script, Settings, replay
 from fedtide.auditing.statistics.auto_weights import auto_weights
 from fedtide.auditing.statistics.forgetting import Forgetting
@@ -74,9 +75,32 @@ class ReplayedLoss:
         return float(np.sqrt(variance))
 
 
-@dataclass(frozen=True, eq=False)
-class ReplayProblem:
-    """A script, and what its coordinates stand for.
+def measure_losses(script: Script, methods: Sequence[Settings]) -> list[ReplayedLoss]:
+    """Return the loss of each method in the replay of a script, around the best of its step sizes.
+
+    Step sizes are never tuned exactly, so the loss is (l_{k−1} + 2 l_k + l_{k+1}) / 4 for the
+    losses l of neighbouring step sizes, each at most the loss at the start.
+    """
+    weights = _weigh_coordinates()
+    weights /= float(weights[:, 0].sum())  # the loss at the start
+    found = []
+    for squares in replay(script, methods, _BLOCKS):
+        parts = sum(
+            squares[:, shift : shift + _TUNED] * of_curvature
+            for shift, of_curvature in enumerate(weights)
+        )
+        total = parts.sum(axis=2, keepdims=True)
+        diverged = np.full_like(parts, 1 / parts.shape[2])
+        parts = np.divide(parts, np.maximum(total, 1.0), out=diverged, where=np.isfinite(total))
+        parts = np.pad(parts, ((0, 0), (1, 1), (0, 0)), mode="edge")
+        smooth = (parts[:, :-2] + 2 * parts[:, 1:-1] + parts[:, 2:]) / 4
+        best = int(np.argmin(smooth.sum(axis=2).mean(axis=0)))
+        found.append(ReplayedLoss(smooth[:, best]))
+    return found
+
+
+def make_script(findings: Findings, seed: int, long: bool) -> Script:
+    """Return the script of a replay of the log, on a problem that is made for it.
 
     Optima of clients differ in three ways, in coordinates of their own: by when clients take part
     (those that take part at the same times are alike), by how often, and unrelated to it. The
@@ -84,69 +108,23 @@ class ReplayProblem:
     time and rate. Gradients have noise. F is the sum over the coordinates, whose curvatures are 1,
     0.32 and 0.1.
 
-    Args:
-        script: what happens.
-        weights: of the squares of each coordinate in the loss, for each curvature, shape (H, K).
-    """
-
-    script: Script
-    weights: Floats
-
-    def run(self, methods: Sequence[Settings]) -> list[ReplayedLoss]:
-        """Return the loss of each method around the best of its step sizes.
-
-        Step sizes are never tuned exactly, so the loss is (l_{k−1} + 2 l_k + l_{k+1}) / 4 for the
-        losses l of neighbouring step sizes, each at most the loss at the start.
-        """
-        squares = replay(self.script, methods, _BLOCKS)
-        at_start = float(self.weights[:, 0].sum())
-        found = []
-        for of_method in squares:
-            parts = sum(
-                of_method[:, shift : shift + _TUNED] * weights
-                for shift, weights in enumerate(self.weights / at_start)
-            )
-            total = parts.sum(axis=2, keepdims=True)
-            diverged = np.full_like(parts, 1 / parts.shape[2])
-            parts = np.divide(parts, np.maximum(total, 1.0), out=diverged, where=np.isfinite(total))
-            parts = np.pad(parts, ((0, 0), (1, 1), (0, 0)), mode="edge")
-            smooth = (parts[:, :-2] + 2 * parts[:, 1:-1] + parts[:, 2:]) / 4
-            best = int(np.argmin(smooth.sum(axis=2).mean(axis=0)))
-            found.append(ReplayedLoss(smooth[:, best]))
-        return found
-
-
-def make_problem(
-    log: ParticipationLog,
-    rates: RateEstimates,
-    objectives: ObjectiveComparison,
-    forgetting: Forgetting,
-    cutoff: int,
-    seed: int,
-    long: bool = False,
-) -> ReplayProblem:
-    """Return the problem for a log.
-
     The last 3000 rounds are replayed, of a random subset of the clients where there are more than
     3000 of them or 40,000 entries; ten times as many of each if `long`. Known rates have the errors
     of rates from another log of this length: p_n is multiplied by a draw of the gamma distribution
     with the relative variance of its estimate.
 
     Args:
-        log: the participation log.
-        rates: of the clients.
-        objectives: for the skew.
-        forgetting: of the log.
-        cutoff: of FedAU.
+        findings: the audit.
         seed: of the problem.
         long: whether to replay more.
     """
+    log, objectives = findings.log, findings.objectives
     random = generator(seed, "audit-replay")
     order = _order_clients(log, objectives.wanted, seed)
     part, chosen = _select(log, order, random, 10 if long else 1)
     wanted = objectives.wanted[chosen]
     wanted = wanted / wanted.sum() if wanted.sum() > 0 else np.full(part.size, 1 / part.size)
-    centers = _draw_centers(part, chosen, wanted, objectives, forgetting, random)
+    centers = _draw_centers(part, chosen, wanted, objectives, findings.forgetting, random)
     kinds = centers.shape[1]
     targets = np.zeros((len(part.clients), 1 + kinds + _NOISE), dtype=np.float32)
     targets[:, 1 : 1 + kinds] = centers[part.clients]
@@ -155,8 +133,8 @@ def make_problem(
     start[0] = 1.0
     fedau_weights = np.empty(len(part.clients))
     by_client = np.argsort(part.clients, kind="stable")
-    fedau_weights[by_client] = mean_intervals(part.rounds, part.client_starts, cutoff)
-    script = Script(
+    fedau_weights[by_client] = mean_intervals(part.rounds, part.client_starts, findings.cutoff)
+    return Script(
         starts=part.starts,
         clients=part.clients,
         size=part.size,
@@ -166,10 +144,9 @@ def make_problem(
         factors=part.size * wanted,
         fedau_weights=fedau_weights,
         auto_weights=auto_weights(part.starts, part.clients, part.size),
-        rates=_draw_rates(log.length, rates, chosen, random),
+        rates=_draw_rates(log.length, findings.rates, chosen, random),
         samples=part.samples,
     )
-    return ReplayProblem(script, _weigh_coordinates())
 
 
 def _order_clients(log: ParticipationLog, wanted: Floats, seed: int) -> Ints:

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.statistics.influence import share_entries
 
 _SHARE = (5**0.5 - 1) / 2
 _LARGEST_STEP = 1.1
@@ -53,5 +54,4 @@ def average_auto_weights(log: ParticipationLog) -> Floats:
     starts = log.starts[-MOST_ROUNDS - 1 :]
     clients = log.clients[starts[0] : starts[-1]]
     weights = auto_weights(starts - starts[0], clients, log.size)
-    sums = np.bincount(clients, weights, minlength=log.size)
-    return sums / max(float(sums.sum()), 1e-300)
+    return share_entries(clients, weights, log.size)

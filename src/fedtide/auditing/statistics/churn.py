@@ -156,22 +156,21 @@ def find_churn(
         active: the log without pauses of the federation, in which nobody is silent; None: as `log`.
     """
     first, last = _find_ends(log)
-    gone_p = _test_ends(active or log, reverse=False)
-    late_p = _test_ends(active or log, reverse=True)
-    ones = np.ones(log.size)
-    gone, late = (np.flatnonzero((ones if p is None else p) <= _ALPHA) for p in (gone_p, late_p))
+    tests = [_test_ends(active or log, reverse) for reverse in (False, True)]
+    gone_p, late_p = (np.ones(log.size) if p is None else p for p in tests)
+    gone, late = np.flatnonzero(gone_p <= _ALPHA), np.flatnonzero(late_p <= _ALPHA)
     estimate, low, high = _estimate_rates(log, rates, first, last, (gone, late))
     return Churn(
         first=first,
         last=last,
         gone=gone,
         late=late,
-        gone_p_values=ones if gone_p is None else gone_p,
-        late_p_values=ones if late_p is None else late_p,
+        gone_p_values=gone_p,
+        late_p_values=late_p,
         rates=estimate,
         low=low,
         high=high,
-        tested=gone_p is not None and late_p is not None,
+        tested=all(p is not None for p in tests),
     )
 
 

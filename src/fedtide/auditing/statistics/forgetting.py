@@ -9,7 +9,7 @@ import numpy as np
 
 from fedtide.auditing.log.participation_log import MIN_REPEATS, Floats, Ints, ParticipationLog
 from fedtide.auditing.statistics.distributions import student_t_isf, student_t_sf
-from fedtide.auditing.statistics.influence import recorded_weights
+from fedtide.auditing.statistics.influence import list_entry_weights
 
 _LEVEL = 0.05
 _FEWEST_WINDOWS, _MOST_BATCHES = 4, 16
@@ -141,11 +141,7 @@ class _Entries:
         self._length = log.length
         self._owner = np.repeat(np.arange(len(chosen)), counts)
         self._rounds = log.of_clients(log.rounds, chosen).astype(np.int64)
-        recorded = recorded_weights(log)
-        if recorded is None:
-            shares = log.cohort_weights[self._rounds]
-        else:
-            shares = log.of_clients(log.sort_by_client(recorded), chosen)
+        shares = list_entry_weights(log, chosen)
         # Influences sum to 1 over the log; those of a sample too, as if it were all clients.
         self._shares = shares * (log.length / max(float(shares.sum()), 1e-300))
         self._sums = np.bincount(self._owner, self._shares, minlength=len(chosen))

@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
 from fedtide.auditing.statistics.coverage import Coverage
 from fedtide.auditing.statistics.dispersion import Dispersion
-from fedtide.auditing.statistics.influence import ObjectiveComparison, divide_by_wanted, list_parts
+from fedtide.auditing.statistics.influence import (
+    ObjectiveComparison,
+    divide_by_wanted,
+    find_averaging,
+)
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
 from fedtide.auditing.statistics.variance import VarianceModel
@@ -93,7 +97,7 @@ def _intervals(
     shares: Floats, codes: Ints, variances: VarianceModel, dispersion: Dispersion
 ) -> tuple[Floats, Floats]:
     """Return Wilson's intervals with the number of draws that the variances imply."""
-    _, _, parts = list_parts(variances.log)
+    parts = find_averaging(variances.log).parts
     if not variances.intervals:
         return np.full(len(shares), np.nan), np.full(len(shares), np.nan)
     noise = np.array(

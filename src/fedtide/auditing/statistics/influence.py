@@ -18,7 +18,7 @@ from fedtide.auditing.statistics.dispersion import Dispersion
 from fedtide.auditing.statistics.periodogram import Parts
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
 from fedtide.auditing.statistics.skew import SkewEstimate, estimate_skew
-from fedtide.auditing.statistics.variance import VarianceModel
+from fedtide.auditing.statistics.variance import Averaging, VarianceModel
 
 if TYPE_CHECKING:
     from fedtide.auditing.statistics.recent_influence import RecentInfluence
@@ -83,7 +83,9 @@ class ObjectiveComparison:
 
     Args:
         plain: of averaging over the cohort (FedAvg).
-        others: of averaging over all clients, FedAU and known rates.
+        average_all: of averaging over all clients.
+        fedau: of FedAU.
+        known_rates: of dividing by the rates of this log.
         wanted: a_n, (N,).
         low: lower end of a 95% interval of each weight of the objective in force, (N,).
         high: upper end, (N,).
@@ -93,7 +95,9 @@ class ObjectiveComparison:
     """
 
     plain: EffectiveObjective
-    others: list[EffectiveObjective]
+    average_all: EffectiveObjective
+    fedau: EffectiveObjective
+    known_rates: EffectiveObjective
     wanted: Floats
     low: Floats
     high: Floats
@@ -107,6 +111,11 @@ class ObjectiveComparison:
         return self.given or self.plain
 
     @property
+    def others(self) -> list[EffectiveObjective]:
+        """The objectives of the other ways of averaging."""
+        return [self.average_all, self.fedau, self.known_rates]
+
+    @property
     def now(self) -> EffectiveObjective:
         """The objective in force in the last rounds; an audit always has it."""
         assert self.recent is not None
@@ -116,6 +125,11 @@ class ObjectiveComparison:
     def ratios(self) -> Floats:
         """Each client's weight in force over its wanted weight, (N,); NaN if that is 0."""
         return divide_by_wanted(self.in_force.weights, self.wanted)
+
+    def scaled_skew(self, weights: Floats) -> float:
+        """Return the L1 skew of these influences once losses are multiplied by N a_n."""
+        scaled = weights * self.wanted
+        return float(np.abs(scaled / max(float(scaled.sum()), 1e-300) - self.wanted).sum())
 
 
 def compare_objectives(
@@ -143,22 +157,19 @@ def compare_objectives(
         wanted: a_n, (N,).
         cutoff: K of FedAU.
     """
-    weights, scale = average_over_cohorts(log)
-    parts = Parts(variances.log.cohort_weights)
-    dispersion = variances.dispersion(parts, weights, scale)
     targets = Targets.of(wanted, log.counts > 0)
-    plain = _objective("fedavg", weights, scale, targets, variances, parts, dispersion=dispersion)
-    given = None
+    cohorts = Averaging(Parts(variances.log.cohort_weights), *average_over_cohorts(log))
+    dispersion = variances.dispersion(cohorts)
+    plain = _objective("fedavg", cohorts, targets, variances, dispersion)
+    in_force, given = cohorts, None
     if recorded_weights(log) is not None:
-        weights, scale, parts = list_parts(variances.log)
-        dispersion = variances.dispersion(parts, weights, scale)
-        given = _objective(
-            "given", weights, scale, targets, variances, parts, dispersion=dispersion
-        )
-    rounds = parts.count_rounds()
+        in_force = find_averaging(variances.log)
+        dispersion = variances.dispersion(in_force)
+        given = _objective("given", in_force, targets, variances, dispersion)
+    weights, scale = in_force.weights, in_force.scale
     low, high = wilson_interval(
         np.minimum(weights / scale, 1.0),
-        rounds / np.maximum(dispersion.values, 1e-9),
+        in_force.parts.count_rounds() / np.maximum(dispersion.values, 1e-9),
         freedom=dispersion.freedom,
     )
     if not rates.intervals:
@@ -166,11 +177,9 @@ def compare_objectives(
     fedau = average_fedau_weights(log, cutoff)
     return ObjectiveComparison(
         plain=plain,
-        others=[
-            _summed("average-all", rates.estimate, targets, variances),
-            _summed(f"fedau({cutoff})", fedau, targets, variances),
-            _known_rates(log, targets),
-        ],
+        average_all=_summed("average-all", rates.estimate, targets, variances),
+        fedau=_summed(f"fedau({cutoff})", fedau, targets, variances),
+        known_rates=_known_rates(log, targets),
         wanted=wanted,
         low=np.minimum(low * scale, weights),
         high=np.maximum(high * scale, weights),
@@ -193,20 +202,19 @@ def measure_influence(
         wanted: a_n, (N,).
         seen: who took part, also before this part of a longer log, (N,); None: in this log.
     """
-    weights, scale, parts = list_parts(variances.log)
-    method = "fedavg" if parts.entries is None else "given"
+    averaging = find_averaging(variances.log)
+    method = "fedavg" if averaging.parts.entries is None else "given"
     targets = Targets.of(wanted, log.counts > 0 if seen is None else seen)
-    return _objective(method, weights, scale, targets, variances, parts)
+    return _objective(method, averaging, targets, variances)
 
 
-def list_parts(log: ParticipationLog) -> tuple[Floats, Floats, Parts]:
-    """Return the weights, their scale and the parts of the log's own or plain averaging."""
+def find_averaging(log: ParticipationLog) -> Averaging:
+    """Return the averaging with the log's own weights if it has any, else over the cohort."""
     recorded = recorded_weights(log)
     if recorded is None:
-        return *average_over_cohorts(log), Parts(log.cohort_weights)
-    weights, scale = average_recorded(log, recorded)
+        return Averaging(Parts(log.cohort_weights), *average_over_cohorts(log))
     entries = recorded * (log.length / float(recorded.sum()))
-    return weights, scale, Parts(np.ones(log.length), entries)
+    return Averaging(Parts(np.ones(log.length), entries), *average_recorded(log, recorded))
 
 
 def recorded_weights(log: ParticipationLog) -> Floats | None:
@@ -214,6 +222,20 @@ def recorded_weights(log: ParticipationLog) -> Floats | None:
     if log.weights is None or not log.weights.any():
         return None
     return log.weights.astype(np.float64)
+
+
+def list_entry_weights(log: ParticipationLog, chosen: Ints) -> Floats:
+    """Return q_t^n of the entries of these clients, by client: recorded, or else 1 / |S_t|."""
+    recorded = recorded_weights(log)
+    if recorded is None:
+        return np.asarray(log.cohort_weights[log.of_clients(log.rounds, chosen)])
+    return log.of_clients(log.sort_by_client(recorded), chosen)
+
+
+def share_entries(clients: NDArray[np.int32], weights: Floats, size: int) -> Floats:
+    """Return each client's share in the weights of some entries, (N,); 0 if all of them are 0."""
+    sums = np.bincount(clients, weights, minlength=size)
+    return sums / max(float(sums.sum()), 1e-300)
 
 
 def share_samples(log: ParticipationLog, samples: Floats) -> Floats:
@@ -301,42 +323,35 @@ def _sum_by_client(values: Floats, starts: Ints) -> Floats:
     return totals
 
 
-def _standard_errors(weights: Floats, scale: Floats, time: Floats) -> Floats:
-    return np.asarray(np.sqrt(np.maximum(weights * (scale - weights), 0) * time))
-
-
 def _objective(
     method: str,
-    weights: Floats,
-    scale: Floats,
+    averaging: Averaging,
     targets: Targets,
     variances: VarianceModel,
-    parts: Parts,
-    factors: Floats | None = None,
     dispersion: Dispersion | None = None,
+    factors: Floats | None = None,
 ) -> EffectiveObjective:
     """Return the objective of weights that are means of the clients' parts of the rounds.
 
     Args:
         method: the way of averaging.
-        weights: w_n.
-        scale: c_n.
+        averaging: the parts.
         targets: for the weights.
         variances: of means over the rounds.
-        parts: of the participants in the rounds.
-        factors: of each client's parts, (N,); None: 1.
         dispersion: of the parts; None: estimated here.
+        factors: of each client's parts, (N,); None: 1.
     """
+    parts, weights, scale = averaging.parts, averaging.weights, averaging.scale
     if not variances.intervals:
         none = SkewEstimate.without_interval
         return EffectiveObjective(
             method, weights, none(weights, targets.wanted), none(weights, targets.reachable)
         )
-    known = dispersion or variances.dispersion(parts, weights, scale)
-    rounds = parts.count_rounds()
+    known = dispersion or variances.dispersion(averaging)
+    times = known.roots**2 / parts.count_rounds()
 
     def errors(assumed: Floats) -> Floats:
-        return _standard_errors(assumed, scale, known.roots**2 / rounds)
+        return np.asarray(np.sqrt(np.maximum(assumed * (scale - assumed), 0) * times))
 
     def variance(slopes: Floats) -> float:
         own = slopes if factors is None else slopes * factors
@@ -361,10 +376,8 @@ def _summed(
     log, weights = variances.log, sums / sums.sum()
     rates = log.counts / log.length
     factors = np.divide(weights, rates, out=np.zeros(len(sums)), where=rates > 0)
-    parts = Parts(np.ones(log.length))
-    return _objective(
-        method, weights, factors, targets, variances, parts, factors, variances.presence
-    )
+    averaging = Averaging(Parts(np.ones(log.length)), weights, factors)
+    return _objective(method, averaging, targets, variances, variances.presence, factors)
 
 
 def _known_rates(log: ParticipationLog, targets: Targets) -> EffectiveObjective:

@@ -162,7 +162,8 @@ def _classify(log: ParticipationLog, run_counts: RunCounts) -> Pattern:
     if correlation is None:
         return _describe_constant_presence(log, run_counts)
     results = run_tests(log, run_counts, correlation)
-    family, reason = _choose_family(results)
+    evidence = _collect_evidence(results)
+    family, reason = _choose_family(results, evidence)
     period = results.period.rounds if family == "cyclic" and results.period else None
     profile = None if period is None else fold_over_period(log, period)
     return Pattern(
@@ -171,7 +172,7 @@ def _classify(log: ParticipationLog, run_counts: RunCounts) -> Pattern:
         period=period,
         parameters=_estimate_parameters(family, results, profile),
         mixing_time=_mixing_time(family, correlation),
-        evidence=_collect_evidence(results),
+        evidence=evidence,
         clients=classify_clients(family, results, profile),
         run_counts=run_counts,
         correlation=correlation,
@@ -209,66 +210,35 @@ def _describe_constant_presence(log: ParticipationLog, run_counts: RunCounts) ->
     return Pattern("always", "", None, {"rate": 1.0}, 1.0, evidence, clients, run_counts)
 
 
-def _choose_family(results: TestResults) -> tuple[Family, str]:
+def _choose_family(results: TestResults, evidence: list[Evidence]) -> tuple[Family, str]:
     """Return the family and, if it is undecided, the reason."""
-    beyond = results.beyond
     if results.drifts:
         return "drifting", ""
     if results.repeats:
         return "cyclic", ""
     if results.is_regular:
         return "regularized", ""
+    found = {one.test: one.result for one in evidence}
     if results.depends:
+        fact = f"rounds are dependent: {found[NEIGHBOURS]}"
         if results.depends_further:
-            return "undecided", (
-                f"rounds are dependent: {_say_neighbour(results)}, and beyond the previous round "
-                f"by {beyond.value:+.3f} ({_say_interval(beyond)}), so no known pattern fits"
-            )
+            return "undecided", f"{fact}, and {found[BEYOND]}, so no known pattern fits"
         if results.ends_with_previous:
             return "markov", ""
         return "undecided", (
-            f"rounds are dependent: {_say_neighbour(results)}; the log cannot tell whether "
-            f"memory ends with the previous round (beyond it {_say_interval(beyond)})"
+            f"{fact}; the log cannot tell whether memory ends with the previous round: "
+            f"{found[BEYOND]}"
         )
     if results.is_independent:
         return "independent", ""
-    return "undecided", _say_what_is_open(results)
-
-
-def _say_what_is_open(results: TestResults) -> str:
-    """Return what a log without significant dependence on the previous round leaves open."""
-    open_questions = [_say_neighbour(results)]
-    if not results.ends_with_previous:
-        open_questions.append(_say_beyond(results))
-    slow = results.slow_dispersion
-    if not results.is_even:
-        open_questions.append(
-            f"variance of counts in {slow.window} rounds {slow.value:.2f} times that of "
-            f"independent rounds (95%: {slow.interval[0]:.2f} to {slow.interval[1]:.2f})"
-        )
-    if results.shows_drift:
-        open_questions.append(_describe_drift(results.drift).result)
-    return f"neither dependence nor independence is excluded: {', '.join(open_questions)}"
-
-
-def _say_neighbour(results: TestResults) -> str:
-    neighbour = results.neighbour
-    return (
-        f"correlation between neighbouring rounds {neighbour.value:+.3f} "
-        f"({_say_interval(neighbour)})"
-    )
-
-
-def _say_beyond(results: TestResults) -> str:
-    beyond = results.beyond
-    return f"correlation beyond the previous round {beyond.value:+.3f} ({_say_interval(beyond)})"
-
-
-def _say_interval(estimate: Estimate) -> str:
-    if estimate.finite_interval is None:
-        return "error unknown"
-    low, high = estimate.interval
-    return f"95%: {low:+.3f} to {high:+.3f}"
+    is_open = {
+        NEIGHBOURS: True,
+        BEYOND: not results.ends_with_previous,
+        SLOW_DISPERSION: not results.is_even,
+        DRIFT: results.shows_drift,
+    }
+    questions = ", ".join(found[test] for test in is_open if is_open[test])
+    return "undecided", f"neither dependence nor independence is excluded: {questions}"
 
 
 def _collect_evidence(results: TestResults) -> list[Evidence]:
@@ -276,11 +246,15 @@ def _collect_evidence(results: TestResults) -> list[Evidence]:
         p_value = normal_two_sided(z)
         return Evidence(test, text, p_value, estimate.value, estimate.finite_interval)
 
-    neighbour, beyond = results.neighbour, results.beyond
-    evidence = [
-        describe(NEIGHBOURS, _say_neighbour(results), neighbour, results.lag_one),
-        describe(BEYOND, _say_beyond(results), beyond, beyond.z),
-    ]
+    evidence = []
+    for test, where, estimate, z in (
+        (NEIGHBOURS, "between neighbouring rounds", results.neighbour, results.lag_one),
+        (BEYOND, "beyond the previous round", results.beyond, results.beyond.z),
+    ):
+        ends = estimate.finite_interval
+        reach = "error unknown" if ends is None else f"95%: {ends[0]:+.3f} to {ends[1]:+.3f}"
+        text = f"correlation {where} {estimate.value:+.3f} ({reach})"
+        evidence.append(describe(test, text, estimate, z))
     ratios = {DISPERSION: results.dispersion, SLOW_DISPERSION: results.slow_dispersion}
     for test, ratio in ratios.items():
         low, high = ratio.interval
@@ -290,16 +264,12 @@ def _collect_evidence(results: TestResults) -> list[Evidence]:
         )
         evidence.append(describe(test, text, ratio, ratio.z))
     evidence.append(_describe_drift(results.drift))
-    if results.period is not None:
-        strength = max(results.period.strength, 0)
-        evidence.append(
-            Evidence(
-                PERIOD,
-                f"best period {results.period.rounds} rounds, which explains {strength:.0%} of the "
-                "variance",
-                results.period.p_value,
-            )
+    if (period := results.period) is not None:
+        text = (
+            f"best period {period.rounds} rounds, which explains {max(period.strength, 0):.0%} of "
+            "the variance"
         )
+        evidence.append(Evidence(PERIOD, text, period.p_value))
     return evidence
 
 

@@ -11,9 +11,10 @@ from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLo
 from fedtide.auditing.statistics.churn import Churn
 from fedtide.auditing.statistics.influence import (
     EffectiveObjective,
-    list_parts,
+    find_averaging,
     measure_influence,
     recorded_weights,
+    share_entries,
 )
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
@@ -134,10 +135,10 @@ def _model_variance(
 
 
 def _measure_parts(variances: VarianceModel, lasting: NDArray[np.bool_]) -> EarlierRounds:
-    weights, scale, parts = list_parts(variances.log)
+    averaging = find_averaging(variances.log)
     # Of the others, the change of rates would shape the spectral density of all.
-    dispersion = variances.dispersion(parts, np.where(lasting, weights, 0.0), scale)
-    return EarlierRounds(variances, parts, weights, dispersion, lasting)
+    averaging = replace(averaging, weights=np.where(lasting, averaging.weights, 0.0))
+    return EarlierRounds(variances, averaging, variances.dispersion(averaging), lasting)
 
 
 def _choose_window(length: int, noise: float, least: float, cycle: int | None) -> int:
@@ -152,8 +153,8 @@ def _choose_window(length: int, noise: float, least: float, cycle: int | None) -
 
 def _chance_of_one_round(log: ParticipationLog, runs: RunCounts, wanted: Floats) -> float:
     """Return Σ √(2 / π) s_n for W = 1."""
-    _, scale, parts = list_parts(log)
-    scale = scale * (log.length / parts.count_rounds())
+    averaging = find_averaging(log)
+    scale = averaging.scale * (log.length / averaging.parts.count_rounds())
     times = _measure_times(runs)
     return float(np.sqrt(2 / np.pi * np.maximum(wanted * (scale - wanted), 0) * times).sum())
 
@@ -180,8 +181,7 @@ def _average(log: ParticipationLog, recorded: Floats | None, low: int, high: int
         parts = np.repeat(log.cohort_weights[low:high], log.cohorts[low:high])
     else:
         parts = recorded[entries]
-    sums = np.bincount(log.clients[entries], parts, minlength=log.size)
-    return sums / max(float(sums.sum()), 1e-300)
+    return share_entries(log.clients[entries], parts, log.size)
 
 
 def _cut(log: ParticipationLog, low: int, high: int) -> ParticipationLog:

@@ -17,31 +17,44 @@ from fedtide.auditing.statistics.runs_test import count_runs
 
 
 @dataclass(frozen=True, eq=False)
+class Averaging:
+    """A way of averaging over the clients of each round.
+
+    Args:
+        parts: y_t^n of the participants, relative to the sum of the parts in their round.
+        weights: w_n, the mean of a client's parts over the rounds that are not left out, (N,).
+        scale: c_n = E[y²] / E[y], (N,); a part has the variance w_n (c_n − w_n).
+    """
+
+    parts: Parts
+    weights: Floats
+    scale: Floats
+
+
+@dataclass(frozen=True, eq=False)
 class EarlierRounds:
     """The same objective in the rounds before a part of a log.
 
     Args:
         variances: of means over these rounds.
-        parts: of the participants in these rounds.
-        weights: the means of the clients' parts, (N,).
-        dispersion: of the parts.
+        averaging: over the clients of these rounds; weights of 0 but for the lasting ones.
+        dispersion: of their parts.
         lasting: the clients that count, a mask, (N,): who left or joined has changed its rate,
             which would look like memory.
     """
 
     variances: VarianceModel
-    parts: Parts
-    weights: Floats
+    averaging: Averaging
     dispersion: Dispersion
     lasting: NDArray[np.bool_]
 
     def variance(self, slopes: Floats, rounds: int) -> float:
         """Return the variance that Σ ψ_n w_n would have in so many of these rounds."""
-        weights = np.where(self.lasting, self.weights, 0.0)
+        parts, weights = self.averaging.parts, self.averaging.weights
         mean = float((slopes * weights).sum()) / max(float(weights.sum()), 1e-300)
         centred = np.where(self.lasting, slopes - mean, 0.0)
-        known = self.parts.count_rounds()
-        return self.variances.variance(centred, self.parts, self.dispersion) * known / rounds
+        known = parts.count_rounds()
+        return self.variances.variance(centred, parts, self.dispersion) * known / rounds
 
 
 class VarianceModel:
@@ -94,14 +107,9 @@ class VarianceModel:
         spread = rates * (1 - rates)
         return estimate_dispersion(self.log, None, rates, spread, self._runs, self._period)
 
-    def dispersion(self, parts: Parts, weights: Floats, scale: Floats) -> Dispersion:
-        """Return the dispersion of the clients' parts of the rounds.
-
-        Args:
-            parts: relative to the sum of the parts in their round.
-            weights: the mean w_n of a client's parts over the rounds that are not left out, (N,).
-            scale: c_n = E[part²] / E[part], (N,); a part has the variance w_n (c_n − w_n).
-        """
+    def dispersion(self, averaging: Averaging) -> Dispersion:
+        """Return the dispersion of the clients' parts of the rounds."""
+        parts, weights, scale = averaging.parts, averaging.weights, averaging.scale
         stretch = self.log.length / parts.count_rounds()
         spread = np.maximum(weights * (scale - weights), 0) * stretch
         parts = replace(parts, rounds=parts.rounds * stretch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
-from fedtide.auditing.statistics.influence import recorded_weights
+from fedtide.auditing.statistics.influence import list_entry_weights, recorded_weights
 
 _MAX_ENTRIES = 4_000_000
 """Above this number of entries, a sample of the clients is used."""
@@ -29,7 +29,6 @@ class Regularity:
     Args:
         periods: P, ascending, shape (W,).
         values: the mean over the windows, (W,).
-        worst: the maximum over the windows, (W,).
         floor: the value of the whole log: the part due to the skew, as of unequal rates, which
             longer windows and amplification do not remove.
         tolerance: the accepted excess over the floor.
@@ -38,7 +37,6 @@ class Regularity:
 
     periods: Ints
     values: Floats
-    worst: Floats
     floor: float
     tolerance: float
     period: int | None
@@ -60,18 +58,17 @@ def measure_regularity(
     periods = _choose_periods(log.length, len(windows.rounds), cycle)
     curve = {int(p): windows.evaluate(int(p)) for p in periods}
     target = windows.floor + tolerance
-    reached = [p for p in sorted(curve) if curve[p][0] <= target]
+    reached = [p for p in sorted(curve) if curve[p] <= target]
     if reached:  # refine between the first period within tolerance and the one before it
         before = max((p for p in curve if p < reached[0]), default=0)
         points = int(np.clip(_WORK / (2 * len(windows.rounds)), 10, 24))
         for p in np.unique(np.linspace(before + 1, reached[0], points).astype(int)):
             curve.setdefault(int(p), windows.evaluate(int(p)))
-        reached = [p for p in sorted(curve) if curve[p][0] <= target]
+        reached = [p for p in sorted(curve) if curve[p] <= target]
     evaluated = sorted(curve)
     return Regularity(
         periods=np.array(evaluated),
-        values=np.array([curve[p][0] for p in evaluated]),
-        worst=np.array([curve[p][1] for p in evaluated]),
+        values=np.array([curve[p] for p in evaluated]),
         floor=windows.floor,
         tolerance=tolerance,
         period=reached[0] if reached else None,
@@ -97,19 +94,16 @@ class _Windows:
         self._new = np.ones(len(self._owner), dtype=bool)
         self._new[1:] = self._owner[1:] != self._owner[:-1]
         self._busy = np.flatnonzero(log.cohorts)
-        recorded = recorded_weights(log)
-        if recorded is None:
-            self._share = log.cohort_weights[self.rounds]
-        else:
-            self._share = log.of_clients(log.sort_by_client(recorded), chosen)
+        self._share = list_entry_weights(log, chosen)
+        if (recorded := recorded_weights(log)) is not None:
             self._share *= len(self._busy) / float(recorded.sum())
         terms = weights**2 - 2 * weights * wanted
         self.floor = float(log.size * ((weights - wanted) ** 2).sum())
         # Control variate: correct the sample's sum with its known error over the whole log.
         self._correction = log.size * float(terms.sum() - self._factor * terms[chosen].sum())
 
-    def evaluate(self, period: int) -> tuple[float, float]:
-        """Return the mean and the maximum over the windows of this length."""
+    def evaluate(self, period: int) -> float:
+        """Return the mean over the windows of this length."""
         log, count = self._log, self._log.length // period
         window = self.rounds // period
         new = self._new.copy()
@@ -123,7 +117,7 @@ class _Windows:
         values = log.size * (self._factor * sums + (self._wanted**2).sum()) + self._correction
         if (filled := busy[:count] > 0).any():
             values = values[filled]
-        return float(values.mean()), float(values.max())
+        return float(values.mean())
 
 
 def _client_step(log: ParticipationLog) -> int:

@@ -120,7 +120,7 @@ def _difference(update: Update, request: TrainRequest, store: ClientStore, like:
         saved = store.load(request.accepted_round)
         if saved is None or saved.keys() != new.keys():
             raise LostMemoryError
-        old = {name: tensor.double() for name, tensor in saved.items()}
+        old = saved
     sent = {name: (new[name] - old[name]).to(like[name].dtype) for name in new}
     store.save(request.round, {name: old[name] + sent[name].double() for name in new})
     return replace(update, update=sent)

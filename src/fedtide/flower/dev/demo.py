@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
 import time
@@ -18,7 +17,6 @@ from torch import nn
 import fedtide.examples
 from fedtide.algorithms import MIFA, Algorithm, FedAU, FedAvg
 from fedtide.errors import InvalidInputError
-from fedtide.flower import fork_server
 from fedtide.flower.dev.local_federation import LocalFederation
 from fedtide.participation import Replay
 from fedtide.participation.log.ledger import read_ledger, read_rounds
@@ -31,10 +29,6 @@ SITES = {"site-0": 1, "site-1": 1, "site-2": 2, "site-3": 3, "site-4": 4}
 
 METHOD = FedAU(cutoff=50)
 _COMPARED = (FedAvg(), METHOD, MIFA())
-
-_POLLING = 4.0  # seconds of a round in which Flower's processes wait for each other's polls
-_ROUND, _PROCESS = 0.5, 2.0  # computing of a round, and of a client's process, in starts
-"""A start: the time in which the SuperLink starts."""
 
 _ROUND_BEGINS = re.compile(r"\[ROUND (?P<number>\d+)/\d+\]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -55,13 +49,8 @@ def run_demo(folder: Path, rounds: int, tls: bool, show: Callable[[str], None]) 
     """
     ledger = f"sqlite:///{folder.resolve() / 'ledger.db'}"
     with LocalFederation(folder, tls) as federation:
-        began = time.monotonic()
         federation.start_superlink(database=False)
-        start = time.monotonic() - began
-        seconds = _estimate_round(start)
-        name_queries = 0 if tls else 1  # about a round's time; a registered node is not asked
-        total = _estimate_startup(start) + (name_queries + rounds) * seconds
-        show(f"rounds: {rounds}, each about {seconds:.0f} s; {_format_time(total)} in all")
+        show(f"rounds: {rounds}, of a few seconds each")
         show(f"a SuperLink on {federation.address}" + (", TLS and node keys" if tls else ""))
         for number, (name, period) in enumerate(SITES.items()):
             if tls:
@@ -77,7 +66,7 @@ def run_demo(folder: Path, rounds: int, tls: bool, show: Callable[[str], None]) 
             ledger=ledger,
             state=folder.resolve() / "state",
         )
-        _follow(run, show, RemainingTime(rounds, seconds))
+        _follow(run, show, rounds)
     ended = len(read_rounds(ledger)) if (folder / "ledger.db").is_file() else 0
     if ended < rounds:
         raise InvalidInputError(f"flower: it ended after {ended} of {rounds} rounds; see the logs")
@@ -167,30 +156,24 @@ def example_app() -> Path:
     return Path(fedtide.examples.__file__).parent / "flower"
 
 
-class RemainingTime:
-    """Predicts how long the remaining rounds take.
+def describe_remaining(number: int, rounds: int, elapsed: float) -> str:
+    """Return the time to go when a round begins.
 
     Args:
-        rounds: how many in total.
-        seconds: the estimate for a round, until one has ended.
+        number: of the round, counted from 1; at least 2.
+        rounds: how many there are in total.
+        elapsed: the seconds since the first one began.
+
+    >>> describe_remaining(3, 12, elapsed=40.0)
+    '3:20 min to go'
     """
-
-    def __init__(self, rounds: int, seconds: float) -> None:
-        self._rounds, self._seconds, self._began = rounds, seconds, 0.0
-
-    def describe(self, number: int, now: float) -> str:
-        """Return the time to go when round `number`, counted from 1, begins now."""
-        if number == 1:
-            self._began = now
-        else:
-            self._seconds = (now - self._began) / (number - 1)
-        return f"{_format_time((self._rounds - number + 1) * self._seconds)} to go"
+    seconds = round((rounds - number + 1) * elapsed / (number - 1))
+    return f"{seconds // 60}:{seconds % 60:02d} min to go"
 
 
-def _follow(
-    run: subprocess.Popen[bytes], show: Callable[[str], None], remaining: RemainingTime
-) -> None:
+def _follow(run: subprocess.Popen[bytes], show: Callable[[str], None], rounds: int) -> None:
     """Show what the run logs until it ends."""
+    began = time.monotonic()
     assert run.stdout is not None
     for line in run.stdout:
         entry = _LOG_LINE.match(_COLOURS.sub("", line.decode(errors="replace")))
@@ -198,31 +181,10 @@ def _follow(
             continue
         text = entry["text"]
         if begins := _ROUND_BEGINS.match(text):
-            text += f" {remaining.describe(int(begins['number']), time.monotonic())}"
+            number, now = int(begins["number"]), time.monotonic()
+            if number == 1:
+                began = now
+            else:
+                text += f" {describe_remaining(number, rounds, now - began)}"
         show(text)
     run.wait()
-
-
-def _estimate_round(start: float) -> float:
-    """Return the seconds of a round, from those in which the SuperLink started."""
-    processes = 0.0 if fork_server.IS_SUPPORTED else _PROCESS * _in_parallel(len(SITES))
-    return _POLLING + (_ROUND + processes) * start
-
-
-def _estimate_startup(start: float) -> float:
-    """Return the seconds until the first round: each SuperNode takes about a start."""
-    return (1 + _in_parallel(len(SITES))) * start
-
-
-def _in_parallel(processes: int) -> float:
-    """Return how many times as long as one process several take."""
-    return processes / min(processes, os.cpu_count() or 1)
-
-
-def _format_time(seconds: float) -> str:
-    """Return a time as minutes and seconds.
-
-    >>> _format_time(99.6)
-    '1:40 min'
-    """
-    return f"{round(seconds) // 60}:{round(seconds) % 60:02d} min"

@@ -39,8 +39,10 @@ def aggregate_metrics(
         parts: samples and metrics of each client; without any, the result is None.
         function: the user's; None: means weighted by samples.
     """
-    if not parts or function is None:
-        return average_metrics(parts)
+    if not parts:
+        return None
+    if function is None:
+        return _average(parts)
     records = [
         RecordDict({"metrics": MetricRecord({**metrics, SAMPLES: samples})})
         for samples, metrics in parts
@@ -57,7 +59,7 @@ def aggregate_metrics(
     return found
 
 
-def average_metrics(parts: list[tuple[int, Metrics]]) -> MetricRecord | None:
+def _average(parts: list[tuple[int, Metrics]]) -> MetricRecord:
     """Return the mean of each metric, weighted by samples, over the clients that give it.
 
     Lists are left out, and so are all but the most frequent names if there are very many. What some
@@ -79,4 +81,4 @@ def average_metrics(parts: list[tuple[int, Metrics]]) -> MetricRecord | None:
         log.info("Metrics that not all of the %d clients gave: %s", len(parts), text)
     means = MetricRecord({name: total / weights[name] for name, total in totals.items()})
     means["clients"] = len(parts)
-    return means if parts else None
+    return means

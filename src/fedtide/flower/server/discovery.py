@@ -70,9 +70,7 @@ class Discovery:
         self._round = -1
         self._absent = LimitedWarnings("%d further nodes do not take part")
 
-    def wait_for_nodes(
-        self, t: int, wanted: int, deadline: float, shut_out: Set[int] = frozenset()
-    ) -> None:
+    def wait_for_nodes(self, t: int, wanted: int, deadline: float, shut_out: Set[int]) -> None:
         """Wait until so many known nodes are online and owe no reply, or until the deadline.
 
         If any are wanted, one must be of a client that is not shut out of the training.
@@ -96,19 +94,17 @@ class Discovery:
 
     def identify(self, t: int) -> list[OnlineNode]:
         """Read the answers that have arrived, ask nodes that are due, and return all nodes."""
-        if t != self._round:
-            self._begin_round(t)
+        if t != self._round:  # of the last one, log how many were not logged one by one
+            self._absent.close()
+            self._round = t
         transport = self._transport
         transport.receive()
         nodes = transport.list_nodes()
-        transport.drop_restarted(nodes)
+        transport.drop_restarted()
         self._update(nodes)
         for question, reply in transport.take("name"):
             if question.node_id in self._unknown:
                 self._read_answer(question.node_id, reply)
-        for question in transport.take_malformed("name"):
-            if question.node_id in self._unknown:
-                self._fail(question.node_id, "its answer cannot be read")
         self._ask(nodes, t)
         return nodes
 
@@ -169,8 +165,11 @@ class Discovery:
             for question in self._transport.send(messages, "name", t):
                 self._unknown[question.node_id].question = question.message_id
 
-    def _read_answer(self, node_id: int, reply: Message) -> None:
+    def _read_answer(self, node_id: int, reply: Message | str) -> None:
         """Bind a node to the name in its reply."""
+        if isinstance(reply, str):
+            self._fail(node_id, f"its answer cannot be read: {reply}")
+            return
         if reply.has_error() and is_app_error(reply.error):  # an app that does not know the query
             self._bind(node_id, f"node-{node_id}", registered=False)
             return
@@ -193,9 +192,10 @@ class Discovery:
             return
         reason = self._registry.bind(node_id, name, registered)
         if reason is not None:
-            self._reject(node_id, reason)
-            if name in self._registry.registered:
-                self._unknown[node_id].claim = name
+            unknown = self._unknown[node_id]
+            unknown.ask_at = inf
+            unknown.claim = name if name in self._registry.registered else ""
+            self._fail(node_id, reason)
             return
         del self._unknown[node_id]
         if former is not None and former != node_id:
@@ -214,10 +214,6 @@ class Discovery:
             return False
         return online[former] <= online[node_id]
 
-    def _reject(self, node_id: int, reason: str) -> None:
-        self._unknown[node_id].ask_at = inf
-        self._fail(node_id, reason)
-
     def _fail(self, node_id: int, reason: str) -> None:
         """Count a question that brought no name, and log the reason once."""
         unknown = self._unknown[node_id]
@@ -228,8 +224,3 @@ class Discovery:
 
     def _report_absent(self, node_id: int, reason: str) -> None:
         self._absent.warn("node %d does not take part: %s", node_id, reason)
-
-    def _begin_round(self, t: int) -> None:
-        """Log how many nodes of the last round were not logged one by one."""
-        self._absent.close()
-        self._round = t

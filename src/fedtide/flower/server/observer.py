@@ -158,10 +158,9 @@ def _read_samples(reply: Message) -> float | None:
 
 def _count_rounds(path: Path) -> int:
     """Return the number of rounds in the file of an earlier run; 0 without one."""
+    if path.exists():
+        _drop_cut_line(path)
     if not path.exists() or path.stat().st_size == 0:
-        return 0
-    _drop_cut_line(path)
-    if path.stat().st_size == 0:
         return 0
     rounds = read_log(path)["round"]
     return 0 if rounds.is_empty() else int(rounds.max()) + 1  # type: ignore[arg-type]

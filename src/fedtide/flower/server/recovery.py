@@ -11,7 +11,7 @@ from fedtide.participation.log.ledger import Ledger
 log = getLogger("flwr")
 
 
-def reconcile(training: TrainingSession, ledger: Ledger | None, private: bool = False) -> None:
+def reconcile(training: TrainingSession, ledger: Ledger | None, private: bool) -> None:
     """Let the ledger agree with the state after a crash, or after damage to the state.
 
     A round that the state has and the ledger lacks is added. A round that the ledger has and the

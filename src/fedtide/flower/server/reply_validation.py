@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from logging import getLogger
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -19,8 +19,6 @@ from fedtide.flower.server.client_metrics import MAX_METRICS, SAMPLES, Metrics
 from fedtide.flower.server.transport import PendingReply
 from fedtide.flower.server.validated_updates import ValidatedUpdate
 from fedtide.problems.layout import Layout
-
-log = getLogger("flwr")
 
 Records = dict[str, Any]
 """The records of a reply by name."""
@@ -56,57 +54,87 @@ class DeclinedReplyError(Exception):
 
 @dataclass(frozen=True)
 class ReplyValidator:
-    """Reads replies to requests to train.
+    """Reads the replies of clients.
 
     Args:
         layout: of the model.
         names: of the clients by number.
         reads_steps: whether the method needs the learning rate and the number of steps.
+        sent_models: by round, the model that was sent, shape (d,); of rounds that have ended, only
+            where the method uses late updates.
     """
 
     layout: Layout
     names: list[str]
     reads_steps: bool
+    sent_models: Mapping[int, Tensor]
 
-    def validate(
-        self, reply: Message, pending: PendingReply, sent: Tensor | None
-    ) -> ValidatedUpdate:
-        """Return the content of a reply.
+    def validate(self, reply: Message, pending: PendingReply) -> ValidatedUpdate:
+        """Return the content of a reply to a request to train.
 
         Args:
             reply: to the message of `pending`.
             pending: the request.
-            sent: the model that was sent, shape (d,); None: the round of the request has ended, and
-                the method uses no late updates.
 
         Raises:
             DeclinedReplyError: the client does not take part.
             RejectedReplyError: an error, a false claim, or unusable content.
         """
-        check_sender(reply, pending.node_id)
-        try:
+        with _rejecting_errors():
+            check_sender(reply, pending.node_id)
             content = dict(reply.content.items())
-            self._check_claims(content, pending)
+            self._check_followed(self._read_claims(content, pending), pending)
+            sent = self.sent_models.get(pending.round)
             if sent is None:
                 text = f"it answers round {pending.round + 1}, which has ended"
                 raise RejectedReplyError("late", text)
             update = self._read(content, pending, sent)
-        except (DeclinedReplyError, RejectedReplyError):
-            raise
-        except Exception as error:  # records may contain anything
-            reason = "not finite" if isinstance(error, FloatingPointError) else "malformed"
-            raise RejectedReplyError(reason, f"it sent {error}") from None
         norm, largest = update.norms()
         if norm > _LONGEST or largest > _STEEPEST:
             text = f"its update or gradient is too large: norm {largest:.2g}"
             raise RejectedReplyError("not finite", text)
         return update
 
-    def _check_claims(self, content: Records, pending: PendingReply) -> None:
+    def read_metrics(self, reply: Message, pending: PendingReply) -> tuple[int, Metrics]:
+        """Return a client's samples and metrics in reply to an evaluation.
+
+        Args:
+            reply: to the message of `pending`.
+            pending: the request.
+
+        Raises:
+            DeclinedReplyError: the client does not evaluate now.
+            RejectedReplyError: an error, a false claim, or unusable content.
+        """
+        with _rejecting_errors():
+            check_sender(reply, pending.node_id)
+            content = dict(reply.content.items())
+            self._read_claims(content, pending)
+            metrics = _read_numbers(content)
+            samples = _pop_count(metrics, SAMPLES, 1, MAX_SAMPLES)
+            _check_metrics(metrics)
+        return samples, metrics
+
+    def _read_claims(self, content: Records, pending: PendingReply) -> Mapping[str, Any]:
+        """Return the config of a reply.
+
+        Raises:
+            DeclinedReplyError: the client does not take part.
+            RejectedReplyError: it claims another client or another round.
+        """
         assert pending.client is not None
-        config = _read_claims(content, pending, self.names[pending.client])
+        config: Mapping[str, Any] = select_records(content, ConfigRecord).get("config") or {}
+        name, server_round = self.names[pending.client], pending.round + 1
+        if config.get("client", name) != name:
+            raise RejectedReplyError("false claim", f"it claims to be {config['client']!r}")
+        if config.get("server-round", server_round) != server_round:
+            text = f"it claims to answer round {config['server-round']!r}"
+            raise RejectedReplyError("false claim", text)
         if config.get("declined"):
             raise DeclinedReplyError
+        return config
+
+    def _check_followed(self, config: Mapping[str, Any], pending: PendingReply) -> None:
         if config.get("lost"):
             text = "it lost its memory of its last update; restore its folder"
             raise RejectedReplyError("lost memory", text)
@@ -115,7 +143,7 @@ class ReplyValidator:
             raise RejectedReplyError("not followed", text)
 
     def _read(self, content: Records, pending: PendingReply, sent: Tensor) -> ValidatedUpdate:
-        metrics = _read_numbers(_find_record(select_records(content, MetricRecord), "metrics"))
+        metrics = _read_numbers(content)
         samples = _pop_count(metrics, SAMPLES, 1, MAX_SAMPLES)
         steps = _pop_count(metrics, "steps", 1 if self.reads_steps else 0, _MAX_STEPS)
         lr = self._pop_rate(metrics, pending.lr)
@@ -165,36 +193,8 @@ class ReplyValidator:
         return arrays_to_vector(records["gradients"], self.layout, sent)
 
 
-def read_metrics(reply: Message, pending: PendingReply, name: str) -> tuple[int, Metrics]:
-    """Return a client's samples and metrics in reply to an evaluation.
-
-    Args:
-        reply: to the message of `pending`.
-        pending: the request.
-        name: of the client that was asked.
-
-    Raises:
-        DeclinedReplyError: the client does not evaluate now.
-        RejectedReplyError: an error, a false claim, or unusable content.
-    """
-    try:
-        check_sender(reply, pending.node_id)
-        if _read_claims(reply.content, pending, name).get("declined"):
-            raise DeclinedReplyError
-        metrics = _read_numbers(
-            _find_record(select_records(reply.content, MetricRecord), "metrics")
-        )
-        samples = _pop_count(metrics, SAMPLES, 1, MAX_SAMPLES)
-        _check_metrics(metrics)
-    except (DeclinedReplyError, RejectedReplyError):
-        raise
-    except Exception as error:  # records may contain anything
-        raise RejectedReplyError("malformed", f"it sent {error}") from None
-    return samples, metrics
-
-
-def check_error(reply: Message) -> None:
-    """Raise RejectedReplyError for an error in place of a reply."""
+def check_sender(reply: Message, node_id: int) -> None:
+    """Raise RejectedReplyError for an error, and for a reply of another node than was asked."""
     if reply.has_error():
         if is_unanswered(reply.error):
             raise RejectedReplyError("no reply", NO_ANSWER)
@@ -202,32 +202,22 @@ def check_error(reply: Message) -> None:
         reason = "offline" if is_node_unavailable(reply.error) else "error"
         text = f"error {reply.error.code}: {lines[0] if lines else ''}"
         raise RejectedReplyError(reason, text)
-
-
-def check_sender(reply: Message, node_id: int) -> None:
-    """Raise RejectedReplyError for an error, and for a reply of another node than was asked."""
-    check_error(reply)
     sender = reply.metadata.src_node_id
     if sender != node_id:
         text = f"node {sender} answers a message to node {node_id}"
         raise RejectedReplyError("false claim", text)
 
 
-def _read_claims(content: Mapping[str, Any], pending: PendingReply, name: str) -> dict[str, Any]:
-    """Return the config of a reply.
-
-    Raises:
-        RejectedReplyError: it claims another client or another round.
-    """
-    record = select_records(content, ConfigRecord).get("config")
-    config: dict[str, Any] = {} if record is None else dict(record.items())
-    server_round = pending.round + 1
-    if config.get("client", name) != name:
-        raise RejectedReplyError("false claim", f"it claims to be {config['client']!r}")
-    if config.get("server-round", server_round) != server_round:
-        text = f"it claims to answer round {config['server-round']!r}"
-        raise RejectedReplyError("false claim", text)
-    return config
+@contextmanager
+def _rejecting_errors() -> Iterator[None]:
+    """Reject a reply at which anything is raised, for its records may contain anything."""
+    try:
+        yield
+    except (DeclinedReplyError, RejectedReplyError):
+        raise
+    except Exception as error:
+        reason = "not finite" if isinstance(error, FloatingPointError) else "malformed"
+        raise RejectedReplyError(reason, f"it sent {error}") from None
 
 
 def _find_record(records: Any, name: str) -> Any:
@@ -258,9 +248,10 @@ def _pop_count(metrics: Metrics, name: str, low: int, high: int) -> int:
     return int(value)
 
 
-def _read_numbers(metrics: MetricRecord) -> Metrics:
+def _read_numbers(content: Records) -> Metrics:
     """Return the metrics whose numbers are all of reasonable size, without the nonce."""
     found: Metrics = {}
+    metrics: MetricRecord = _find_record(select_records(content, MetricRecord), "metrics")
     for name, value in metrics.items():
         if name == NONCE:
             continue

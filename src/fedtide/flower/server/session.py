@@ -27,7 +27,6 @@ from fedtide.algorithms.serialization import (
 from fedtide.atomic_io import DRAFT_PATTERNS, unwritable, write_text
 from fedtide.content_hash import fingerprint, is_data
 from fedtide.errors import InvalidInputError
-from fedtide.flower.arrays import widen_half
 from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.saved_selection import SavedSelection
 from fedtide.flower.server.transport import PendingReplies
@@ -202,7 +201,8 @@ class TrainingSession:
     def save(self) -> None:
         """Write everything as one checkpoint, atomically."""
         rounds = self.pending.rounds if self.driver.algorithm.accepts_stale_updates else set()
-        self.sent_models = {t: model for t, model in self.sent_models.items() if t in rounds}
+        for t in self.sent_models.keys() - rounds:
+            del self.sent_models[t]
         if self.folder is None:
             return
         require_same_fields(self._fields, list_fields(self.driver.state))
@@ -238,8 +238,8 @@ class TrainingSession:
         checkpoint = load_newest(folder)
         if checkpoint is None:
             return
-        self._require_same_training(folder, checkpoint.facts)
         try:
+            self._require_same_training(folder, checkpoint.facts)
             former = self._take(checkpoint)
         except KeyError as error:
             raise InvalidInputError(
@@ -252,26 +252,29 @@ class TrainingSession:
         log.info("Resuming after round %d from %s", self.round, folder)
 
     def _require_same_training(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Raise InvalidInputError if a checkpoint is that of another method or model."""
-        algorithm = self.driver.algorithm
-        given = {"algorithm": repr(algorithm), "model": _shapes(self.layout)}
-        found = {name: facts.get(name) for name in given}
-        settings = _hash_settings(algorithm)
-        if facts.get("settings", settings) != settings and found["algorithm"] == repr(algorithm):
-            raise InvalidInputError(
-                f"state: {folder} was begun with other values in algorithm {algorithm!r:.200}; "
-                f"give the same, or {_BEGIN_ANOTHER}"
-            )
-        if facts.get("settings") == settings:  # what is printed may hold an address
-            found["algorithm"] = given["algorithm"]
-        for name, value in given.items():
-            if found[name] is not None and found[name] != value:
-                before, now = _show_difference(str(found[name]), str(value))
-                other = "another folder" if name == "model" else _BEGIN_ANOTHER
+        """Raise InvalidInputError if a checkpoint is that of another method or model.
+
+        Raises:
+            KeyError: something is not in it.
+        """
+        algorithm, shapes = self.driver.algorithm, _shapes(self.layout)
+        if facts["settings"] != _hash_settings(algorithm):
+            if facts["algorithm"] == repr(algorithm):
                 raise InvalidInputError(
-                    f"state: {folder} was begun with {name} {before}, not {now}; give the same, or "
-                    f"{other}"
+                    f"state: {folder} was begun with other values in algorithm "
+                    f"{algorithm!r:.200}; give the same, or {_BEGIN_ANOTHER}"
                 )
+            before, now = _show_difference(facts["algorithm"], repr(algorithm))
+            raise InvalidInputError(
+                f"state: {folder} was begun with algorithm {before}, not {now}; give the same, or "
+                f"{_BEGIN_ANOTHER}"
+            )
+        if facts["model"] != shapes:
+            before, now = _show_difference(str(facts["model"]), str(shapes))
+            raise InvalidInputError(
+                f"state: {folder} was begun with model {before}, not {now}; give the same, or "
+                "another folder"
+            )
 
     def _take(self, checkpoint: Checkpoint) -> int:
         """Continue from a checkpoint of the same method and model; return how many clients it has.
@@ -280,8 +283,7 @@ class TrainingSession:
             KeyError: something is not in it.
         """
         facts = checkpoint.facts
-        # Earlier versions kept the state of a model in float16 in float16, too.
-        tensors = {name: widen_half(tensor) for name, tensor in checkpoint.tensors.items()}
+        tensors = checkpoint.tensors
         size, state = len(tensors["steps_taken"]), _strip(tensors, "state.")
         if size > self.registry.size:
             raise InvalidInputError(
@@ -305,7 +307,7 @@ class TrainingSession:
         if self.selection is None:
             return size
         if facts.get("selection") == self._selection_settings and size == self.registry.size:
-            self.selection.restore(_strip(checkpoint.tensors, "selection."))
+            self.selection.restore(_strip(tensors, "selection."))
         else:
             log.warning(
                 "The selection starts afresh: the state was saved with another one or none, or "

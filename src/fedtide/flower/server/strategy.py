@@ -26,24 +26,17 @@ from fedtide.flower.protocol import build_round_config, build_train_content, dra
 from fedtide.flower.server.client_metrics import MetricsAggregator, aggregate_metrics
 from fedtide.flower.server.discovery import Discovery
 from fedtide.flower.server.limited_warnings import LimitedWarnings
+from fedtide.flower.server.memory import frozen_objects, return_freed_memory
 from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.recovery import reconcile
 from fedtide.flower.server.reply_validation import (
     DeclinedReplyError,
     RejectedReplyError,
     ReplyValidator,
-    read_metrics,
 )
 from fedtide.flower.server.round_log import RoundLog
 from fedtide.flower.server.session import TrainingSession
-from fedtide.flower.server.transport import (
-    Answered,
-    Clock,
-    PendingReply,
-    Transport,
-    frozen_objects,
-    return_freed_memory,
-)
+from fedtide.flower.server.transport import Clock, PendingReply, Transport
 from fedtide.flower.server.validated_updates import ValidatedUpdate, find_odd_rates
 from fedtide.locking import lock_folder
 from fedtide.participation import Selection
@@ -342,7 +335,7 @@ class FedTide(Strategy):
             asked = self._answered.get(reply.metadata.reply_to_message_id)
             if asked is not None and asked.client is not None:
                 try:
-                    parts.append(read_metrics(reply, asked, self._registry.names[asked.client]))
+                    parts.append(self._validator.read_metrics(reply, asked))
                 except DeclinedReplyError:
                     continue
                 except RejectedReplyError as error:
@@ -384,7 +377,7 @@ class FedTide(Strategy):
             training.run = run
         self._training, self._registry = training, registry
         self._validator = ReplyValidator(
-            training.layout, registry.names, self.algorithm.uses_local_lr
+            training.layout, registry.names, self.algorithm.uses_local_lr, training.sent_models
         )
         self._transport = Transport(
             grid,
@@ -405,12 +398,11 @@ class FedTide(Strategy):
 
     def _run_round(self, result: Result, grid: Grid, timeout: float, config: ConfigRecord) -> None:
         """Run a round and save it; the numbers are the steps of the class docstring."""
-        training, transport = self._training, self._transport
+        training = self._training
         t, tick = training.round, self._clock.tick
         self._round_log = RoundLog(t, self._registry.names, self._now)
         # 1.
-        shut = shut_out(training.driver.algorithm, training.driver.state)
-        spent = frozenset[int]() if shut is None else frozenset(shut.nonzero().flatten().tolist())
+        spent = shut_out(training.driver.algorithm, training.driver.state)
         self._discovery.wait_for_nodes(t, self.min_available_nodes, tick() + timeout, spent)
         for client in self._discovery.claimed_clients():
             self._round_log.record(client, "available", reason="unregistered")
@@ -426,19 +418,10 @@ class FedTide(Strategy):
         # 3.
         self._await_updates(sent, tick() + timeout)
         # 4.
-        for pending in transport.take_malformed("train"):
-            assert pending.client is not None  # logged when they came
-            self._round_log.record(
-                pending.client, "reported", asked=pending.round, reason="malformed"
-            )
-        transport.take_malformed("evaluate")
-        answered = deque(transport.take("train"))
-        self._answered = {pending.message_id: pending for pending, _ in answered}
-        metrics = self.aggregate_train(t + 1, _drain(answered))[1]
+        metrics = self.aggregate_train(t + 1, _drain(self._take_updates()))[1]
         # 5. The state holds the entries too, in case of a crash before the ledger has them.
         training.entries, training.ended_at = self._round_log.close(), self._now()
         self._outcomes.update(entry.reason or entry.stage for entry in training.entries)
-        transport.warnings.close()
         training.save()
         if self._private:
             training.mark_published()
@@ -472,6 +455,20 @@ class FedTide(Strategy):
                 log.warning("Requests are sent again, as the SuperLink fails at each: %s", error)
                 until = min(now + _RESEND_PAUSE, deadline)
                 self._transport.collect(until, lambda: False, lambda: None)
+
+    def _take_updates(self) -> deque[Message]:
+        """Take the replies to requests to train from the inbox; log those that cannot be read."""
+        replies = deque[Message]()
+        self._answered = {}
+        for pending, reply in self._transport.take("train"):
+            if isinstance(reply, Message):
+                self._answered[pending.message_id] = pending
+                replies.append(reply)
+            else:
+                assert pending.client is not None
+                text = f"it cannot be read: {reply}"
+                self._round_log.reject(pending.client, pending.round, "malformed", text)
+        return replies
 
     def _end_round(self, replies: Iterable[Message], t: int) -> MetricRecord | None:
         """Aggregate the replies and step; return the clients' metrics.
@@ -508,11 +505,10 @@ class FedTide(Strategy):
     def _validate(self, reply: Message, t: int) -> ValidatedUpdate | None:
         """Return the update in a reply, or None if it is not used in round t."""
         pending = self._answered.get(reply.metadata.reply_to_message_id)
-        if pending is None or pending.client is None or pending.kind != "train":
+        if pending is None or pending.client is None:
             return None
-        sent_model = self._training.sent_models.get(pending.round)
         try:
-            update = self._validator.validate(reply, pending, sent_model)
+            update = self._validator.validate(reply, pending)
             if update.round <= int(self._training.accepted_rounds[update.client]):
                 text = f"it answers round {update.round + 1}; a newer update of it has counted"
                 raise RejectedReplyError("late", text)
@@ -569,32 +565,35 @@ class FedTide(Strategy):
         Errors, refusals and what cannot be read come fast, and must not end the round before the
         updates arrive.
         """
-        ids, usable = {one.message_id for one in sent}, dict[str, bool]()
+        ids, usable, wanted = {one.message_id for one in sent}, dict[str, bool](), self.close_after
 
         def is_enough() -> bool:
+            if wanted is None:
+                return False
             for one, reply in self._transport.arrived("train"):
                 if one.message_id in ids and one.message_id not in usable:
                     usable[one.message_id] = self._is_usable(reply, one)
-            return self.close_after is not None and sum(usable.values()) >= self.close_after
+            return sum(usable.values()) >= wanted
 
-        self._await_replies(ids, deadline, None if self.close_after is None else is_enough)
+        self._await_replies(ids, deadline, is_enough)
 
-    def _is_usable(self, reply: Message, pending: PendingReply) -> bool:
-        sent_model = self._training.sent_models.get(pending.round)
+    def _is_usable(self, reply: Message | str, pending: PendingReply) -> bool:
+        if isinstance(reply, str):
+            return False
         try:
-            self._validator.validate(reply, pending, sent_model)
+            self._validator.validate(reply, pending)
         except (DeclinedReplyError, RejectedReplyError):
             return False
         return True
 
     def _await_replies(
-        self, ids: set[str], deadline: float, is_enough: Callable[[], bool] | None = None
+        self, ids: set[str], deadline: float, is_enough: Callable[[], bool] = lambda: False
     ) -> None:
         """Wait until all of these messages are answered, or enough, or until the deadline."""
         pending = self._training.pending.messages
         self._transport.collect(
             deadline,
-            lambda: ids.isdisjoint(pending) or (is_enough is not None and is_enough()),
+            lambda: ids.isdisjoint(pending) or is_enough(),
             lambda: self._discovery.identify(self._training.round),
         )
 
@@ -611,10 +610,12 @@ class FedTide(Strategy):
             log.warning("No evaluation: the SuperLink fails at every request: %s", error)
             return
         self._await_replies({one.message_id for one in sent}, self._clock.tick() + timeout)
-        self._transport.warnings.close()
-        answered = [one for one in self._transport.take("evaluate") if one[0].round == ended - 1]
-        self._answered = {pending.message_id: pending for pending, _ in answered}
-        replies = [reply for _, reply in answered]
+        taken = [one for one in self._transport.take("evaluate") if one[0].round == ended - 1]
+        self._answered = {pending.message_id: pending for pending, _ in taken}
+        replies = [reply for _, reply in taken if isinstance(reply, Message)]
+        unreadable = [reply for _, reply in taken if isinstance(reply, str)]
+        if unreadable:
+            log.warning("%d evaluations cannot be read: %s", len(unreadable), unreadable[0])
         metrics = self.aggregate_evaluate(ended, replies)
         if metrics is not None:
             text = printable(repr(metrics), 1000)
@@ -674,10 +675,10 @@ def _count_bytes(layout: Layout) -> int:
     return 8 * layout.size + 2 * OBJECT_BYTES * len(layout.shapes)
 
 
-def _drain(answered: deque[Answered]) -> Iterator[Message]:
+def _drain(replies: deque[Message]) -> Iterator[Message]:
     """Yield the replies; each is released as soon as the next one is asked for."""
-    while answered:
-        yield answered.popleft()[1]
+    while replies:
+        yield replies.popleft()
 
 
 @contextmanager

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from logging import getLogger
 from typing import Any, Literal
 
@@ -19,7 +15,6 @@ from fedtide.errors import quantify
 from fedtide.flower._flwr_messages import PartialReply, pull_replies, push_messages
 from fedtide.flower._flwr_private import OnlineNode, list_nodes
 from fedtide.flower.protocol import describe_request
-from fedtide.flower.server.limited_warnings import LimitedWarnings
 
 log = getLogger("flwr")
 
@@ -27,8 +22,6 @@ _FAILING_PATIENCE = 30.0  # seconds; a full disk or a lock of the database passe
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two polls
 _PAUSE_SHARE = 0.03  # a pause, as a share of the time waited so far: bounds what polling adds
 _MEANWHILE = 10.0  # seconds between two looks for nodes while replies are awaited
-
-_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 
 Kind = Literal["train", "evaluate", "name"]
 
@@ -112,16 +105,13 @@ class PendingReplies:
     @classmethod
     def from_json(cls, plain: list[dict[str, Any]]) -> PendingReplies:
         """Return what `to_json` was called on."""
-        names = {one.name for one in fields(PendingReply)}
         pending = cls()
-        for one in plain:
-            known = {name: value for name, value in one.items() if name in names}
-            pending.add([PendingReply(**known | {"node_id": int(one["node_id"])})])
+        pending.add(PendingReply(**one | {"node_id": int(one["node_id"])}) for one in plain)
         return pending
 
 
-Answered = tuple[PendingReply, Message]
-"""A message that was sent, and the reply to it."""
+Answered = tuple[PendingReply, Message | str]
+"""A message that was sent, and the reply to it; as text, why the reply cannot be read."""
 
 
 class Transport:
@@ -132,13 +122,11 @@ class Transport:
         pending: the unanswered messages of this run.
         clock: the time.
         client_at: returns the number of the client at a node id; None: unknown.
-        largest: the most bytes of a reply; larger ones are malformed.
+        largest: the most bytes of a reply; larger ones cannot be read.
 
     Attributes:
         activated: when each node had connected that was online at the last look, by its id.
         inbox: replies that were received and not taken yet.
-        warnings: on replies that cannot be read; the owner closes them.
-        malformed: requests that were answered with what cannot be read, not taken yet.
     """
 
     def __init__(
@@ -147,14 +135,12 @@ class Transport:
         pending: PendingReplies,
         clock: Clock,
         client_at: Callable[[int], int | None],
-        largest: float = math.inf,
+        largest: float,
     ) -> None:
         self._largest = largest
         self.grid, self.pending, self.clock, self._client_at = grid, pending, clock, client_at
         self.activated: dict[int, float] = {}
         self.inbox: list[Answered] = []
-        self.malformed: list[PendingReply] = []
-        self.warnings = LimitedWarnings("Further replies that cannot be read: %d")
         self._partial: dict[str, PartialReply] = {}
         self._failing: dict[str, float] = {}  # since when the SuperLink fails at a reply alone
         self._is_failing = False
@@ -189,14 +175,13 @@ class Transport:
         self.pending.add(sent)
         return sent
 
-    def drop_restarted(self, nodes: Sequence[OnlineNode]) -> None:
+    def drop_restarted(self) -> None:
         """Give up messages to nodes that restarted since: the new process does not have them.
 
         Only times that the SuperLink gave are compared: its clock may be another, or be set.
         """
-        activated = {node.node_id: node.activated_at for node in nodes}
         for pending in self.pending:
-            if activated.get(pending.node_id, pending.activated_at) != pending.activated_at:
+            if self.activated.get(pending.node_id, pending.activated_at) != pending.activated_at:
                 self.pending.settle(pending.message_id)
 
     def collect(
@@ -219,7 +204,7 @@ class Transport:
             self.clock.sleep(min(pause, deadline - now))
 
     def receive(self) -> None:
-        """Move the replies that have arrived into the inbox; one that is malformed is dropped."""
+        """Move the replies that have arrived into the inbox."""
         if not self.pending.messages:
             return
         ids = sorted(self.pending.messages)
@@ -232,16 +217,15 @@ class Transport:
                 reason = pulled.failing[one]
                 pulled.unreadable[one] = f"the SuperLink cannot deliver it ({reason})"
         for request_id, reason in pulled.unreadable.items():
-            pending = self.pending.settle(request_id)
-            if pending is not None:
-                self.warnings.warn(
-                    "the reply of node %d cannot be read: %s", pending.node_id, reason
-                )
-                self.malformed.append(pending)
+            self._accept(request_id, reason)
         for reply in pulled.messages:
-            pending = self.pending.settle(reply.metadata.reply_to_message_id)
-            if pending is not None:
-                self.inbox.append((pending, reply))
+            self._accept(reply.metadata.reply_to_message_id, reply)
+
+    def _accept(self, request_id: str, reply: Message | str) -> None:
+        """Put a reply into the inbox, unless its request was given up."""
+        pending = self.pending.settle(request_id)
+        if pending is not None:
+            self.inbox.append((pending, reply))
 
     def _report_failure(self, failure: str) -> None:
         """Log when the SuperLink begins to fail at every pull, and when it no longer does."""
@@ -260,34 +244,3 @@ class Transport:
         taken = self.arrived(kind)
         self.inbox = [answered for answered in self.inbox if answered[0].kind != kind]
         return taken
-
-    def take_malformed(self, kind: Kind) -> list[PendingReply]:
-        """Remove the requests of a kind that got a malformed reply, and return them."""
-        taken = [pending for pending in self.malformed if pending.kind == kind]
-        self.malformed = [pending for pending in self.malformed if pending.kind != kind]
-        return taken
-
-
-def return_freed_memory() -> None:
-    """Let the C library give freed blocks of 1 MB and more back to the system at once.
-
-    Flower receives replies in short-lived threads, and glibc would keep the memory of each thread
-    for further ones: with large models twice what a round needs. Elsewhere nothing is changed.
-    """
-    with suppress(AttributeError, OSError, TypeError):  # not glibc; the last on Windows
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1_000_000)
-
-
-@contextmanager
-def frozen_objects() -> Iterator[None]:
-    """Let garbage collections pass over all objects that exist already.
-
-    The messages of a round to thousands of clients set off several full collections, each of which
-    would look at every object of every module that is loaded. Cycles of older objects that become
-    garbage meanwhile are freed afterwards.
-    """
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -222,9 +222,8 @@ def read_rounds(url: str) -> pl.DataFrame:
     Raises:
         InvalidInputError: as in `read_ledger`.
     """
-    with open_ledger(url) as (connection, version, federation):
-        own = ROUNDS.c.federation == find_federation(connection, federation)
-        return _select(connection, version, ROUNDS, own, "round", "time")
+    with stream_ledger(url) as stream:
+        return stream.rounds
 
 
 def count_clients(url: str) -> int:
@@ -252,8 +251,7 @@ def read_history(url: str) -> tuple[pl.DataFrame, pl.DataFrame]:
         InvalidInputError: as in `read_ledger`.
     """
     with stream_ledger(url) as stream:
-        empty = pl.DataFrame(schema={name: _types[name] for name in LOG_COLUMNS})
-        log = normalise_log(pl.concat([empty, *stream.batches]))
+        log = normalise_log(_join(stream.batches, LOG_COLUMNS))
     return log.sort("round", "client"), stream.rounds
 
 
@@ -342,9 +340,7 @@ def _select(
     most: int | None = None,
 ) -> pl.DataFrame:
     """Return these columns of the rows that are wanted, by round."""
-    empty = pl.DataFrame(schema={name: _types[name] for name in names})
-    batches = _iterate(connection, version, table, wanted, *names, most=most)
-    return pl.concat([empty, *batches])
+    return _join(_iterate(connection, version, table, wanted, *names, most=most), names)
 
 
 def _iterate(
@@ -363,6 +359,11 @@ def _iterate(
     for rows in found.partitions():
         columns = zip(names, zip(*rows, strict=True), strict=True)
         yield pl.DataFrame([_to_series(name, values) for name, values in columns])
+
+
+def _join(batches: Iterator[pl.DataFrame], names: Sequence[str]) -> pl.DataFrame:
+    """Return all rows of batches, of which there may be none, with these columns."""
+    return pl.concat([pl.DataFrame(schema={name: _types[name] for name in names}), *batches])
 
 
 def _to_series(name: str, values: Sequence[Any]) -> pl.Series:

@@ -149,30 +149,30 @@ def _from_objects(values: Any, from_pandas: bool = False) -> Column:
     """Return a column from text, or from lists or arrays in the cells of a table."""
     try:
         return from_arrow(pa.array(values, from_pandas=from_pandas))
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, InvalidInputError):
-            raise
-        if isinstance(error, OverflowError):
-            raise InvalidInputError(
-                "its whole numbers need more than 64 bits; give text, or floating-point numbers"
-            ) from None
-        kinds: set[str] = set()
-        try:  # PyArrow does not take arrays of several dimensions in cells
-            kinds = {type(cell).__name__ for cell in values}
-            arrays = [np.asarray(cell) for cell in values]
-        except (TypeError, ValueError):
-            arrays = []
-        if (joined := _join_arrays(arrays)) is not None:
-            return joined
-        if len(kinds) > 1:
-            raise InvalidInputError(
-                f"its values are of different types ({', '.join(sorted(kinds))}); convert them to "
-                "numbers or to text"
-            ) from None
+    except InvalidInputError:
+        raise
+    except OverflowError:
         raise InvalidInputError(
-            f"it is not an array ({first_line(error, 100)}); give numbers, text, images, or "
-            "lists of numbers"
+            "its whole numbers need more than 64 bits; give text, or floating-point numbers"
         ) from None
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        reason = first_line(error, 100)
+    kinds: set[str] = set()
+    try:  # PyArrow does not take arrays of several dimensions in cells
+        kinds = {type(cell).__name__ for cell in values}
+        arrays = [np.asarray(cell) for cell in values]
+    except (TypeError, ValueError):
+        arrays = []
+    if (joined := _join_arrays(arrays)) is not None:
+        return joined
+    if len(kinds) > 1:
+        raise InvalidInputError(
+            f"its values are of different types ({', '.join(sorted(kinds))}); convert them to "
+            "numbers or to text"
+        )
+    raise InvalidInputError(
+        f"it is not an array ({reason}); give numbers, text, images, or lists of numbers"
+    )
 
 
 def _join_arrays(arrays: Sequence[NDArray[Any]]) -> Column | None:

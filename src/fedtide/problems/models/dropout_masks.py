@@ -11,9 +11,12 @@ from fedtide.problems.device_random import WORDS, words
 
 
 class DropoutMasks:
-    """The dropout masks of one forward pass, one for each call of a dropout layer.
+    """The dropout masks of one forward pass, one for each layer or function that drops something.
 
-    Element e of call c is kept if the word of (key, c, e) is below (1 − p)·2³².
+    Element e of the mask c is kept if the word of (key, c, e) is below (1 − p)·2³².
+
+    Attributes:
+        used: whether anything has been dropped, in this pass or before.
 
     >>> masks = DropoutMasks()
     >>> masks.start_pass(torch.tensor(7))
@@ -24,6 +27,7 @@ class DropoutMasks:
     def __init__(self) -> None:
         self._key: Tensor | None = None
         self._calls = 0
+        self.used = False
 
     def start_pass(self, key: Tensor | None) -> None:
         """Start a forward pass with masks drawn from `key`, an int64 scalar."""
@@ -46,6 +50,7 @@ class DropoutMasks:
             dims: for how many of its first dimensions there is one draw each, such as 2 for
                 channels, x[b, c]; None: for all.
         """
+        self.used = True
         if p == 1:
             return x * 0
         shape = tuple(x.shape) if dims is None else (*x.shape[:dims], *[1] * (x.dim() - dims))

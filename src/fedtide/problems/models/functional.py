@@ -17,7 +17,7 @@ from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.layout import Params
 from fedtide.problems.models.batch_norm import RunningStatistics, replace_batch_norm
 from fedtide.problems.models.dropout_masks import DropoutMasks
-from fedtide.problems.models.keyed_dropout import replace_dropout
+from fedtide.problems.models.keyed_attention import replace_attention
 from fedtide.problems.models.keyed_functions import KeyedFunctions
 from fedtide.problems.models.network_checks import (
     Inputs,
@@ -42,16 +42,14 @@ class _TrainingModule:
     """The network for training, with what its layers share during a forward pass.
 
     Args:
-        module: the network; its dropout and batch normalisation are pure.
+        module: the network; its attention and batch normalisation are pure.
         masks: of its dropout.
-        has_dropout: whether any layer drops something.
-        functions: the context for dropout by functions; None: it calls none that drops something.
+        functions: the context in which all other dropout is pure; None: it drops nothing.
         statistics: of its batch normalisation, if it has any.
     """
 
     module: nn.Module
     masks: DropoutMasks
-    has_dropout: bool
     functions: KeyedFunctions | None
     statistics: RunningStatistics | None
 
@@ -61,16 +59,9 @@ class _TrainingModule:
         copied = copy.deepcopy(module)
         if not copied.training:  # a whole network is often left in evaluation mode by accident
             copied.train()
-        replaced, found = replace_dropout(copied)
-        replaced, statistics = replace_batch_norm(replaced)
-        masks = found or DropoutMasks()
-        functions = KeyedFunctions(masks)
-        return cls(cast_network(replaced, dtype), masks, found is not None, functions, statistics)
-
-    @property
-    def draws(self) -> bool:
-        """Whether a forward pass needs a key."""
-        return self.has_dropout or (self.functions is not None and self.functions.used)
+        masks = DropoutMasks()
+        replaced, statistics = replace_batch_norm(replace_attention(copied, masks))
+        return cls(cast_network(replaced, dtype), masks, KeyedFunctions(masks), statistics)
 
     def copy(self) -> _TrainingModule:
         """Return a copy that shares all tensors, so that it can be made during tracing, too."""
@@ -145,8 +136,8 @@ class FunctionalModel:
         self._thread_local = threading.local()
         trial = self._training.copy()
         self.example_output: Any = self._try(trial, module, example)
-        self.draws = trial.draws
-        if trial.functions is not None and not trial.functions.used:
+        self.draws = trial.masks.used
+        if not self.draws:
             self._training = replace(self._training, functions=None)
         statistics = trial.statistics
         few = statistics is not None and statistics.fewest_values <= len(example[0])

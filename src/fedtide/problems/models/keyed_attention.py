@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from fedtide.problems.models.dropout_masks import DropoutMasks
+from fedtide.problems.models.layer_replacement import replace_layers
 
 
 class KeyedAttention(nn.MultiheadAttention):
@@ -25,11 +26,6 @@ class KeyedAttention(nn.MultiheadAttention):
         nn.Module.__init__(self)
         self.__dict__.update(layer.__dict__)
         self.masks = masks
-
-    @staticmethod
-    def accepts(layer: nn.MultiheadAttention) -> bool:
-        """Return whether the layer has neither `add_bias_kv` nor `add_zero_attn`."""
-        return layer.bias_k is None and not layer.add_zero_attn
 
     def forward(
         self,
@@ -75,6 +71,25 @@ class KeyedAttention(nn.MultiheadAttention):
             _split_heads(linear(x, weight, bias), self.num_heads)
             for x, weight, bias in zip(inputs, weights, biases, strict=True)
         )
+
+
+def replace_attention(module: nn.Module, masks: DropoutMasks) -> nn.Module:
+    """Replace attention layers that drop something by keyed ones, and return the network.
+
+    Layers with `add_bias_kv` or `add_zero_attn`, and those in evaluation mode, stay.
+
+    >>> layer = nn.MultiheadAttention(4, 2, dropout=0.5)
+    >>> type(replace_attention(layer, DropoutMasks())).__name__
+    'KeyedAttention'
+    """
+
+    def keyed(name: str, layer: nn.Module) -> nn.Module | None:
+        if type(layer) is not nn.MultiheadAttention or not (layer.training and layer.dropout > 0):
+            return None
+        is_plain = layer.bias_k is None and not layer.add_zero_attn
+        return KeyedAttention(layer, masks) if is_plain else None
+
+    return replace_layers(module, keyed)
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:

@@ -17,30 +17,24 @@ from fedtide.problems.models.keyed_attention import attention_weights
 
 
 class KeyedFunctions(TorchFunctionMode):
-    """A context in which dropout by functions, in training, takes its masks from a source.
+    """A context in which dropout in training takes its masks from a source.
 
-    These are the functions of `REPLACEMENTS`, which the networks of many libraries call instead of
-    using layers. PyTorch's own ones draw the masks from the global generator.
+    These are the functions of `REPLACEMENTS`, which layers call, too, those of recurrent networks
+    included. PyTorch's own ones draw the masks from the global generator.
 
     Args:
         masks: the source of the masks.
-
-    Attributes:
-        used: whether one of these functions has dropped anything.
     """
 
     def __init__(self, masks: DropoutMasks) -> None:
         super().__init__()
-        self.masks, self.used = masks, False
+        self.masks = masks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return what the function returns."""
         replacement = REPLACEMENTS.get(func)
         dropped = None if replacement is None else replacement(self.masks, *args, **(kwargs or {}))
-        if dropped is None:
-            return func(*args, **(kwargs or {}))
-        self.used = True
-        return dropped
+        return func(*args, **(kwargs or {})) if dropped is None else dropped
 
 
 def _dropout(
@@ -97,11 +91,44 @@ def _attention(
     return masks.drop(attention_weights(scores, attn_mask), dropout_p) @ value
 
 
-REPLACEMENTS: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
+def _recurrent(
+    masks: DropoutMasks, *args: Any, function: Callable[..., Any]
+) -> tuple[Tensor, ...] | None:
+    """Return what a function of recurrent layers returns, computed layer by layer with masks.
+
+    None: it drops nothing, or its sequences are packed.
+
+    Args:
+        masks: the source of the masks, for what passes between the layers.
+        *args: of the function, which `nn.RNNBase` calls by position.
+        function: of PyTorch.
+    """
+    x, initial, weights, biases, layers, p, training, bidirectional, batch_first = args
+    is_packed = not isinstance(weights, list)  # then its arguments are others
+    if is_packed or not (training and p and layers > 1):
+        return None
+    single = isinstance(initial, Tensor)
+    states = zip(*(part.chunk(layers) for part in ((initial,) if single else initial)), strict=True)
+    size, ends = len(weights) // layers, []
+    for layer, own in enumerate(states):
+        part = weights[layer * size : (layer + 1) * size]
+        given = own[0] if single else own
+        x, *end = function(x, given, part, biases, 1, 0.0, training, bidirectional, batch_first)
+        ends.append(end)
+        if layer < layers - 1:
+            x = masks.drop(x, p)
+    return x, *(torch.cat(parts) for parts in zip(*ends, strict=True))
+
+
+REPLACEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {
     functional.dropout: _dropout,
     functional.dropout1d: partial(_dropout, channels=True, unbatched=2),
     functional.dropout2d: partial(_dropout, channels=True),
     functional.dropout3d: partial(_dropout, channels=True, unbatched=4),
     functional.scaled_dot_product_attention: _attention,
+    **{
+        function: partial(_recurrent, function=function)
+        for function in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+    },
 }
-"""What takes the place of each function while it drops."""
+"""What takes the place of each function; it returns None where the function drops nothing."""

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from fedtide.errors import quantify
 from fedtide.plotting.raster import draw_raster
 from fedtide.plotting.style import COLOURS, Floats, label_rounds, new_figure, place_legend
 from fedtide.report.figures import ReportFigure
@@ -15,13 +16,14 @@ from fedtide.report.loading import Groups, LoadedRun
 from fedtide.report.summary import unique_participation
 
 _BINS = 200  # of the rounds, for cohort sizes
+_MOST = 4  # participations shown
 
 
-def participation_figures(groups: Groups, limit: int = 4) -> list[ReportFigure]:
-    """Return a raster and the cohort sizes of each distinct participation, `limit` at most."""
+def participation_figures(groups: Groups) -> list[ReportFigure]:
+    """Return a raster and the cohort sizes of each distinct participation, at most four."""
     found = unique_participation(groups)
     figures = []
-    for i, (methods, run) in enumerate(found[:limit]):
+    for i, (methods, run) in enumerate(found[:_MOST]):
         of = f"Seed {run.experiment['seed']}" + (f", of {methods}." if len(found) > 1 else ".")
         caption = (
             f"{of} The most frequent clients are at the top, the rarest at the bottom; the darker "
@@ -49,7 +51,7 @@ def _describe(sizes: NDArray[np.int64]) -> str:
     empty = int((sizes == 0).sum())
     least, most = int(sizes.min()), int(sizes.max())
     if least == most:
-        return f"{most:,} client{'' if most == 1 else 's'} in every round."
+        return f"{quantify(most, 'client')} in every round."
     text = f"Between {least:,} and {most:,} clients, {sizes.mean():,.1f} on average"
     verb = "was" if empty == 1 else "were"
     return f"{text}; {empty:,} of {len(sizes):,} rounds {verb} empty." if empty else f"{text}."

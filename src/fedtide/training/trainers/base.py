@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +17,12 @@ from torch import Tensor
 from fedtide.algorithms.base import Instructions
 from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
-from fedtide.problems.base import BatchPlan, Task
+from fedtide.problems.base import BatchPlan, Gradient, Task
 from fedtide.problems.layout import Params
 from fedtide.training.local_training import LocalTraining
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -191,15 +195,26 @@ class CohortResult:
             self.trained.buffers[rows] = part.buffers
 
 
-LocalGradient = Callable[..., tuple[Params, Params]]
+def find_or_add(kept: deque[tuple[object, dict[Key, Value]]], of: object) -> dict[Key, Value]:
+    """Return the dictionary that is kept for something, at first an empty one.
+
+    Args:
+        kept: the last dictionaries, each with what it is for.
+        of: what it is for; compared by equality, as it may have no hash.
+    """
+    for known, found in kept:
+        if known == of:
+            return found
+    kept.append((of, {}))
+    return kept[-1][1]
 
 
 def local_gradient(
     task: Task,
     local: LocalTraining,
     gradients_at_start: bool,
-    differentiate: Callable[..., Callable[..., Any]],
-) -> LocalGradient:
+    differentiate: Callable[[Callable[..., tuple[Tensor, Params]]], Gradient],
+) -> Gradient:
     """Return the gradient of one client's local step, a pure function of tensors.
 
     gradient(y, x, correction, mu, buffers, *batch) = (g(y) + λ y + correction + μ (y - x), new
@@ -207,7 +222,7 @@ def local_gradient(
     one, and mu, a 0-d tensor, is None without a proximal term. λ y is left to AdamW's step. With
     `gradients_at_start`, g is taken at x. `differentiate` turns the loss into g.
     """
-    loss_gradient = differentiate(task.loss_and_buffers, has_aux=True)
+    loss_gradient = differentiate(task.loss_and_buffers)
     decay = 0.0 if local.optimizer == "adamw" else local.weight_decay
 
     def gradient(

@@ -32,7 +32,7 @@ from fedtide.training.trainers._graph_capture import (
     has_constants,
 )
 from fedtide.training.trainers._recurrent_layers import StackableRecurrence
-from fedtide.training.trainers.base import Trained, UnsuitableTrainerError
+from fedtide.training.trainers.base import Trained, UnsuitableTrainerError, find_or_add
 from fedtide.training.trainers.step_block import BlockInputs, StepBlock, Tensors
 
 _Blocks = dict[Any, TensorFunction]
@@ -58,22 +58,6 @@ class CohortStart:
     inputs: BlockInputs
     gradients_at_start: bool
     functions: dict[Any, TensorFunction] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
-class _Hashable:
-    """Something that has no hash, such as a projection with a list, which equals itself alone."""
-
-    value: object
-
-    @staticmethod
-    def of(value: object) -> object:
-        """Return the value itself if it has a hash."""
-        try:
-            hash(value)
-        except TypeError:
-            return _Hashable(value)
-        return value
 
 
 class BlockRunner:
@@ -105,10 +89,11 @@ class BlockRunner:
         self._task, self._local = task, local
         self._stacked, self._compiled, self._block_steps = stacked, compiled, block_steps
         self._sizes = sizes
-        self._projection = _Hashable.of(local.projection)
+        self._projection = _to_key(local.projection)
         self._uncaptured: _Blocks = {}
         self._own = _CAPTURED.setdefault(task, {})
-        self._shared = self._own if task.seed_family is None else _shared_blocks(task.seed_family)
+        family = task.seed_family
+        self._shared = self._own if family is None else find_or_add(_SHARED, family)
 
     def start(self, instructions: Instructions, steps: int, lr: float) -> CohortStart:
         """Return what all clients of a cohort have in common.
@@ -286,13 +271,16 @@ def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(stride if size > 1 else 0 for size, stride in sizes)
 
 
-def _shared_blocks(family: object) -> _Blocks:
-    """Return the blocks of a family of tasks."""
-    for known, blocks in _SHARED:
-        if known == family:
-            return blocks
-    _SHARED.append((family, {}))
-    return _SHARED[-1][1]
+def _to_key(value: object) -> object:
+    """Return the value, or something that equals itself alone if it has no hash.
+
+    Such is a projection of the user's with a list.
+    """
+    try:
+        hash(value)
+    except TypeError:
+        return object()
+    return value
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from fedtide.problems.base import Task
 from fedtide.training import devices
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
-from fedtide.training.trainers.base import Trainer, UnsuitableTrainerError
+from fedtide.training.trainers.base import Trainer, UnsuitableTrainerError, find_or_add
 from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.stacked import StackedTrainer
 from fedtide.training.trainers.threaded import ThreadedTrainer
@@ -110,12 +110,7 @@ def _measurements(task: Task, local: LocalTraining) -> _Seconds:
     if task.seed_family is None:
         return {}
     steps = replace(local, lr=1.0, schedule=None)
-    key = (task.seed_family, steps, torch.get_num_threads())
-    for known, seconds in _measured:
-        if known == key:
-            return seconds
-    _measured.append((key, {}))
-    return _measured[-1][1]
+    return find_or_add(_measured, (task.seed_family, steps, torch.get_num_threads()))
 
 
 def _reason_not_to_compile(task: Task, compile: bool) -> str:

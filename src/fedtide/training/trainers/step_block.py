@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtide.problems.base import Batch, BatchInputs, Task, each_step, require_single_number
+from fedtide.problems.base import (
+    Batch,
+    BatchInputs,
+    Gradient,
+    Task,
+    each_step,
+    require_single_number,
+)
 from fedtide.problems.layout import Params, flatten_after
 from fedtide.training.local_optimizers import step_direction
 from fedtide.training.local_training import LocalTraining
@@ -20,23 +27,24 @@ from fedtide.training.trainers.base import local_gradient
 Tensors = tuple[Tensor, ...]
 
 
-def stackable_gradient(loss: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+def stackable_gradient(loss: Callable[..., tuple[Tensor, Params]]) -> Gradient:
     """Return what `loss_gradient` returns, in a form that can be captured, and stacked by `vmap`.
 
     Equivalent to `torch.func.grad`, which prepares to differentiate once more; for that PyTorch
     computes some gradients, such as those of group normalisation, in many small operations.
 
-    >>> gradient = stackable_gradient(lambda params: params["x"] ** 2)
+    >>> gradient = stackable_gradient(lambda params: (params["x"] ** 2, {}))
     >>> gradient({"x": torch.tensor(3.0)})
-    {'x': tensor(6.)}
+    ({'x': tensor(6.)}, {})
     """
 
-    def gradient(params: Params, *args: Any) -> Any:
-        value, pull_back, *aux = torch.func.vjp(lambda p: loss(p, *args), params, has_aux=has_aux)
+    def gradient(params: Params, *args: Any) -> tuple[Params, Params]:
+        found: Any = torch.func.vjp(lambda p: loss(p, *args), params, has_aux=True)
+        value, pull_back, buffers = found
         require_single_number(value)
         with torch.no_grad():
             (slopes,) = pull_back(torch.ones_like(value))
-        return (slopes, *aux) if has_aux else slopes
+        return slopes, buffers
 
     return gradient
 
