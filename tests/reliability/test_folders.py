@@ -52,7 +52,8 @@ def test_of_three_processes_at_most_one_locks_a_folder(tmp_path):
         process.join()
     assert sum(locked for locked, _ in counts) > 0
     assert [shared for _, shared in counts] == [0, 0, 0]
-    assert {p.name for p in tmp_path.iterdir()} <= {".lock", "experiment.yaml"}
+    left = {p.name for p in tmp_path.iterdir()}
+    assert left <= {".lock", "experiment.yaml", "fingerprints.json"}
 
 
 def test_the_lock_file_of_a_killed_process_is_ignored(fields, tmp_path):

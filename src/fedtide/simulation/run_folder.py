@@ -352,7 +352,8 @@ class RunFolder:
     def _write_fingerprints(self, now: Fingerprints) -> None:
         """Write the fingerprints of a run that begins, or that continues with others."""
         if not (self.experiment.exists() and self.fingerprints.exists()):
-            write_json(self.fingerprints, dict(now))
+            if not numbered(self.checkpoints, "safetensors"):  # else nobody knows how it began
+                write_json(self.fingerprints, dict(now))
             return
         before = self.read_json(self.fingerprints)
         if list_changes(before, now):
