@@ -236,6 +236,18 @@ def test_values_whose_rows_alone_have_no_samples_are_failures(
     assert list_entries(read(log.with_columns(pl.lit(5).alias("num_examples")))) == SELECTED
 
 
+@pytest.mark.parametrize(("name", "good", "bad"), [("status", "OK", "TIMEOUT"), ("used", 1, 0)])
+@pytest.mark.parametrize("counted", ["nobody", "failures"])
+def test_failures_are_refused_also_where_the_others_have_no_samples(
+    name: str, good: object, bad: object, counted: str
+) -> None:
+    failed = [status == "TIMEOUT" for status in ROWS["status"]]
+    counts = pl.Series([5 if f and counted == "failures" else None for f in failed], dtype=pl.Int64)
+    outcome = pl.Series(name, [bad if f else good for f in failed])
+    log = ROWS.drop("status").with_columns(outcome, num_examples=counts)
+    assert "in 3 of 8 rows, which would count as participation; " in error_of(log)
+
+
 def test_failures_in_any_case_are_counted() -> None:
     log = ROWS.with_columns(status=pl.Series(["OK"] * 5 + ["timeout", "Timeout", "TIMEOUT"]))
     assert "or the like in 3 of 8 rows" in error_of(log)

@@ -225,6 +225,8 @@ def test_weights_of_a_roster_are_found_in_any_case() -> None:
     assert table.wanted is not None
     assert table.wanted.tolist() == [0.5, 0.5, 0.0]
     assert list(table.groups) == ["region"]
+    sentence = error_of(GOOD, roster=roster.with_columns(WEIGHT=1.0))
+    check_error(sentence, "roster", "two columns may be the weights, one of them 'WEIGHT'")
 
 
 def test_columns_of_lists_and_objects_are_no_groups(tmp_path: Path) -> None:

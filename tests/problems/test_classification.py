@@ -42,8 +42,7 @@ def test_population_and_initial_model_match_the_data():
     task = prepare("digits", Dirichlet(0.5), 20, model="mlp")
     labels = load("digits").train.labels
     for client in range(20):
-        size = task.population.samples[client]
-        own = labels[task.shards.locate(np.array([client]), np.arange(size)[None])[0]]
+        own = labels[task.data.shards.held_by(client)]
         assert task.population.class_shares[client] == pytest.approx(
             [np.mean(own == label) for label in range(10)]
         )
@@ -71,9 +70,7 @@ def test_batches_contain_the_planned_samples():
     assert x.shape == (3, 2, 4, 1, 8, 8)
     for place in np.ndindex(3, 2, 4):
         client = plan.clients[place[1]]
-        held = task.shards.locate(
-            np.array([client]), np.arange(task.population.samples[client])[None]
-        )[0]
+        held = task.data.shards.held_by(client)
         sample = held[plan.positions[place]]
         assert y[place] == data.train.labels[sample]
         assert np.array_equal(x[place], data.train.features[sample])
@@ -185,8 +182,7 @@ def test_evaluation_equals_scikit_learn():
         assert result.metrics[f"{name}_accuracy"] == pytest.approx(accuracy)
     right = test.argmax(1) == data.test.labels
     for client in range(15):
-        size = task.population.samples[client]
-        own = task.shards.locate(np.array([client]), np.arange(size)[None])[0]
+        own = task.data.shards.held_by(client)
         labels = data.train.labels[own]
         loss = log_loss(labels, train[own], labels=classes)
         assert result.clients["loss"][client] == pytest.approx(loss, rel=1e-9)

@@ -185,3 +185,35 @@ def test_the_global_generator_is_left_alone():
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(before, torch.get_rng_state())
+
+
+class Branching(nn.Module):
+    """Drops something only in minibatches that are larger than those of a trial."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.first, self.layer = nn.Linear(4, 6), layer
+
+    def forward(self, x):
+        h = self.first(x)
+        if len(x) <= 4:
+            return h
+        if isinstance(self.layer, nn.MultiheadAttention):
+            return self.layer(h, h, h, need_weights=False)[0]
+        found = self.layer(h)
+        return found if torch.is_tensor(found) else found[0]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Dropout(0.5), nn.LSTM(6, 6, 2, dropout=0.5), nn.MultiheadAttention(6, 2, dropout=0.5)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_masks_of_layers_that_a_trial_does_not_reach_are_keyed(layer):
+    model = FunctionalModel(Branching(layer), (torch.ones(2, 4),))
+    assert model.draws
+    first, again, other = (
+        model(model.params, (torch.ones(8, 4),), torch.tensor(key)) for key in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)

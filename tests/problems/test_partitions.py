@@ -24,8 +24,7 @@ LABELS = np.random.default_rng(0).integers(10, size=3000)
 
 
 def samples_of(shards, client):
-    size = int(shards.sizes[client])
-    return shards.locate(np.array([client]), np.arange(size)[None]).ravel().tolist()
+    return shards.held_by(client).tolist()
 
 
 def all_samples(shards):

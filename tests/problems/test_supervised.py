@@ -126,7 +126,7 @@ def test_a_folder_holds_training_and_test_samples(tmp_path):
     frame.write_csv(tmp_path / "train.csv")
     frame[:30].write_parquet(tmp_path / "test.parquet")
     task = prepare(regression(tmp_path))
-    assert (len(task._train), len(task._test)) == (ROWS, 30)
+    assert (len(task.data.train), len(task.data.test)) == (ROWS, 30)
     (tmp_path / "train.csv").unlink()
     with pytest.raises(InvalidInputError, match=r"^train: the folder .* has no train.parquet"):
         prepare(regression(tmp_path))
@@ -152,9 +152,7 @@ def test_clients_are_counted_and_named_by_their_column():
     np.testing.assert_array_equal(task.population.names, USERS)
     np.testing.assert_array_equal(task.population.samples, np.bincount(OWNERS))
     for n in range(len(USERS)):
-        held = np.sort(
-            task.shards.locate(np.array([n]), np.arange(task.population.samples[n])[None])[0]
-        )
+        held = np.sort(task.data.shards.held_by(n))
         np.testing.assert_array_equal(held, np.flatnonzero(n == OWNERS))
 
 
@@ -228,7 +226,7 @@ def test_next_token_loss_ignores_padding_and_the_last_output():
 def test_text_labels_are_encoded_in_sorted_order_and_kept():
     task = prepare(regression(target="kind", loss="cross_entropy", model=linear(3)))
     codes = np.searchsorted(["cat", "dog", "eel"], CLASSES)
-    np.testing.assert_array_equal(task._train.target.numpy(), codes)
+    np.testing.assert_array_equal(task.data.train.target.numpy(), codes)
     assert task.class_names == ("cat", "dog", "eel")
     np.testing.assert_allclose(task.population.class_shares.sum(1), 1)
 
@@ -236,7 +234,7 @@ def test_text_labels_are_encoded_in_sorted_order_and_kept():
 def test_text_with_two_values_is_a_binary_target():
     binary = columns() | {"answer": np.where(NUMBERS > 1, "yes", "no").tolist()}
     task = prepare(regression(binary, target="answer", loss="bce"))
-    np.testing.assert_array_equal(task._train.target.numpy(), (NUMBERS > 1).astype(float))
+    np.testing.assert_array_equal(task.data.train.target.numpy(), (NUMBERS > 1).astype(float))
     evaluation = task.evaluate(torch.zeros(4, dtype=torch.float64))
     assert evaluation.metrics["train_accuracy"] == pytest.approx((NUMBERS <= 1).mean())
 
@@ -411,7 +409,7 @@ def test_a_mask_of_the_users_own_takes_the_place_of_that_of_padding(named):
 def test_a_target_is_the_first_input_where_none_is_named():
     problem = regression(target=None, model=linear(3))
     task = prepare(problem)
-    torch.testing.assert_close(task._train.target, task._train.inputs[0])
+    torch.testing.assert_close(task.data.train.target, task.data.train.inputs[0])
 
 
 def test_numeric_targets_are_partitioned_by_quantile():
@@ -419,7 +417,7 @@ def test_numeric_targets_are_partitioned_by_quantile():
     task = prepare(problem)
     order = np.argsort(NUMBERS)
     for n in range(10):
-        held = task.shards.locate(np.array([n]), np.arange(task.population.samples[n])[None])[0]
+        held = task.data.shards.held_by(n)
         ranks = np.flatnonzero(np.isin(order, held))
         assert ranks.max() - ranks.min() < ROWS / 10 + 1
 
@@ -466,12 +464,12 @@ def test_held_out_samples_are_a_share_of_every_client_and_never_all(sizes, share
     task = prepare(problem, seed=seed)
     expected = [m - min(round(share * m), m - 1) for m in sizes]
     assert task.population.samples.tolist() == expected
-    kept, held = (part.inputs[0].flatten().tolist() for part in (task._train, task._test))
+    kept, held = (part.inputs[0].flatten().tolist() for part in (task.data.train, task.data.test))
     assert sorted(kept + held) == list(range(len(owners)))
-    for value, owner in zip(held, task._data.test_owners, strict=True):
+    for value, owner in zip(held, task.data.test_owners, strict=True):
         assert owners[int(value)] == owner
     for n in range(len(sizes)):
-        own = task.shards.locate(np.array([n]), np.arange(expected[n])[None])[0]
+        own = task.data.shards.held_by(n)
         assert {owners[int(kept[s])] for s in own} == {n}
 
 
@@ -509,9 +507,11 @@ def test_uint8_images_are_standardised_and_other_integers_stay():
     images = RNG.integers(0, 256, (20, 1, 4, 4), dtype=np.uint8)
     rows = {"x": images, "y": np.arange(20) % 2, "client": np.arange(20) % 2}
     task = prepare(Supervised(train=rows, model="logistic"))
-    torch.testing.assert_close(task._train.inputs[0], torch.tensor(images).double() / 255 * 2 - 1)
+    torch.testing.assert_close(
+        task.data.train.inputs[0], torch.tensor(images).double() / 255 * 2 - 1
+    )
     task = prepare(Supervised(train=rows, model="logistic", normalise=(0.0, 1.0)))
-    torch.testing.assert_close(task._train.inputs[0], torch.tensor(images).double() / 255)
+    torch.testing.assert_close(task.data.train.inputs[0], torch.tensor(images).double() / 255)
 
 
 class Detached(nn.Linear):
@@ -865,9 +865,9 @@ def test_several_targets_of_a_sequence_all_count(loss, targets):
     rows = {"x": RAGGED, "y": SEVERAL[:, :targets], "client": [0, 1, 0]}
     problem = Supervised(rows, model=lambda: Summary(targets), loss=loss, metrics=["accuracy"])
     task = prepare(problem)
-    outputs = task.module(task.start)(*task._train.inputs, task._train.mask)
+    outputs = task.module(task.start)(*task.data.train.inputs, task.data.train.mask)
     metrics = task.evaluate(task.start).metrics
-    expected = LOSSES[loss](outputs, task._train.target).mean().item()
+    expected = LOSSES[loss](outputs, task.data.train.target).mean().item()
     assert metrics["train_loss"] == pytest.approx(expected)
     correct = (outputs > 0).numpy(force=True) == (rows["y"] > 0.5)
     assert metrics["train_accuracy"] == pytest.approx(correct.mean())
@@ -975,7 +975,7 @@ def test_data_that_do_not_fit_are_refused_with_the_field(case):
 
 
 def test_a_share_may_be_a_number_of_numpy():
-    assert len(prepare(regression(test=np.float32(0.5)))._test) > 80
+    assert len(prepare(regression(test=np.float32(0.5))).data.test) > 80
 
 
 def test_tokens_that_training_never_had_are_refused_when_the_network_fails_on_them():
@@ -1014,7 +1014,7 @@ def test_images_as_targets_are_standardised_like_images_as_inputs():
     rows = {"x": images, "y": images, "client": np.arange(6) % 2}
     shared = {"train": rows, "model": lambda: nn.Conv2d(1, 1, 3, padding=1), "loss": "mse"}
     one, other = (prepare(Supervised(**shared, target=target)) for target in ("y", None))
-    torch.testing.assert_close(one._train.target, other._train.target)
+    torch.testing.assert_close(one.data.train.target, other.data.train.target)
 
 
 def test_classes_with_gaps_are_warned_of(caplog):
@@ -1115,7 +1115,9 @@ def test_samples_that_influence_one_another_are_measured_client_by_client(fields
         def of_client(samples, held):
             return type(samples)((samples.inputs[0][held],), samples.target[held])
 
-        expected = [measured(of_client(task._train, task._held(n))) for n in range(12)]
+        expected = [
+            measured(of_client(task.data.train, task.data.shards.held_by(n))) for n in range(12)
+        ]
         np.testing.assert_allclose(evaluation.clients["loss"], expected)
         sizes = task.population.samples
         assert evaluation.metrics["loss"] == pytest.approx(np.mean(expected))
@@ -1124,11 +1126,11 @@ def test_samples_that_influence_one_another_are_measured_client_by_client(fields
         )
         assert "influence one another" in task.warnings[0]
         if test == "table":
-            assert evaluation.metrics["test_loss"] == pytest.approx(measured(task._test))
+            assert evaluation.metrics["test_loss"] == pytest.approx(measured(task.data.test))
         elif test:
-            owners = task._data.test_owners
+            owners = task.data.test_owners
             parts = [np.flatnonzero(owners == n) for n in range(12)]
-            expected = [measured(of_client(task._test, part)) for part in parts]
+            expected = [measured(of_client(task.data.test, part)) for part in parts]
             np.testing.assert_allclose(evaluation.clients["test_loss"], expected)
             mean = np.average(expected, weights=[len(part) for part in parts])
             assert evaluation.metrics["test_loss"] == pytest.approx(mean)
@@ -1190,7 +1192,9 @@ def test_constants_for_pixels_are_refused_where_there_are_none():
     own = Supervised(
         images, target=None, loss="mse", model=lambda: nn.Conv2d(1, 1, 1), normalise=(0, 1)
     )
-    assert 0 <= prepare(own)._train.inputs[0].min() <= prepare(own)._train.inputs[0].max() <= 1
+    assert (
+        0 <= prepare(own).data.train.inputs[0].min() <= prepare(own).data.train.inputs[0].max() <= 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -1301,7 +1305,7 @@ def test_whole_numbers_that_are_no_classes_are_numbers(partition, targets, label
     assert task.layout.size == 4  # one output
     shares = task.population.class_shares
     assert shares.shape == (10, len(np.unique(labels)))
-    held = task.shards.list_pairs()
+    held = task.data.shards.list_pairs()
     counts = np.zeros(shares.shape)
     np.add.at(counts, (held[0], labels[held[1]]), 1)
     np.testing.assert_allclose(shares, counts / counts.sum(1, keepdims=True))
@@ -1387,7 +1391,7 @@ def test_a_structured_array_is_a_table():
     expected = prepare(regression(frame))
     for records in (frame.to_records(index=False), np.array(frame.to_records(index=False))):
         found = prepare(regression(records))
-        torch.testing.assert_close(found._train.inputs[0], expected._train.inputs[0])
+        torch.testing.assert_close(found.data.train.inputs[0], expected.data.train.inputs[0])
         assert found.population.names.tolist() == expected.population.names.tolist()
 
 

@@ -212,9 +212,7 @@ def plain_training(case, how):
     plan = MinibatchPlanner(task.population, local, seed=4).plan(clients)
     states = []
     for s, client in enumerate(plan.clients):
-        held = task.shards.locate(
-            np.array([client]), np.arange(task.population.samples[client])[None]
-        )[0]
+        held = task.data.shards.held_by(client)
         network = task.module(task.start).train()
         trainable = [p for p in network.parameters() if p.requires_grad]
         optimizer = torch.optim.SGD(trainable, lr=LR, momentum=local.momentum)

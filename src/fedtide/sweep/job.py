@@ -96,7 +96,7 @@ class _StatusReporter(Callback):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """How a run ended: by default without either of these.
 
     Args:
         failure: why it failed; None: it did not.

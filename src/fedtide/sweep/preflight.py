@@ -63,7 +63,8 @@ def _check_existing(sweep: Sweep, out: Path, resume: Resume) -> None:
     if not file.is_file():
         return
     there = read_yaml(file)
-    if there != BUILDER.to_dict(sweep.plain) and file.read_text(encoding="utf-8") != dump(there):
+    is_record = "base" not in there and file.read_text(encoding="utf-8") == dump(there)
+    if there != BUILDER.to_dict(sweep.plain) and not is_record:
         raise InvalidInputError(
             f"out: {file} is not a record of a sweep, and would be replaced; choose another"
         )

@@ -70,6 +70,10 @@ class ClientTable:
         require_columns("roster", frame, ["client"], "name the column of client ids 'client'")
         names = _parse_names(frame["client"])
         others = [name for name in frame.columns if name not in ("client", "weight")]
+        if "weight" in frame.columns and (other := recognise("weight", others)) is not None:
+            raise InvalidInputError(
+                f"roster: two columns may be the weights, one of them {other!r}; remove one"
+            )
         if group is not None and group not in others:
             raise InvalidInputError(
                 f"groups: the roster has no column {group!r}; {did_you_mean(group, others)}"

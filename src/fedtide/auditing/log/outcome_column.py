@@ -76,7 +76,10 @@ class OutcomeColumn:
         If all rows do, only a column whose name says who took part is refused.
         """
         guesses = self._guess_stages()
-        failed = {value for value, guess in guesses.items() if guess.failed} | self._find_lacking()
+        failed = {value for value, guess in guesses.items() if guess.failed}
+        lacking = failed | self._find_lacking()
+        if lacking != {*guesses}:  # else the missing sample counts tell nobody apart
+            failed = lacking
         begun = {value for value, guess in guesses.items() if guess.stage in _EARLY} - failed
         has_turns = bool(begun) and failed | begun != {*guesses}
         if has_turns:  # a log of events: a row for what comes before the answer is no participation

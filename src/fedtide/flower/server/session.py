@@ -26,7 +26,7 @@ from fedtide.algorithms.serialization import (
 )
 from fedtide.atomic_io import DRAFT_PATTERNS, unwritable, write_text
 from fedtide.content_hash import fingerprint, is_data
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.saved_selection import SavedSelection
 from fedtide.flower.server.transport import PendingReplies
@@ -241,9 +241,10 @@ class TrainingSession:
         try:
             self._require_same_training(folder, checkpoint.facts)
             former = self._take(checkpoint)
-        except KeyError as error:
+        except (KeyError, TypeError) as error:  # TypeError: an entry with other fields
             raise InvalidInputError(
-                f"state: the checkpoint in {folder} lacks {error}; it belongs to a simulation or "
+                f"state: the checkpoint in {folder} cannot be read "
+                f"({first_line(error, with_type=True)}); it belongs to a simulation or "
                 "another version of fedtide: give the folder of this federation"
             ) from None
         if former < self.registry.size:

@@ -612,10 +612,13 @@ class FedTide(Strategy):
         self._await_replies({one.message_id for one in sent}, self._clock.tick() + timeout)
         taken = [one for one in self._transport.take("evaluate") if one[0].round == ended - 1]
         self._answered = {pending.message_id: pending for pending, _ in taken}
-        replies = [reply for _, reply in taken if isinstance(reply, Message)]
-        unreadable = [reply for _, reply in taken if isinstance(reply, str)]
-        if unreadable:
-            log.warning("%d evaluations cannot be read: %s", len(unreadable), unreadable[0])
+        replies, unread = [], LimitedWarnings("Further evaluations that cannot be read: %d")
+        for pending, reply in taken:
+            if isinstance(reply, Message):
+                replies.append(reply)
+            else:
+                unread.warn("evaluation by node %d cannot be read: %s", pending.node_id, reply)
+        unread.close()
         metrics = self.aggregate_evaluate(ended, replies)
         if metrics is not None:
             text = printable(repr(metrics), 1000)

@@ -25,6 +25,7 @@ from fedtide.problems.models.network_checks import (
     are_close,
     check_network,
     count_changes,
+    has_dropout,
     read_attributes,
     refuse_changed_buffers,
     refuse_changes,
@@ -136,7 +137,7 @@ class FunctionalModel:
         self._thread_local = threading.local()
         trial = self._training.copy()
         self.example_output: Any = self._try(trial, module, example)
-        self.draws = trial.masks.used
+        self.draws = trial.masks.used or has_dropout(self._training.module)
         if not self.draws:
             self._training = replace(self._training, functions=None)
         statistics = trial.statistics

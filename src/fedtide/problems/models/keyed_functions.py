@@ -92,17 +92,20 @@ def _attention(
 
 
 def _recurrent(
-    masks: DropoutMasks, *args: Any, function: Callable[..., Any]
+    masks: DropoutMasks, *args: Any, function: Callable[..., Any], **named: Any
 ) -> tuple[Tensor, ...] | None:
     """Return what a function of recurrent layers returns, computed layer by layer with masks.
 
-    None: it drops nothing, or its sequences are packed.
+    None: it drops nothing, its sequences are packed, or it is called by keywords.
 
     Args:
         masks: the source of the masks, for what passes between the layers.
         *args: of the function, which `nn.RNNBase` calls by position.
         function: of PyTorch.
+        **named: arguments of another call.
     """
+    if named:
+        return None
     x, initial, weights, biases, layers, p, training, bidirectional, batch_first = args
     is_packed = not isinstance(weights, list)  # then its arguments are others
     if is_packed or not (training and p and layers > 1):

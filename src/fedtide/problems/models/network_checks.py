@@ -20,6 +20,7 @@ from fedtide.problems.layout import Params
 _logger = logging.getLogger("fedtide")
 
 _RECOMPUTES = "saved tensors are replaced"
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 Inputs = tuple[Tensor, ...]
 """The arguments of a network's `forward` for a minibatch; the first dimension is the sample."""
@@ -61,13 +62,24 @@ def check_network(module: nn.Module) -> None:
             _check_parameter(name, parameter)
 
 
+def has_dropout(module: nn.Module) -> bool:
+    """Return whether any layer in training mode may drop something, if the input leads to it."""
+    return any(
+        layer.training
+        and (
+            (isinstance(layer, _DROPOUT) and layer.p > 0)
+            or (isinstance(layer, nn.MultiheadAttention | nn.RNNBase) and layer.dropout > 0)
+        )
+        for layer in module.modules()
+    )
+
+
 def warn_of_idle_dropout(module: nn.Module) -> None:
     """Warn if dropout is off in a part, as it is in a pretrained network inside another one."""
-    kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
     idle = [
         name
         for name, layer in module.named_modules()
-        if isinstance(layer, kinds) and layer.p and not layer.training
+        if isinstance(layer, _DROPOUT) and layer.p and not layer.training
     ]
     if module.training and idle:
         _logger.warning(

@@ -44,6 +44,11 @@ class Shards(ABC):
             Indices into the training set, same shape as `positions`.
         """
 
+    def held_by(self, client: int) -> Ints:
+        """Return the training samples that a client holds, in order of their positions."""
+        held: Ints = self.locate(np.array([client]), np.arange(self.sizes[client])[None])[0]
+        return held
+
     def client_means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the mean of `values` over the samples of each client.
 

@@ -1,0 +1,234 @@
+"""Losses and metrics of a model on the samples of a supervised problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedtide.errors import InvalidInputError, first_line
+from fedtide.problems.base import Evaluation
+from fedtide.problems.datasets.table_columns import Ints
+from fedtide.problems.losses import LossFunction
+from fedtide.problems.sample_metrics import class_metrics, class_recalls, weigh_classes
+from fedtide.problems.supervised_data import DeviceSamples, SupervisedData
+
+Floats = NDArray[np.float64]
+
+Forward = Callable[[Tensor, Tensor | None], Callable[[DeviceSamples], Any]]
+"""Returns, for a model (d,) and running statistics (d_b,), what gives the outputs for samples."""
+
+
+@dataclass(frozen=True, eq=False)
+class SupervisedEvaluator:
+    """Measures the loss and the metrics of a model on the training and the test samples.
+
+    `train_loss`, `test_loss` and `train_M`, `test_M` for every metric M are means over samples;
+    `loss` is the objective (1/N) Σ_n F_n(x), or the mean over samples if clients are not evaluated.
+    If the test set is unbalanced, `test_balanced_accuracy` is the mean of the classes' accuracies,
+    each of which is `test_recall_CLASS`, unless a metric of the user's has that name.
+
+    For each client, `loss` is F_n(x), and M is measured on its own training samples. If clients
+    have test parts, `test_loss` and `test_M` are measured on them (NaN without one). If they do
+    not, `class_weighted_test_accuracy` is the mean of the classes' accuracies on the whole test
+    set, weighted by the client's class shares.
+
+    Args:
+        data: the samples, and who holds which.
+        functions: the loss and the metrics of each sample, by name.
+        lower_is_better: the names of those of which lower values are better.
+        class_shares: of each client, (N, C); None if clients have none.
+        forward: the network.
+        apart: whether the samples of a forward pass influence one another, so that the samples of
+            each client need a pass of their own.
+        chunk: how many samples a forward pass takes otherwise.
+    """
+
+    data: SupervisedData
+    functions: Mapping[str, LossFunction]
+    lower_is_better: frozenset[str]
+    class_shares: Floats | None
+    forward: Forward
+    apart: bool
+    chunk: int
+
+    def evaluate(self, x: Tensor, clients: bool, buffers: Tensor | None) -> Evaluation:
+        """Return the figures of the model x, see `Task.evaluate`."""
+        data, shards = self.data, self.data.shards
+        own = buffers if buffers is not None and buffers.dim() == 2 else None
+        shared = buffers if own is None else own.mean(dim=0)
+        if self.apart:
+            means = _by_name(
+                self._mean_over(x, data.train, shards.held_by(client), shared)
+                for client in range(len(shards.sizes))
+            )
+            train = {name: np.repeat(values, shards.sizes) for name, values in means.items()}
+        else:
+            train = self._measure(x, data.train, shared)
+        test = {} if data.test is None else self._measure_test(x, data.test, shared)
+        figures: dict[str, Floats] = {}
+        if clients and own is not None:
+            figures = self.evaluate_clients(x, np.arange(len(own)), own)
+        elif clients:
+            if not self.apart:
+                means = {name: shards.client_means(values) for name, values in train.items()}
+            figures = means | self._client_test_figures(test)
+        metrics = {"loss": figures.get("loss", train["loss"]).mean()}
+        metrics |= {f"train_{name}": values.mean() for name, values in train.items()}
+        metrics |= {f"test_{name}": values.mean() for name, values in test.items()}
+        if test and self._weighs_classes:
+            recalls, classes = self._recalls(test["accuracy"]), self._test_classes()
+            by_class = class_metrics(recalls, classes, data.class_names)
+            metrics |= {n: v for n, v in by_class.items() if n not in metrics}  # the user's own
+        return Evaluation(
+            {name: float(value) for name, value in metrics.items()}, figures, self.lower_is_better
+        )
+
+    def evaluate_clients(
+        self, x: Tensor, clients: Ints, buffers: Tensor | None
+    ) -> dict[str, Floats]:
+        """Return the figures of models that differ between clients, see `Task.evaluate_clients`."""
+        rows = []
+        for place, client in enumerate(clients):
+            model = x if x.dim() == 1 else x[place]
+            own = buffers if buffers is None or buffers.dim() == 1 else buffers[place]
+            held = self.data.shards.held_by(int(client))
+            figures = self._mean_over(model, self.data.train, held, own)
+            rows.append(figures | self._test_figures(model, int(client), own))
+        return _by_name(rows)
+
+    def _test_figures(self, x: Tensor, client: int, buffers: Tensor | None) -> dict[str, float]:
+        """Return the figures of a client's model on its test part or, weighted, on the test set."""
+        data, shares = self.data, self._weighing_shares
+        if data.test is None:
+            return {}
+        if data.test_owners is not None:
+            own = np.flatnonzero(data.test_owners == client)
+            test = self._mean_over(x, data.test, own, buffers)
+            return {f"test_{name}": value for name, value in test.items()}
+        if shares is None:
+            return {}
+        recalls = self._recalls(self._measure(x, data.test, buffers)["accuracy"])
+        return {"class_weighted_test_accuracy": float(weigh_classes(recalls, shares)[client])}
+
+    def _client_test_figures(self, test: Mapping[str, Floats]) -> dict[str, Floats]:
+        """Return the figures of all clients for one model, given those of the test samples."""
+        figures: dict[str, Floats] = {}
+        owners, shares = self.data.test_owners, self._weighing_shares
+        if owners is not None:
+            held, clients = owners >= 0, len(self.data.shards.sizes)
+            count = np.bincount(owners[held], minlength=clients)
+            for name, values in test.items():
+                sums = np.bincount(owners[held], values[held], clients)
+                with np.errstate(invalid="ignore"):  # NaN for a client without test samples
+                    figures[f"test_{name}"] = sums / count
+        elif test and shares is not None:
+            recalls = self._recalls(test["accuracy"])
+            figures["class_weighted_test_accuracy"] = weigh_classes(recalls, shares)
+        return figures
+
+    @property
+    def _weighs_classes(self) -> bool:
+        """Whether every sample has one class, whose accuracy is measured."""
+        one_class = self.data.classes > 0 and self.data.train.target.dim() == 1
+        return one_class and "accuracy" in self.functions
+
+    @property
+    def _weighing_shares(self) -> Floats | None:
+        """The class shares of clients, (N, C), that weight the classes' accuracies; None: none."""
+        return self.class_shares if self._weighs_classes else None
+
+    def _recalls(self, correct: Floats) -> Floats:
+        """Return the share of test samples of each class that are classified correctly, (C,)."""
+        return class_recalls(correct, self._test_classes(), self.data.classes)
+
+    def _test_classes(self) -> Ints:
+        """Return the class of each test sample."""
+        assert self.data.test is not None
+        classes: Ints = self.data.test.target.cpu().numpy()
+        return classes
+
+    def _mean_over(
+        self, x: Tensor, samples: DeviceSamples, rows: Ints, buffers: Tensor | None
+    ) -> dict[str, float]:
+        """Return the mean of the loss and of each metric over these samples; NaN without any."""
+        if not len(rows):
+            return dict.fromkeys(self.functions, float("nan"))
+        own = samples.select(torch.from_numpy(rows).to(samples.target.device))
+        return {name: float(v.mean()) for name, v in self._measure(x, own, buffers).items()}
+
+    def _measure_test(
+        self, x: Tensor, samples: DeviceSamples, buffers: Tensor | None
+    ) -> dict[str, Floats]:
+        """Return `_measure` of the test samples.
+
+        Raises:
+            InvalidInputError: the network fails on them, as on a token that training never had.
+        """
+        try:
+            return self._measure(x, samples, buffers, self.data.test_owners)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise InvalidInputError(
+                "test: the model or a metric fails on the test samples "
+                f"({first_line(error, 150)}); make them like those of train, or the model larger"
+            ) from error
+
+    @torch.no_grad()
+    def _measure(
+        self,
+        x: Tensor,
+        samples: DeviceSamples,
+        buffers: Tensor | None,
+        owners: Ints | None = None,
+    ) -> dict[str, Floats]:
+        """Return the loss and each metric of every sample, (n,).
+
+        Args:
+            x: the model, (d,).
+            samples: n samples.
+            buffers: running statistics, (d_b,).
+            owners: the client of each sample, (n,); None: they belong together. It matters only
+                for samples that influence one another.
+        """
+        forward = self.forward(x, buffers)
+        parts: dict[str, list[Tensor]] = {name: [] for name in self.functions}
+        places, chunks = self._chunks(len(samples), owners)
+        for rows in chunks:
+            chunk = samples.select(rows)
+            outputs = forward(chunk)
+            for name, function in self.functions.items():
+                parts[name].append(function(outputs, chunk.target, *chunk.masks))
+        values = {name: torch.cat(p).double().cpu().numpy() for name, p in parts.items()}
+        return {name: v[places] for name, v in values.items()}
+
+    def _chunks(
+        self, count: int, owners: Ints | None
+    ) -> tuple[slice | Ints, Iterable[slice | Tensor]]:
+        """Return where each sample is among the chunks, and the samples of each chunk."""
+        if not self.apart or owners is None:
+            size = count if self.apart else self.chunk
+            return slice(None), (slice(first, first + size) for first in range(0, count, size))
+        rows = np.argsort(owners, kind="stable")
+        ends = np.flatnonzero(np.diff(owners[rows])) + 1
+        device = self.data.train.target.device
+        return np.argsort(rows), (torch.from_numpy(r).to(device) for r in np.split(rows, ends))
+
+
+def evaluation_chunk(module: nn.Module, device: torch.device) -> int:
+    """Return how many samples to evaluate in one forward pass."""
+    if device.type != "cpu":
+        return 4000
+    # feature maps that stay in the CPU's cache: measured twice as fast
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return 100 if any(isinstance(layer, kinds) for layer in module.modules()) else 1000
+
+
+def _by_name(rows: Iterable[Mapping[str, float]]) -> dict[str, Floats]:
+    """Return the figures of each client, (S,), from those of one client after another."""
+    rows = list(rows)
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
