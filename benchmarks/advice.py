@@ -5,13 +5,13 @@
     python benchmarks/advice.py write
 
 For each law of `participation_laws` and each problem, `train` audits one log, trains every method
-with the settings of that audit, on participation drawn anew, and adds the runs to
-records/advice.parquet; what is there already is not trained again. `judge` audits logs with the
-current code, looks up what it advises and writes the verdicts to records/advice.json. `write` puts
-them into docs/audit-methods.md as a table.
+with the settings of that audit, on freshly drawn participation, and adds the runs to
+records/advice.parquet; runs that are there already are not repeated. `judge` audits logs with the
+current code, looks up the methods that the audit advises and writes the verdicts to
+records/advice.json. `write` puts them into docs/audit-methods.md as a table.
 
-With --held-out, all three do the same for the laws that the ranking was not chosen on, with the
-record advice_held_out and a table of its own.
+With --held-out, all three do the same for the laws that were not used to choose the ranking, with
+the record advice_held_out and a table of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COUPLED = "auto"
 """The method that treats the coordinates of a model together."""
 STEPS = 5
 EVERY = 7
-"""Rounds between evaluations: in the long run, all phases of a cycle are seen alike."""
+"""Rounds between evaluations, so that in the long run all phases of a cycle count equally."""
 FLOOR = 0.005
 """Smaller differences do not count: half a percent of the initial excess loss, or half a point of
 accuracy."""
@@ -113,7 +113,7 @@ Run = tuple[str, str, str, int]
 
 
 class Problem(Protocol):
-    """What is learnt: N clients, and for each of M methods R models, one for each local rate.
+    """A learning problem: N clients, and for each of M methods R models, one for each local rate.
 
     The methods work coordinate by coordinate, so each trains its R models at once without mixing
     them: the local rate γ_r scales the gradients of model r, and the methods are told a rate of 1.
@@ -426,7 +426,7 @@ def train_or_fail(
 ) -> Numbers:
     """Train; settings that cannot be run, such as rates of 0, have an infinite figure.
 
-    Auto scales each coordinate by all others, so it cannot train all rates as one model.
+    Auto's scale of a coordinate depends on all others, so it cannot train all rates as one model.
     """
     coupled = [settings["type"] == COUPLED for settings in listed]
     if any(coupled) and (len(listed) > 1 or len(rates) > 1):
@@ -469,7 +469,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of the advice of one law and problem.
+    """The outcome of the advice on one law and problem.
 
     Args:
         problem: its name.
@@ -548,13 +548,13 @@ def _figure(settings: Settings, figures: Numbers) -> Figure:
 
 
 def _name(settings: Settings) -> tuple[Any, ...]:
-    """Return what tells methods apart: not their numbers."""
+    """Return what identifies a method, without its numeric settings."""
     inner = settings.get("inner")
     return settings["type"], settings.get("weights"), inner and _name(inner)
 
 
 def describe(settings: Settings) -> str:
-    """Return a method with its settings as an experiment file has them, but for lists of rates.
+    """Return a method with its settings as in an experiment file, without lists of rates.
 
     >>> describe({"type": "amplified", "period": 9, "factor": 2.0, "inner": {"type": "fedavg"}})
     '{type: amplified, period: 9, factor: 2.0, inner: fedavg}'

@@ -1,4 +1,4 @@
-"""The record of the audit's accuracy, and the tables of docs/audit-methods.md written from it.
+"""The record of the audit's accuracy, and the tables of docs/audit-methods.md made from it.
 
 records/audit.json holds, for each table and process, the shares of logs that the benchmarks have
 measured; `python benchmarks/audit.py write` puts them into the page between its marks.

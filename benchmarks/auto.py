@@ -3,9 +3,9 @@
     python benchmarks/auto.py variants [NAME ...]
     python benchmarks/auto.py write
 
-`variants` runs what was tried on the way to Auto, or only the variants that are named, on the noisy
-quadratics of the leaderboard, and writes records/auto_variants.json, which says what each was
-computed with; `write` puts that table into docs/auto-evidence.md, and those of Auto against the
+`variants` runs all variants that were tried on the way to Auto, or only those named, on the noisy
+quadratics of the leaderboard, and writes records/auto_variants.json, with the software and machine
+of each; `write` puts that table into docs/auto-evidence.md, and the tables of Auto against the
 goal, from the records of the leaderboard. Patterns held out at first (docs/auto-evidence.md says
 what was chosen with them in view) are in held_out_patterns.yaml, and their records were made with
 
@@ -17,9 +17,9 @@ and those of variants on images, with this folder on PYTHONPATH, with
     fedtide leaderboard --add benchmarks/auto_variants.yaml --records results/auto-variants \\
         --problems digits,fashion --methods plain,long-steps,linear-mean
 
-A variant is a rule that turns who took part into weights, and what becomes of the steps, so all of
-them and all nine γ train at once; γ is chosen with the tuning seed, and figures are means over the
-judged seeds, as on the leaderboard, but without its fine second stage.
+A variant consists of a rule that turns participation into weights, and of what is done with the
+steps, so all variants and all nine γ train at once. γ is chosen with the tuning seed, and figures
+are means over the judged seeds, as on the leaderboard, but without its fine second stage.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Figures = dict[tuple[str, str], dict[str, Numbers]]
 """The figures of the judged seeds by problem and pattern, and by method."""
 Present = NDArray[np.bool_]
 Rule = Callable[[Present], Numbers]
-"""Turns who took part in which round, (T, N), into the weights of their updates, (T, N)."""
+"""Turns participation by round and client, (T, N), into the weights of the updates, (T, N)."""
 Periods = NDArray[np.int64]
 """An estimate of the period in each round, (T,)."""
 
@@ -98,7 +98,7 @@ def accounts(
     dispersion: float = 0.0,
     all_rounds: bool = False,
 ) -> Numbers:
-    """Auto, written once more, with what could be chosen otherwise.
+    """Auto's weights, implemented independently, with the choices that could be made differently.
 
     Args:
         present: who took part.
@@ -187,7 +187,7 @@ def fedavg(present: Present) -> Numbers:
 
 
 def equal(present: Present) -> Numbers:
-    """1/N for everyone who is there."""
+    """1/N for every client that takes part."""
     return np.asarray(present / present.shape[1])
 
 
@@ -243,7 +243,7 @@ LAST = -1.0
 
 @dataclass(frozen=True)
 class Variant:
-    """What Auto could be.
+    """A variant of Auto.
 
     Args:
         rule: who took part, turned into weights.
@@ -339,7 +339,7 @@ VARIANTS: Mapping[str, Variant] = {
 }
 
 ALIKE = ("FedAvg", "FedAvg, output: weights t²", "Auto")
-"""What is compared where all clients hold the same data."""
+"""The variants that are compared when all clients hold the same data."""
 
 
 def train(
@@ -352,7 +352,7 @@ def train(
         board: the leaderboard.
         pattern: of participation.
         seed: of the problem and the participation.
-        alike: give all clients the same function, with the noise that they have.
+        alike: give all clients the same function, with their own noise.
     """
     cell = board.cell("quadratic", pattern, REFERENCE)
     tasks = _one_function(board.clients, seed) if alike else cell.task.draw(board.clients, seed)
@@ -444,7 +444,7 @@ def _iterates(
 
 
 def _scales(squares: torch.Tensor, floors: torch.Tensor) -> torch.Tensor:
-    """Return by what the steps are multiplied, given the sums of their squares."""
+    """Return the factors of the steps, given the sums of their squares."""
     mean = squares.mean(dim=-1, keepdim=True)
     sizes = (squares / mean).sqrt()
     scales = 1 / (sizes + floors)
@@ -498,7 +498,7 @@ ORIGIN = "computed with"
 
 
 def origin(board: Leaderboard, variants: list[str], seconds: float) -> dict[str, Any]:
-    """Return what the figures of variants were computed with, as the leaderboard's records do.
+    """Return the software and machine behind the variants' figures, as in leaderboard records.
 
     None stands for what was not recorded.
     """
@@ -608,7 +608,7 @@ def count_lines(board: Leaderboard, figures: Figures) -> list[str]:
 def control_table(board: Leaderboard, figures: Figures) -> list[str]:
     """Return the lines of Auto with control variates, with a line of counts for each problem.
 
-    The rivals are those that clients on other machines can run, with or without a model per client.
+    The rivals are the methods that a deployment can run, with or without a model per client.
     """
     lines = [
         "| problem | pattern | best by hand | its value | Auto | with control variates | "
@@ -656,7 +656,7 @@ def _geometric_mean(values: Sequence[float]) -> float:
 
 
 def _only_simulated(board: Leaderboard, pattern: str, name: str) -> bool:
-    """Return whether a method needs what clients on other machines do not offer."""
+    """Return whether a method runs in simulations only."""
     method = board.methods[name]
     algorithm, _ = method.build(board.patterns[pattern], 0.1, method.tuned[1][1])
     return bool(algorithm.simulation_only)
@@ -751,7 +751,7 @@ def _summary(
 
 
 def alike_table() -> list[str]:
-    """Return the lines of what happens where all clients hold the same data."""
+    """Return the lines on the case that all clients hold the same data."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     lines = ["| pattern | " + " | ".join(ALIKE) + " |", "| --- |" + " --- |" * len(ALIKE)]
     for pattern in ("uniform", "independent"):

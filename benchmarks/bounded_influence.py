@@ -52,7 +52,7 @@ BEGIN, END = "<!-- bounded influence: begin -->", "<!-- bounded influence: end -
 CLIENTS, RARE, ROUNDS, SEEDS = 50, 10, 400, range(10)
 RATES = np.where(np.arange(CLIENTS) < RARE, 0.1, 0.5)
 HOSTILE = np.array([10, 18, 26, 34, 42])
-"""Clients of five classes that are often there and send −5 Δ."""
+"""Clients of five classes that take part often and send −5 Δ."""
 STEPS, BATCH, LR, SIMILARITY = 5, 8, 0.5, 0.05
 
 METHODS: dict[str, Algorithm[Any]] = {

@@ -6,11 +6,11 @@
 
 `churn` draws stationary logs of families of `participation_families` and prints the share of logs
 in which any client is called gone or late, and the share of the clients found if a tenth of them
-leave half-way. `selection` lets a server take six of the available clients, half of them twice as
-readily, and prints how often the interval of what that moves covers the mean over 60 such
-selections, and how often it covers 0 if the server takes all alike. With `--record`, both write the
-shares into records/audit.json, too. `unseen` prints how often the interval of the number of unseen
-clients covers it, and how often its lower end holds.
+leave half-way. `selection` lets a server take six of the available clients, half of which have
+twice the weight in the draw, and prints how often the interval of the change in influence covers
+that of the mean over 60 such selections, and 0 if all clients have the same weight. With
+`--record`, both also write the shares into records/audit.json. `unseen` prints how often the
+interval of the number of unseen clients covers it, and how often its lower end holds.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def churn(logs: int, rounds: int, only: str, record: bool) -> None:
 
 
 def selection(logs: int, only: str, record: bool) -> None:
-    """Print, and record, the coverage of what a selection moves."""
+    """Print, and record, how often intervals cover the change in influence by a selection."""
     print(TABLES["selection"].head())
     favourites = np.where(np.arange(_AVAILABLE) % 2, 2.0, 1.0)
     for name in SELECTION_FAMILIES:

@@ -1,4 +1,4 @@
-"""What commands take that hardly train: starting, the example `digits`, a sweep of short runs.
+"""How long commands with little training take: start-up, the example `digits`, a short sweep.
 
 python benchmarks/commands.py
 """

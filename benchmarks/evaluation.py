@@ -1,4 +1,4 @@
-"""What evaluation costs: its share of a run, by default and if it evaluates every ten rounds.
+"""What evaluation costs: its share of a run's time, by default and with one every ten rounds.
 
 python benchmarks/evaluation.py
 """

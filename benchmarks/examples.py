@@ -3,7 +3,7 @@
     python benchmarks/examples.py record RUNS     # run what is missing below the folder RUNS
     python benchmarks/examples.py write
 
-`record` writes what the runs end with to records/examples.json, `write` puts it into the README.
+`record` writes the runs' final results to records/examples.json, `write` puts them into the README.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Numbers = NDArray[np.float64]
 
 
 def record(runs: Path) -> None:
-    """Run the examples below the folder, as far as they have not been run, and write the record."""
+    """Run the examples below the folder, except those already run, and write the record."""
     found = {}
     for name, seeds in SEEDS.items():
         listed = f"seeds={list(range(1, seeds + 1))}"
@@ -58,7 +58,7 @@ def record(runs: Path) -> None:
 
 
 def load(name: str) -> dict[str, dict[str, Numbers]]:
-    """Return from method and column to the numbers of all seeds, in the order of the seeds."""
+    """Return the numbers of all seeds, in their order, by method and column."""
     runs = pl.DataFrame(json.loads(RECORD.read_text(encoding="utf-8"))[name]["runs"])
     return {
         method: {

@@ -1,7 +1,7 @@
 """False alarms of the audit's verdicts on stationary logs, and its power against drift.
 
-Families come from `participation_families`, drawn with NumPy
-alone; a false alarm is a verdict of an effect that the process does not have.
+Families come from `participation_families`, drawn with NumPy alone; a false alarm is a verdict that
+claims an effect which the process does not have.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The methods and patterns of FedAWE's experiments beside its authors' program.
+"""The methods and patterns of FedAWE's experiments, compared with its authors' program.
 
     python benchmarks/fedawe_program.py run FOLDER
     python benchmarks/fedawe_program.py write
 
-FOLDER holds github.com/mingxiang12/FedAWE at e0b8538. `run` lets the program train as it is, on the
-CPU and on some images of CIFAR-10 (a folder with them in FEDTIDE_DATA), and notes who took part
-with which probability, the models that the clients returned, and the server's models. fedtide's
-methods then get the same cohorts and updates, and how far their own models
-are from those of the program goes to records/fedawe_program.json. `write` puts the table into
-docs/methods.md. The program needs torchvision only for images, which are read here without it.
+FOLDER holds github.com/mingxiang12/FedAWE at e0b8538. `run` runs the unmodified program on the CPU
+and some images of CIFAR-10 (in a folder in FEDTIDE_DATA), and records who took part with which
+probability, the models that the clients returned, and the server's models. fedtide's methods then
+get the same cohorts and updates; the distances of their models from the program's are written to
+records/fedawe_program.json. `write` puts the table into docs/methods.md. The program needs
+torchvision only for images, which are read here without it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Images:
 
 
 class Notes:
-    """What the program did, round by round.
+    """A record of what the program did, round by round.
 
     Args:
         module: the one with the program's loop.

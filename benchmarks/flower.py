@@ -1,9 +1,9 @@
 """Seconds per round of `FedTide` and of Flower's own `FedAvg`, in Flower's simulation engine.
 
 200 clients, all of them in every round; 20 rounds of each strategy, in turns of 5 within one run.
-The clients only add a constant to a model of 1000 numbers, so that the time is that of Flower and
-the strategies. FedTide's saving of state and ledger after every round, and its question for every
-client's name in the first, are included.
+The clients only add a constant to a model of 1000 numbers, so the time is that of Flower and the
+strategies. It includes FedTide's saving of state and ledger after every round, and its asking every
+client for its name in the first.
 
     python benchmarks/flower.py
 """

@@ -3,13 +3,13 @@
 Measured in one process, on the tests' stand-in for Flower's grid, which decodes replies with
 Flower's own code:
 
-- seconds of CPU per round with 10,000 clients, all asked and all replying, without those that the
-  grid takes for listing nodes, pushing and pulling;
+- CPU seconds per round with 10,000 clients, all asked and all replying, without the grid's own time
+  for listing nodes, pushing and pulling;
 - seconds for binding the names of 30,000 nodes;
-- the peak memory of a round with 100 clients and a model of 10 MB, in models, beside the replies
-  and the model that the clients train from. It counts all else that the process takes from the
-  start of the strategy on, also what Flower's decoding of a reply needs for a moment, but not what
-  the stand-in keeps of the reply that all clients send.
+- the peak memory of a round with 100 clients and a model of 10 MB, in units of the model, in
+  addition to the replies and the model that the clients train from. It counts everything else that
+  the process takes from the start of the strategy, including what Flower needs temporarily to
+  decode a reply, but not the stand-in's copy of the reply that all clients send.
 
     python benchmarks/flower_scale.py
 """
@@ -151,7 +151,7 @@ def time_binding(names: int) -> None:
 
 
 class PeakMemory:
-    """How much memory this process takes at most in addition while it is entered, in bytes."""
+    """The largest additional memory of this process within the context, in bytes."""
 
     def __enter__(self) -> PeakMemory:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the former peak
@@ -168,7 +168,7 @@ def _read_status(name: str) -> int:
 
 
 def measure_memory(clients: int, megabytes: int, method: Any) -> None:
-    """Print the peak memory of a round, beside the replies and the present model, in models."""
+    """Print a round's peak memory in models, besides the replies and the present model."""
     size = megabytes * 250_000
     values = np.random.default_rng(0).normal(size=size).astype(np.float32)
     start = ArrayRecord({"x": Array(np.zeros(size, dtype=np.float32))})

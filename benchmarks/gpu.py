@@ -14,11 +14,11 @@ should be once, to read which updates are finite.
 
 Speed: paper 001's CIFAR-10 run (10,000 rounds; the goal is two minutes on an H100), a logistic
 model with 100, 1,000 and 10,000 clients a round, and the settings of pfl's CIFAR-10 benchmark
-(1,500 rounds, 50 users a round with 50 samples each, batches of 10), beside pfl itself where it is
-installed. Samples are random, of the data set's shape. Seconds are measured over some rounds after
-those that capture or compile, and scaled to the whole run, without evaluations. The limit of a
-round is that of `limits.py`, with the rates of the device: its largest rate of products in the
-dtype, TF32 included.
+(1,500 rounds, 50 users a round with 50 samples each, batches of 10), compared with pfl itself if it
+is installed. Samples are random, of the data set's shape. Seconds are measured over some rounds
+after those that capture or compile, and scaled to the whole run, without evaluations. The limit of
+a round is that of `limits.py`, with the rates of the device: its highest rate of matrix products in
+the dtype, TF32 included.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def waits(device: str) -> Iterator[dict[str, Any]]:
 
 
 def count_waits(call: Callable[[], object]) -> int:
-    """Return how often a call waits for the GPU; PyTorch does not see waits of CUDA's driver."""
+    """Return how often a call waits for the GPU; PyTorch does not see waits in CUDA's driver."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -232,7 +232,7 @@ def rates(device: str, size: int) -> Iterator[dict[str, Any]]:
 
 
 def seconds(run: Callable[[], object], like: Tensor, repeats: int = 20) -> float:
-    """Return how long a call takes, the mean of several after two others."""
+    """Return how long a call takes: the mean of several, after two to warm up."""
     for repeat in range(-2, repeats):
         if repeat == 0:
             devices.wait_for(like)
@@ -259,7 +259,7 @@ def row(
     first: float = 0.0,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Return what was measured, and what a round needs at least."""
+    """Return the measurements, and the least time that a round needs."""
     network = resolve_model(work.model).build(work.shape, work.classes)
     needed = limits.need(work, network)
     found = {

@@ -68,7 +68,7 @@ def measure(known: Known, rounds: int, logs: int) -> list[Coverage]:
 
 
 def compare(known: Known, present: NDArray[np.bool_]) -> Coverage:
-    """Return which intervals of a log hold the truth."""
+    """Return which intervals of a log cover the truth."""
     numbers, ids = np.nonzero(present)
     length, clients = present.shape
     names = pl.Series("client", np.arange(clients))

@@ -1,11 +1,11 @@
-"""An audit of a long SQLite ledger beside the federation that writes it.
+"""An audit of a long SQLite ledger while the federation is writing it.
 
     python benchmarks/ledger.py [--rows 3000000] [--cohort 300] [--clients 2000] [--pause 0.05]
 
 Writes a ledger, starts a process that commits a round every `pause` seconds, and runs `fedtide
-audit` on the ledger meanwhile. Prints JSON: how long the audit took and its peak memory; how long
-the commits took before and during it, in milliseconds; what the audit saw, against the rounds of
-the ledger when it began and when it ended.
+audit` on the ledger in the meantime. Prints JSON: how long the audit took and its peak memory; how
+long the commits took before and during it, in milliseconds; and the rounds that the audit saw,
+beside those in the ledger when it began and when it ended.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def count_rounds(path: Path) -> int:
 
 
 def measure(rows: int, cohort: int, clients: int, pause: float) -> dict[str, Any]:
-    """Return what the module's docstring says."""
+    """Return the measurements that the module's docstring lists."""
     with tempfile.TemporaryDirectory(prefix="fedtide-") as folder:
         path, document = Path(folder) / "ledger.db", Path(folder) / "audit.json"
         write_rounds(path, rows // cohort, cohort, clients)

@@ -1,10 +1,10 @@
-"""What a machine allows: its bandwidth and matrix products, and so the least time of a round.
+"""The limits of a machine: memory bandwidth and matrix products, and so the least time of a round.
 
     python benchmarks/limits.py
 
 A round cannot be faster than its matrix products and convolutions at the rate of large ones, nor
-than reading each sample of its minibatches, writing each update and reading it again at the
-bandwidth of memory. What else a round moves (models, gradients, activations) could stay in caches.
+than reading each sample of its minibatches, writing each update and reading it again at the memory
+bandwidth. Other data of a round (models, gradients, activations) could stay in caches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REPEATS = 5
 
 @dataclass(frozen=True)
 class Need:
-    """What a round needs at least.
+    """The least that a round needs.
 
     Args:
         flops: of its matrix products and convolutions.
@@ -59,7 +59,7 @@ class Need:
 
 
 def need(work: Workload, model: nn.Module, dtype: torch.dtype = torch.float32) -> Need:
-    """Return what a round of federated averaging with this network needs at least."""
+    """Return the least that a round of federated averaging with this network needs."""
     steps = work.cohort * work.steps
     sample = torch.randn(work.shape)
     update = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -93,13 +93,13 @@ def product_rate(dtype: torch.dtype) -> float:
 
 @cache
 def bandwidth() -> float:
-    """Return bytes/s of copying what fits into no cache: read once, written once."""
+    """Return bytes/s of copying data too large for any cache: read once, written once."""
     a, b = (torch.zeros(_FLOATS) for _ in range(2))
     return 2 * a.numel() * a.element_size() / _seconds(lambda: b.copy_(a))
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """Return the least time of some repeats: a limit is what is reached undisturbed."""
+    """Return the least time of some repeats: a limit is reached when nothing interferes."""
     run()
     times = []
     for _ in range(_REPEATS):

@@ -1,4 +1,4 @@
-"""What the benchmarks share: measuring in turn, and sections of one page."""
+"""Shared by the benchmarks: measuring in turn, and the sections of one page."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _memory() -> int:
 def in_turn(rounds: Sequence[Callable[[], None]], repeats: int = REPEATS) -> list[list[float]]:
     """Return milliseconds per round of each, (repeats, rounds), measured in turn.
 
-    The machine may be slower at one time than at another; what is measured in turn can be compared.
+    A machine may be slower at some times than at others; times measured in turn are comparable.
     """
     return [[milliseconds(round) for round in rounds] for _ in range(repeats)]
 

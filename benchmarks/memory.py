@@ -1,4 +1,4 @@
-"""What methods that remember each client cost: MIFA with a million clients, d = 7,850.
+"""The memory of methods that remember each client: MIFA with a million clients, d = 7,850.
 
 Only 2,000 of them ever take part, so memory follows the clients seen, in RAM or in a file.
 

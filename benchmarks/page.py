@@ -41,7 +41,7 @@ without it, the first two rounds of the CNN took 50 to 54 s.
 
 
 def main() -> None:
-    """Measure, print and write; what was compiled before is not used."""
+    """Measure, print and write; nothing compiled earlier is reused."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recorded", action="store_true", help="measure nothing")
     if parser.parse_args().recorded:

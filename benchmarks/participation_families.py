@@ -165,7 +165,7 @@ def longest_absent(clients: int) -> Known:
 
 
 def rest(clients: int, pause: int = 24) -> Known:
-    """Each client joins with a probability of its own, then pauses for 24 rounds."""
+    """Each client joins with its own probability, then pauses for 24 rounds."""
     joins = np.geomspace(0.02, 0.3, clients)
     rates = 1 / (pause + 1 / joins)
 
@@ -442,7 +442,7 @@ def permutations(clients: int) -> Known:
 
 
 def back_off(clients: int, size: int = 6) -> Known:
-    """The server takes 6 clients at random; who fails k times in a row is left out 2^k rounds."""
+    """The server takes 6 clients at random; k failures in a row keep one out for 2^k rounds."""
     fails, before, most = np.linspace(0, 0.9, clients), 1000, 6
 
     def draw(random: Random, logs: int, rounds: int) -> Present:

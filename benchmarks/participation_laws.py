@@ -3,9 +3,9 @@
 The ranking of methods was chosen with results of `LAWS` in view. `HELD_OUT` was written, trained
 and recorded afterwards, to see what the advice is worth elsewhere.
 
-Each law draws who is present, a table of T rounds and N = 50 clients, from a generator. What
-clients hold follows their number (clients 0 to 4 hold mostly the first of ten classes, and so on),
-and so does how they take part: who comes rarely, late or at night also has other data.
+Each law draws from a generator which clients are present, a table of T rounds and N = 50 clients.
+Clients' data follow their numbers (clients 0 to 4 hold mostly the first of ten classes, and so on),
+and so does their participation: clients that come rarely, late or at night also have other data.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def weighted(random: np.random.Generator, rounds: int) -> Present:
 
 
 def bursts(random: np.random.Generator, rounds: int) -> Present:
-    """Two-state chains that go on with probability at most 0.05 (paper 001)."""
+    """Two-state chains that turn on with probability at most 0.05 (paper 001)."""
     off_on = np.minimum(0.05, RATES / (1 - RATES))
     return _chains(random, rounds, 1 - off_on / RATES)
 
@@ -238,7 +238,7 @@ def outages(random: np.random.Generator, rounds: int) -> Present:
 
 
 def separated_by_day(random: np.random.Generator, rounds: int) -> Present:
-    """Five of those whose day it is and who were not used in the last 12 rounds, at random."""
+    """Five at random of the clients present, mostly by day, and unused in the last 12 rounds."""
     peak = 24 * np.arange(CLIENTS) / CLIENTS
     chance = 0.35 * (1 + np.cos(2 * np.pi * (np.arange(rounds)[:, None] - peak) / 24))
     available = random.random((rounds, CLIENTS)) < chance
@@ -272,7 +272,7 @@ def short_charges(random: np.random.Generator, rounds: int) -> Present:
 
 
 def favourites(random: np.random.Generator, rounds: int) -> Present:
-    """The ten that a server likes best of those available, of whom each fails at its own rate."""
+    """The ten available clients that a server prefers, each of which fails at its own rate."""
     available = random.random((rounds, CLIENTS)) < 0.6
     liking = np.linspace(1.0, 0.0, CLIENTS) + random.gumbel(0, 0.25, (rounds, CLIENTS))
     chosen = _smallest(np.where(available, -liking, np.inf), 10) & available

@@ -284,7 +284,7 @@ def _flgo(work: Workload, rounds: int) -> float:
 def _blazefl(work: Workload, rounds: int) -> float:
     """Return the median seconds with one thread or with one per core, whichever is faster.
 
-    Its processes took two to three times as long: they are started anew in every round.
+    Its processes took two to three times as long, as they are started again in every round.
     """
     from blazefl.contrib.fedavg import FedAvgBaseServerHandler, FedAvgThreadPoolClientTrainer
 

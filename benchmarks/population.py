@@ -1,8 +1,8 @@
-"""What a round costs when the population grows: FedAU with 100 clients a round.
+"""The cost of a round as the population grows: FedAU with 100 clients a round.
 
 Logistic regression on the digits, clients by rule in a shared pool, full runs of the simulator
-without evaluation. Prints milliseconds per round, their ratio to N = 1000, the seconds of the
-set-up, and the bytes per client that the run keeps.
+without evaluation. Prints milliseconds per round, their ratio to N = 1000, the seconds of set-up,
+and the bytes per client that the run keeps.
 
     python benchmarks/population.py
 """
@@ -79,7 +79,7 @@ def section() -> Section:
         "per round to N = 1,000.",
         ("process", "N", "ms per round", "ratio", "set-up s", "bytes per client"),
     )
-    measure("bernoulli", 10**3)  # what is loaded once is not counted
+    measure("bernoulli", 10**3)  # so that modules loaded once are not counted
     for process in ("bernoulli", "markov", "cyclic"):
         first = 0.0
         for clients in POPULATIONS:

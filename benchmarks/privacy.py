@@ -7,14 +7,14 @@
 Logistic regression on digits (500 clients) and Fashion-MNIST at 14 × 14 pixels (1,000 clients),
 split by a Dirichlet law (0.1), 150 rounds. Clients take part with rates that depend on their
 classes, a tenth of the rounds on average: independently in every round (Bernoulli), or in sessions
-(Markov). FedAU runs with cutoffs K from 5 to 50. For every ε, the noise is as large as the client
-that loses most needs under the participation of that seed. The server's learning rate stays 1 for
-an average cohort, as with clipped updates it acts like the norm.
+(Markov). FedAU runs with cutoffs K from 5 to 50. For every ε, the noise is just large enough for
+the client with the largest privacy loss under the participation of that seed. The server's learning
+rate stays 1 for an average cohort, as with clipped updates it acts like the clipping norm.
 
-`tune` chooses the clipping norm of every K and ε among CLIPS, by test accuracy, on a seed of its
-own, under Bernoulli participation. `train` runs five other seeds: with these norms, and with one
-that follows the median of the norms (private, from the same budget). Both continue where they were
-stopped. `write` puts the tables into docs/privacy-evidence.md and draws the figures.
+`tune` chooses the clipping norm of every K and ε among CLIPS, by test accuracy, on a separate seed,
+under Bernoulli participation. `train` runs five other seeds: with these norms, and with one that
+follows the median of the updates' norms (privately, from the same budget). Both continue where they
+were stopped. `write` puts the tables into docs/privacy-evidence.md and draws the figures.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Setting:
         presence: how clients take part, one of PRESENCES.
         seed: of the data's split, participation, minibatches and noise.
         cutoff: K; 1: FedAvg over all clients.
-        epsilon: of the client that loses most; ∞: neither noise nor clipping.
+        epsilon: of the client with the largest privacy loss; ∞: neither noise nor clipping.
         clip: the clipping norm, with a quantile that of round 0; ∞: none.
         quantile: what the norm follows; None: it is fixed.
     """
@@ -155,7 +155,7 @@ class Federation:
         return {"accuracy": float(right.mean()), "worst": float(worst.mean())}
 
     def largest_loss(self, cutoff: int) -> float:
-        """Return z² μ² of the client that loses most, for one number and no noise."""
+        """Return the largest z² μ² of a client, for one number and no noise."""
         driver = RoundDriver(
             make_private(build(cutoff), Gaussian(1.0, 0.0, DELTA), seed=0),
             torch.zeros(1),
@@ -263,7 +263,7 @@ def tuning_settings() -> list[Setting]:
 
 
 def best_norms(tuned: Record) -> dict[tuple[str, int, float], float]:
-    """Return that of CLIPS with the best accuracy for each data set, cutoff and ε."""
+    """Return the norm of CLIPS with the best accuracy for each data set, cutoff and ε."""
     best: dict[tuple[str, int, float], float] = {}
     for row in sorted(tuned, key=lambda row: float(row["accuracy"]), reverse=True):
         best.setdefault((row["dataset"], row["cutoff"], row["epsilon"]), row["clip"])
@@ -345,7 +345,7 @@ def difference_table(record: Record) -> str:
 
 
 def cutoff_table(record: Record) -> str:
-    """Return the accuracy of every cutoff, and which the best cannot be told from.
+    """Return the accuracy of every cutoff, and those that cannot be told apart from the best.
 
     A cutoff is listed if the 95% interval of its difference to the best reaches 0.
     """
@@ -482,7 +482,7 @@ def render(record: Record, tuned: Record) -> str:
 def load_shown() -> tuple[Record, Record]:
     """Return the runs that the page shows, and those that the norms were chosen with."""
     tuned = complete(RECORDS / "privacy-tuning.jsonl", [])
-    shown = set(training_settings(tuned))  # there may be runs with norms that were the best once
+    shown = set(training_settings(tuned))  # there may be runs with norms that used to be the best
     record = complete(RECORDS / "privacy.jsonl", [])
     return [row for row in record if setting_of(row) in shown], tuned
 

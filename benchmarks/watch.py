@@ -1,17 +1,18 @@
-"""How long `fedtide watch` takes to answer, and how often it calls a client gone wrongly.
+"""How long `fedtide watch` takes to answer, and how often it wrongly calls a client gone.
 
     python benchmarks/watch.py speed [--clients 10000] [--rounds 100] [--scrapes 300]
     python benchmarks/watch.py gone [--clients 100] [--rounds 1000] [--logs 10]
 
 `speed` writes a ledger in which half of the clients are available and a tenth is used in a round,
 starts `fedtide watch` on it, and prints the milliseconds that the metrics and the page take, from
-connecting to the last byte. A new round is committed every two seconds meanwhile, so that the
-figures contain what following the ledger costs. The metrics are measured without and with series of
-single clients.
+connecting to the last byte. In the meantime a new round is committed every two seconds, so that the
+figures include the cost of following the ledger. The metrics are measured without and with series
+of single clients.
 
 `gone` draws who is available. It prints the share of the clients that are ever called gone in
-federations that nobody leaves, after how many rounds those are that leave half-way (median, and the
-range of eight in ten), and what the audit says of the same rounds after the last one.
+federations that nobody leaves, after how many rounds clients that leave half-way are called gone
+(median, and the range of eight in ten), and the shares that the audit of the same rounds calls
+gone after the last one.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def report(name: str, address: str, path: str, scrapes: int) -> None:
 
 @dataclass
 class Watched:
-    """What was seen of one federation, round by round.
+    """The observations of one federation, round by round.
 
     Args:
         gone: the clients that `fedtide watch` has ever called gone, as a mask, shape (N,).
@@ -203,7 +204,7 @@ def watch(process: Availability, size: int, rounds: int, seed: int, left: np.nda
 
 
 def count_gone(options: argparse.Namespace) -> None:
-    """Print how often clients are called gone that come again, and how soon those that left."""
+    """Print how often clients that return are called gone, and how soon those that left are."""
     size, rounds, logs = options.clients, options.rounds, options.logs
     leavers = np.arange(0, size, 10)
     print(f"{logs} federations of {size} clients, {rounds} rounds; in {logs} more, a tenth of the")

@@ -98,7 +98,7 @@ class Workload:
 
 
 class PlainLoop:
-    """The round by hand: one client after another, all minibatches ready in memory.
+    """The same round written by hand: one client after another, all minibatches ready in memory.
 
     Args:
         work: its shape.

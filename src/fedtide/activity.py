@@ -1,4 +1,4 @@
-"""What a process is busy with while no round ends, for those who show its progress."""
+"""What a process is busy with while no round ends, to be shown as progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 ActivityListener = Callable[[str], None]
-"""Takes what begins, such as "measuring trainers"; an empty string when it has ended."""
+"""Called with an activity that begins, such as "measuring trainers"; with "" when it ends."""
 
 PREPARING = "preparing the problem"
 MEASURING = "measuring trainers"
@@ -19,7 +19,7 @@ _under_way: list[str] = []
 
 @contextmanager
 def activity(what: str) -> Iterator[None]:
-    """Tell the listeners what is done in this context, and what was under way before at its end."""
+    """Announce an activity for the duration of this context; afterwards, the one around it."""
     _under_way.append(what)
     try:
         _tell(what)
@@ -31,7 +31,7 @@ def activity(what: str) -> Iterator[None]:
 
 @contextmanager
 def listen(listener: ActivityListener) -> Iterator[None]:
-    """Tell `listener` of every activity in this context, also of those in other threads.
+    """Tell `listener` about every activity in this context, including those in other threads.
 
     >>> with listen(print), activity("measuring trainers"):
     ...     pass

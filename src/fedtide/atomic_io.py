@@ -21,7 +21,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.yaml_text import dump
 
 DRAFT_PATTERNS = (".*.part", ".tmp??????")
-"""Glob patterns of unfinished files, of `write_atomically` and of safetensors."""
+"""Glob patterns of unfinished files that `write_atomically` and safetensors leave."""
 
 _HINT = "check its folder"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -40,11 +40,11 @@ def write_atomically(
 ) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it to `path`.
 
-    A symbolic link stays, and the file that it names is replaced; a file keeps its mode. A device
-    or a named pipe is written to, as nothing may replace it.
+    A symbolic link stays, and its target is replaced; an existing file keeps its mode. A device or
+    a named pipe is written to, since it must not be replaced.
 
     Args:
-        path: of the file; its folder is created if only that is missing.
+        path: the file; its folder is created if the folder above exists.
         write: writes the content to the path that it is given.
         field: the field that an error names.
         hint: the fix that an error suggests, unless the disk is full.
@@ -67,12 +67,12 @@ def write_atomically(
 
 
 def is_special(path: Path) -> bool:
-    """Return whether something exists at `path` that is no regular file, such as a named pipe."""
+    """Return whether something other than a regular file exists at `path`, such as a named pipe."""
     return path.exists() and not path.is_file()
 
 
 def _write_through(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` fill a file elsewhere, as libraries seek or rename, and copy it into `path`."""
+    """Let `write` fill a temporary file, as libraries seek or rename, and copy it into `path`."""
     with TemporaryDirectory() as folder:
         draft = Path(folder) / "draft"
         write(draft)
@@ -85,7 +85,7 @@ def _replace(path: Path, write: Callable[[Path], Any]) -> None:
     try:
         path.parent.mkdir(exist_ok=True)
         mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
-        if mode is not None:  # the new content must not be readable by more than the old one
+        if mode is not None:  # the new content must not be readable by more users than the old
             draft.unlink(missing_ok=True)
             draft.touch(0o600)
         write(draft)
@@ -102,9 +102,9 @@ def _replace(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def _rename(draft: Path, path: Path) -> None:
-    """Rename a file to `path`; on Windows, wait a moment for those who have that file open.
+    """Rename a file to `path`; on Windows, wait a moment for processes that have that file open.
 
-    Nothing replaces it there while a reader of a run under way, or a virus scanner, looks at it.
+    There a file cannot be replaced while, for instance, a report or a virus scanner reads it.
     """
     for pause in _PATIENCE if _IS_WINDOWS else ():
         with suppress(PermissionError):
@@ -115,7 +115,7 @@ def _rename(draft: Path, path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Let a file that was renamed keep its new name even if the machine loses power now."""
+    """Make sure that a renamed file keeps its new name even if the machine loses power now."""
     if os.name != "posix":  # elsewhere a folder cannot be opened
         return
     with suppress(OSError):  # some network file systems offer no such thing
@@ -127,12 +127,12 @@ def _sync_folder(folder: Path) -> None:
 
 
 def unwritable(field: str, path: Path, error: Exception, hint: str = _HINT) -> InvalidInputError:
-    """Return the error about a file or folder that cannot be written.
+    """Return the error for a file or folder that cannot be written.
 
     Args:
         field: the field that it names.
-        path: of the file or folder.
-        error: why; libraries in Rust say the cause in their message alone.
+        path: the file or folder.
+        error: the cause; libraries in Rust give it in the message only, without an error number.
         hint: the fix that it suggests, unless the disk is full.
 
     >>> unwritable("out", Path("a"), OSError(28, "No space left on device"), "choose another")

@@ -7,17 +7,17 @@ from contextlib import suppress
 from pathlib import Path
 
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
-"""Where TorchInductor looks for what it has compiled before, in any process."""
+"""The environment variable that names the folder of TorchInductor's compiled code."""
 
 _FOLDER = "compiled-2"
-"""Another name whenever the same graph is compiled to something else."""
+"""The folder's name; to be changed whenever the same graph compiles to different code."""
 
 
 def cache_folder() -> Path:
     """Return the folder FEDTIDE_CACHE, else fedtide in XDG_CACHE_HOME, else in ~/.cache.
 
-    It need not exist, and may be deleted at any time. Without a home folder, as users of containers
-    may be, it is a path at which nothing can be kept.
+    It need not exist, and may be deleted at any time. If the user has no home folder, as in some
+    containers, it is a path to which nothing can be written.
     """
     if folder := os.environ.get("FEDTIDE_CACHE"):
         return Path(folder)
@@ -30,10 +30,10 @@ def cache_folder() -> Path:
 
 
 def keep_compiled() -> None:
-    """Let TorchInductor keep what it compiles in the cache folder, if that can be written.
+    """Let TorchInductor keep what it compiles in the cache folder, if that is writable.
 
-    To be called before anything imports TorchInductor, which otherwise chooses a temporary folder.
-    A folder that the user has chosen stays.
+    Must be called before anything imports TorchInductor, which otherwise chooses a temporary
+    folder. A folder chosen by the user is respected.
     """
     if COMPILED not in os.environ:
         folder = cache_folder() / _FOLDER

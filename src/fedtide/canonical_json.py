@@ -1,4 +1,4 @@
-"""Text by which plain data are recognised."""
+"""JSON text in one canonical form, by which equal plain data are recognised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that a user gives for every client: in the order of the ids, or by the clients' names."""
+"""Values that a user gives for every client: in order of ids, or by the clients' names."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Name = str | int
 
 
 def order_by_id(field: str, values: Any, population: Population) -> Any:
-    """Return the values in the order of the clients' ids; those in a list are in order already.
+    """Return the values in order of the clients' ids; a list is in this order already.
 
     Args:
         field: the field that an error names.
-        values: one for each client, in a list, or in a mapping by name; by id if clients are only
-            numbered.
+        values: one per client, in a list, or in a mapping by name, or by id if clients have no
+            names.
         population: the clients.
 
     Raises:
-        InvalidInputError: a name that no client has or that stands twice, or a client that the
-            mapping leaves out.
+        InvalidInputError: no client has a given name, a name is given twice, or a client is
+            missing.
 
     >>> population = Population(clients=2, names=np.array(["ann", "bob"]))
     >>> order_by_id("rates", {"bob": 0.1, "ann": 0.3}, population)
@@ -56,9 +56,9 @@ def order_by_id(field: str, values: Any, population: Population) -> Any:
 
 
 def scale_to_finite_sum(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return weights of at least 0 times a power of two, so that their sum is finite.
+    """Return nonnegative weights scaled by a power of two, so that their sum is finite.
 
-    The share of each in the sum keeps its bits, unless it is next to nothing.
+    The share of each in the sum keeps its bits, unless it is extremely small.
 
     >>> weights = scale_to_finite_sum(np.array([1e308, 1e308, 0.0]))
     >>> weights / weights.sum()
@@ -68,5 +68,5 @@ def scale_to_finite_sum(weights: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def in_any_order(values: Any) -> Any:
-    """Return the values, to be checked before the population is known."""
+    """Return the values in any order, for checks before the population is known."""
     return [*values.values()] if isinstance(values, Mapping) else values

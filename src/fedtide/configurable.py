@@ -37,33 +37,36 @@ _WORDS = {
     Mapping: ("a mapping", "mappings"),
     Callable: ("a function", "functions"),
 }
-"""What a field of this type takes, in words: one and several."""
+"""What a field of each type takes, in words: singular and plural."""
 
 _ARGUMENTS = re.compile(r"^Args:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
-_DECIMAL_COMMA = re.compile(r"[+-]?(?![1-9]\d{0,2},\d{3}\b)\d*,\d+")  # 1,234 may be 1234
+_DECIMAL_COMMA = re.compile(r"[+-]?(?![1-9]\d{0,2},\d{3}\b)\d*,\d+")  # 1,234 may mean 1234
 _PER_CENT = re.compile(r"([+-]?\d*\.?\d+) ?%")
 
 _DTYPES = {bool: "b", int: "iu", float: "iuf", str: "UOT"}
-"""The kinds of NumPy arrays that are a list of this type."""
+"""The kinds of NumPy arrays that count as a list of each type."""
 
 
 @dataclass_transform(frozen_default=True)
 def configurable(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass whose constructor checks the types of its fields.
 
-    The annotations say what a field takes, before the `__post_init__` of the class checks values.
-    Numbers and arrays of NumPy are numbers and lists, a whole number is a number, and True and
-    False are neither. Single numbers of other libraries become Python's, which code may tell by
-    their type from strings and None. Where a list or a mapping by name is taken, a column of pandas
-    whose index is not 0, 1, ... is a mapping; an index of other numbers must have a name, as that
-    of `value_counts` has, since else it may number the rows of a table. What is in a list is
-    checked, unless the field takes arrays as well: then the class checks the array. Two objects are
-    equal if their fields are: arrays by value, and data that have no plain equality (tables of
-    pandas or Polars) only if they are the same object.
+    The annotations say what a field takes; this is checked before `__post_init__`, which checks
+    values. NumPy numbers and arrays count as numbers and lists, a whole number is a number, and
+    True and False are not. Single numbers of other libraries are converted to Python's, so that
+    code can tell them from strings and None by type. Elements of a list are checked, unless the
+    field also takes arrays: then the class checks the array.
+
+    If a field takes a list or a mapping by name, a pandas column whose index is not 0, 1, ... is a
+    mapping. If the index has other numbers, it must be named (as `value_counts` does), because
+    otherwise it may just number the rows of a table.
+
+    Two objects are equal if their fields are: arrays by value, and data without plain equality
+    (tables of pandas or Polars) only if they are the same object.
 
     Raises:
-        InvalidInputError: (the constructor) with the name of the field and what it takes.
+        InvalidInputError: (by the constructor) a field has the wrong type; says what it takes.
 
     >>> @configurable
     ... class Rate:
@@ -95,10 +98,10 @@ def configurable(cls: type[T]) -> type[T]:
 
 
 def check_types(thing: object, cls: type) -> None:
-    """Check the fields that the dataclass `cls` gives an object against their annotations.
+    """Check an object's fields that the dataclass `cls` defines against their annotations.
 
     Raises:
-        InvalidInputError: with the name of the field and what it takes.
+        InvalidInputError: a field has the wrong type; says what it takes.
     """
     for name, kind in field_types(cls).items():
         value = getattr(thing, name)
@@ -108,14 +111,14 @@ def check_types(thing: object, cls: type) -> None:
 
 @cache
 def field_types(cls: type) -> dict[str, Any]:
-    """Return the evaluated annotation of every field of a dataclass that its constructor takes."""
+    """Return the evaluated annotation of every field that a dataclass's constructor takes."""
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in fields(cls) if field.init}
 
 
 @cache
 def field_meanings(cls: type) -> dict[str, str]:
-    """Return what the docstring of a class, or of a base class, says of each argument.
+    """Return what the docstring of a class, or of a base class, says about each argument.
 
     >>> class Rate:
     ...     '''A rate.
@@ -137,7 +140,7 @@ def field_meanings(cls: type) -> dict[str, str]:
 
 
 def describe_field(cls: type, name: str) -> str:
-    """Return what a field takes, in the words of the docstring or else of its annotation.
+    """Return what a field takes: its docstring entry, after its type unless that is a union.
 
     >>> from fedtide.problems import Dirichlet
     >>> describe_field(Dirichlet, "alpha")
@@ -195,7 +198,7 @@ def _is_number(kind: type, value: Any) -> bool:
 
 
 def _to_plain(thing: object, cls: type) -> dict[str, Any]:
-    """Return the attributes of an object: numbers as Python's, columns by name as mappings."""
+    """Return the attributes of an object with Python's numbers and with mappings for columns."""
     kinds, found = field_types(cls), {}
     for name, value in vars(thing).items():
         if _takes_mapping(kinds.get(name)) and _is_labelled(value):
@@ -214,7 +217,7 @@ def _to_plain(thing: object, cls: type) -> dict[str, Any]:
 
 
 def _to_python(value: Any) -> Any:
-    """Return a number or truth value of another library as Python's, and anything else as it is."""
+    """Convert a number or boolean of another library to Python's; return anything else as it is."""
     if isinstance(value, np.bool_):
         return bool(value)
     if isinstance(value, int | float) or not isinstance(value, Real):
@@ -227,7 +230,7 @@ def _takes_mapping(kind: Any) -> bool:
 
 
 def _is_labelled(value: Any) -> bool:
-    """Return whether this is a column of pandas whose index says more than its positions."""
+    """Return whether this is a pandas column whose index is not just its positions."""
     index: Any = getattr(value, "index", None)
     has_index = hasattr(value, "to_dict") and hasattr(index, "is_unique")
     if not has_index or getattr(value, "ndim", 0) != 1:
@@ -243,7 +246,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _to_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """Return an array of NumPy; None for lists of unequal lengths and tensors with a gradient."""
+    """Return a NumPy array; None for lists of unequal lengths and tensors with a gradient."""
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError):
@@ -268,7 +271,7 @@ def _is_list_of(kind: Any, value: Any) -> bool:
 
 
 def _is_array_of(kind: Any, array: np.ndarray[Any, Any]) -> bool:
-    """Return whether the rows of an array are of this type."""
+    """Return whether the rows of an array have this type."""
     if get_origin(kind) is Sequence:
         return array.ndim > 1 and _is_array_of(get_args(kind)[0], array[0] if len(array) else array)
     if kind in _DTYPES:
@@ -277,7 +280,7 @@ def _is_array_of(kind: Any, array: np.ndarray[Any, Any]) -> bool:
 
 
 def explain_mismatch(name: str, kind: Any, value: Any) -> str:
-    """Return why a value is not of the type that an annotation describes, and what is.
+    """Explain why a value does not fit an annotation, and what would.
 
     >>> explain_mismatch("rates", float | Sequence[float], {"ann": 0.5})
     "rates: {'ann': 0.5} is of type dict; give a number or a list of numbers"
@@ -305,7 +308,7 @@ def explain_mismatch(name: str, kind: Any, value: Any) -> str:
 
 
 def _name(kind: Any, plural: bool = False) -> str:
-    """Return what an annotation describes, in words.
+    """Return the type that an annotation describes, in words.
 
     >>> _name(float | Sequence[int] | None)
     'a number, a list of whole numbers or None'
@@ -341,7 +344,7 @@ def _class_name(cls: type) -> str:
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    """Return whether two values are equal; never raises and is never an array."""
+    """Return whether two values are equal, always as a bool; never raises."""
     if one is other:
         return True
     if isinstance(one, Mapping) and isinstance(other, Mapping):

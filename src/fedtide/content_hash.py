@@ -1,7 +1,7 @@
 """SHA-256 of the content of files, arrays, tables, data sets and networks.
 
-None of the libraries whose objects are hashed is imported: an object is recognised by the names of
-its classes.
+The libraries whose objects are hashed are not imported: objects are recognised by the names of
+their classes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Digest(Protocol):
 
 
 class _Known:
-    """The fingerprints of objects by their ids, and results of `once` by their keys."""
+    """The fingerprints of objects, by id, and the results of `once`, by key."""
 
     def __init__(self, outer: _Known | None = None) -> None:
         self.objects: dict[int, tuple[Any, str]] = {} if outer is None else {**outer.objects}
@@ -49,9 +49,9 @@ _known: ContextVar[_Known | None] = ContextVar("known", default=None)
 
 @contextmanager
 def hash_once() -> Iterator[None]:
-    """Hash no object twice in this context, in which data and code must not change.
+    """Hash no object twice in this context, during which data and code must not change.
 
-    What is hashed in a context within another is not kept alive by the outer one.
+    The outer one of two nested contexts does not keep alive what is hashed in the inner one.
     """
     token = _known.set(_Known(_known.get()))
     try:
@@ -61,7 +61,7 @@ def hash_once() -> Iterator[None]:
 
 
 def once(key: Any, compute: Callable[[], T]) -> T:
-    """Return `compute()`, called once for equal keys within `hash_once`."""
+    """Return `compute()`, which is called only once for equal keys within `hash_once`."""
     known = _known.get()
     results = [] if known is None else known.results
     for earlier, result in results:
@@ -72,7 +72,7 @@ def once(key: Any, compute: Callable[[], T]) -> T:
 
 
 def this_call() -> object:
-    """Return what is the same object everywhere in the outermost `hash_once`; None outside."""
+    """Return an object that identifies the outermost `hash_once` context; None outside of any."""
     known = _known.get()
     return None if known is None else known.call
 
@@ -90,7 +90,7 @@ def fingerprint(thing: Any) -> str:
     """Return the SHA-256 of data: 64 hexadecimal digits, equal if names, types and values are.
 
     Raises:
-        InvalidInputError: a type that cannot be hashed.
+        InvalidInputError: data of this type cannot be hashed.
 
     >>> fingerprint(np.zeros(3)) == fingerprint(np.zeros(3)), fingerprint(np.zeros(3))[:8]
     (True, '9ae54aa3')
@@ -107,9 +107,9 @@ def fingerprint(thing: Any) -> str:
 
 
 def describe(thing: Any) -> dict[str, Any] | None:
-    """Return what an experiment file says of data given in memory; None for anything else.
+    """Return the description of data given in memory for an experiment file, or None.
 
-    Arrays and tensors on their own are None: a file holds their values.
+    It is None for anything but data, and for single arrays and tensors, whose values a file holds.
 
     >>> describe({"x": np.zeros(3), "y": [0, 1, 1]})["in_memory"]
     'dict'
@@ -126,7 +126,7 @@ def describe(thing: Any) -> dict[str, Any] | None:
 
 
 def hash_file(path: str | Path) -> str:
-    """Return the SHA-256 of a file, which is read once per process and version."""
+    """Return the SHA-256 of a file, which is read once per process unless it changes."""
     status = Path(path).stat()
     return _hash_version(Path(path).resolve(), status.st_size, status.st_mtime_ns)
 
@@ -139,10 +139,10 @@ def _hash_version(path: Path, size: int, time: int) -> str:
 
 
 def _data_type(thing: Any) -> str | None:
-    """Return the key of `_HASHERS` for this object, if it is data."""
+    """Return the key of `_HASHERS` for this object if it is data."""
     if isinstance(thing, Mapping):
         return "dict" if _has_columns(thing) else None
-    cls: Any = type(thing)  # mypy takes classes for unhashable
+    cls: Any = type(thing)  # mypy considers classes unhashable
     return _class_key(cls)
 
 
@@ -178,7 +178,7 @@ def _count_rows(thing: Any) -> int:
 
 
 def _update(digest: _Digest, value: Any) -> None:
-    """Add a value to the digest, with its type and its size."""
+    """Add a value to the digest, with its type and size."""
     hasher = _hasher(value)
     digest.update(f"<{_data_type(value) or type(value).__name__}>".encode())
     if hasher is not None:
@@ -235,17 +235,17 @@ def _hash_module(digest: _Digest, module: Any) -> None:
     trained = [name for name, p in module.named_parameters() if p.requires_grad]
     _update(digest, {"state": dict(module.state_dict()), "trained": trained})
     frozen = [name for name, layer in module.named_modules() if not layer.training]
-    if module.training and frozen:  # a network that is as a whole in evaluation mode is trained
+    if module.training and frozen:  # a network that is in evaluation mode as a whole is trained
         _update(digest, {"evaluating": frozen})
 
 
 def _hash_part(digest: _Digest, part: Any, around: tuple[Any, ...]) -> None:
-    """Add what a network holds to the digest: as `_update`, and any object by what pickle stores.
+    """Add what a network holds to the digest, like `_update`; other objects as pickle stores them.
 
     Args:
-        digest: what it is added to.
+        digest: the digest.
         part: the network, or a part of it.
-        around: what the part is in, from the outside; it may be in itself.
+        around: what contains the part, from the outside in; a part may contain itself.
     """
     inside = (*around, part)
     name = _data_type(part)
@@ -273,7 +273,7 @@ def _hash_part(digest: _Digest, part: Any, around: tuple[Any, ...]) -> None:
 
 
 def _attributes(module: Any) -> dict[str, Any]:
-    """Return the attributes of a network itself, its parts, and the functions of its hooks."""
+    """Return a network's own attributes, its parts, and the functions of its hooks."""
     import torch
 
     found = {k: v for k, v in vars(module).items() if k not in ("training", "_parameters")}
@@ -288,7 +288,7 @@ def _code_name(thing: Any) -> str:
     """Return the module and the name of a class or function.
 
     Raises:
-        InvalidInputError: they do not say what it is, or no file has its code.
+        InvalidInputError: these do not identify it, or its code is not in any file.
     """
     module, name = thing.__module__.replace("__mp_main__", "__main__"), thing.__qualname__
     interactive = module == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
@@ -299,10 +299,10 @@ def _code_name(thing: Any) -> str:
 
 
 def _reduce(thing: Any) -> Any:
-    """Return what pickle stores of an object: a name, or how it is made, and from what."""
+    """Return what pickle stores of an object: its name, or how and from what to rebuild it."""
     try:
         stored = thing.__reduce_ex__(2)
-    except Exception:  # a lock, a file, or an error in a method of its own
+    except Exception:  # a lock, a file, or an error in its own method
         raise InvalidInputError(
             f"out: a {type(thing).__name__} object in a network has no fingerprint; leave it out, "
             "or run without a folder"
@@ -313,13 +313,13 @@ def _reduce(thing: Any) -> Any:
 
 
 def _hash_arrow(digest: _Digest, table: Any) -> None:
-    """Hash a table of PyArrow: the bytes of its columns, whatever its metadata and chunks are."""
+    """Hash a PyArrow table: the bytes of its columns, regardless of metadata and chunks."""
     import pyarrow as pa
 
     plain = table.replace_schema_metadata(None).combine_chunks()
     with pa.ipc.new_stream(pa.PythonFile(_Sink(digest), mode="w"), plain.schema) as writer:
         for batch in plain.to_batches(max_chunksize=_BATCH):
-            # a copy, in which the bits behind the last row are 0
+            # a copy, in which the bits after the last row are 0
             writer.write_batch(batch.take(pa.array(np.arange(batch.num_rows))))
 
 
@@ -331,7 +331,7 @@ def _hash_pandas(digest: _Digest, frame: Any) -> None:
 
 def _hash_polars(digest: _Digest, frame: Any) -> None:
     def to_arrow() -> Any:
-        if "Object" in map(str, frame.dtypes):  # which Arrow holds as addresses
+        if "Object" in map(str, frame.dtypes):  # Arrow stores them as addresses
             raise TypeError("a column of Python objects")
         return frame.to_arrow()
 
@@ -355,7 +355,7 @@ def _hash_hugging_face(digest: _Digest, data: Any) -> None:
 
 
 def _hash_samples(digest: _Digest, data: Any) -> None:
-    """Hash a map-style data set of PyTorch: its tensors, or sample after sample."""
+    """Hash a map-style PyTorch data set: its tensors, or one sample after another."""
     if type(data).__module__.startswith("torch.") and hasattr(data, "tensors"):
         _update(digest, list(data.tensors))  # a class derived from it may return anything
         return
@@ -364,7 +364,7 @@ def _hash_samples(digest: _Digest, data: Any) -> None:
 
 
 class _Sink:
-    """A writable file that feeds a digest."""
+    """A file-like object that feeds what is written to a digest."""
 
     closed = False
 
@@ -376,10 +376,10 @@ class _Sink:
         return len(data)
 
     def flush(self) -> None:
-        """Do nothing: nothing is buffered."""
+        """Do nothing, as nothing is buffered."""
 
     def close(self) -> None:
-        """Do nothing: the digest stays open."""
+        """Do nothing, as the digest stays open."""
 
 
 _HASHERS: dict[str, Callable[[_Digest, Any], None]] = {
@@ -395,4 +395,4 @@ _HASHERS: dict[str, Callable[[_Digest, Any], None]] = {
     "pandas.Series": lambda digest, series: _hash_pandas(digest, series.to_frame()),
     "datasets.Dataset": _hash_hugging_face,
 }
-"""How the content of each type is hashed, by the library and the name of the class."""
+"""The function that hashes each type, by the library and the name of the class."""

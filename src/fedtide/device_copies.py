@@ -1,4 +1,4 @@
-"""Copies from the computer's memory to a GPU, for which the computer does not wait."""
+"""Copies from CPU memory to a GPU that do not make the CPU wait."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 def to_device_of(tensor: Tensor, like: Tensor) -> Tensor:
     """Return the tensor on the device of another one: itself if it is there, otherwise a copy.
 
-    PyTorch's `to` waits, after a copy to a GPU, until the GPU has done all it was asked to. With
-    `non_blocking=True` it does not, and the source may still be changed or freed as soon as the
-    call returns: CUDA first copies pageable memory, which is that of every tensor that nobody has
-    pinned, to memory of its own. If that is full, as it may be for megabytes, CUDA itself waits.
+    After a copy to a GPU, PyTorch's `to` waits until the GPU has finished its queue. With
+    `non_blocking=True` it does not wait, and the source may still be changed or freed as soon as
+    the call returns: CUDA first copies pageable memory (that of any tensor not pinned) to a buffer
+    of its own. If that is full, which may happen with megabytes, CUDA itself waits.
 
-    On Apple's GPUs the source would be read later, and copies to the CPU may be read too early:
-    there, and in that direction, PyTorch waits.
+    Copies to Apple GPUs, which would read the source only later, and copies to the CPU, whose
+    result could be read too early, do wait.
 
     >>> import torch
     >>> to_device_of(torch.ones(2), torch.zeros(3, device="meta")).device

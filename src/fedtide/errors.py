@@ -11,18 +11,18 @@ _LISTED = 3  # names in a message
 
 
 def printable(text: str, most: int | None = None) -> str:
-    """Return text that is one line and controls no terminal, for text that others wrote.
+    """Return untrusted text as one line that cannot control a terminal.
 
-    Line breaks, terminal codes and marks that reverse the direction of text are escaped.
+    Line breaks, terminal codes and marks that reverse the text direction are escaped.
 
     Args:
         text: such as the name of a client.
-        most: the most characters that are returned; None: all.
+        most: the largest number of characters to return; None: all.
 
     >>> printable("site-a\\n\\x1b[2J"), printable("all is well\\nyes", most=14)
     ('site-a\\\\n\\\\x1b[2J', 'all is well\\\\n…')
     """
-    # Escaping makes nothing shorter, so the rest need not be looked at.
+    # Escaping never shortens text, so the rest cannot matter.
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: most and most + 1])
     return line if most is None or len(line) <= most else f"{line[: most - 1]}…"
 
@@ -37,7 +37,7 @@ class InvalidInputError(ValueError):
         super().__init__(printable(" ".join(message.splitlines())))
 
     def prefixed(self, field: str) -> InvalidInputError:
-        """Return the same error with `field` put before the field that it already names.
+        """Return the same error with `field` prefixed to the field that it names.
 
         >>> str(InvalidInputError("rates: 1.5 is not within [0, 1]").prefixed("participation"))
         'participation.rates: 1.5 is not within [0, 1]'
@@ -46,12 +46,12 @@ class InvalidInputError(ValueError):
 
 
 class RunFailedError(RuntimeError):
-    """A run failed by an exception, mostly of a user's own code.
+    """A run failed with an exception, usually from a user's own code.
 
-    The message has the exception and, below it, where it was raised.
+    The message contains the exception followed by its traceback.
 
     Args:
-        what: the exception in a line.
+        what: the exception in one line.
         trace: its traceback.
     """
 
@@ -66,7 +66,7 @@ class MissingExtraError(InvalidInputError, ImportError):
         what: the feature that needs the library; the message begins with it.
         extra: the extra of fedtide that installs it.
 
-    The message has the ImportError that is being handled, as an installed library may be broken.
+    The message includes the ImportError being handled, as an installed library may be broken.
 
     >>> str(MissingExtraError("ledger", "flower"))
     "ledger: a library is missing; install it with pip install 'fedtide[flower]'"
@@ -83,13 +83,12 @@ class MissingExtraError(InvalidInputError, ImportError):
 class Interrupted(BaseException):
     """A run was asked to stop and its state is saved; the message says how to resume.
 
-    Like KeyboardInterrupt it is not an Exception, so that handlers of errors in user code let it
-    pass.
+    Like KeyboardInterrupt, it is not an Exception, so error handlers in user code let it pass.
 
     Args:
         what: what was interrupted, and what is saved.
-        hint: how to continue from Python; the command line replaces it by what its command offers.
-            Empty if there is nothing to continue.
+        hint: how to continue from Python; the command line replaces it with its own hint. Empty if
+            there is nothing to continue.
 
     >>> str(Interrupted("interrupted after round 3 of 5", "continue with resume=True"))
     'interrupted after round 3 of 5; continue with resume=True'
@@ -102,7 +101,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def error_prefix(field: str) -> Iterator[None]:
-    """Prefix the field named by any InvalidInputError raised in this context with `field`.
+    """Prefix `field` to the field named by any InvalidInputError raised in this context.
 
     >>> with error_prefix("local"):
     ...     raise InvalidInputError("lr: 0 is not a positive number")
@@ -116,11 +115,11 @@ def error_prefix(field: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException, length: int = 200, with_type: bool = False) -> str:
-    """Return the first line of the message of an error, or the name of its type if it has none.
+    """Return the first line of an error's message, or the name of its type if it has no message.
 
     Args:
-        error: of any library, or of a user's code.
-        length: the most characters of the message that are returned.
+        error: from any library, or from a user's code.
+        length: the largest number of characters of the message to return.
         with_type: whether the name of the type precedes the message.
 
     >>> first_line(ValueError("not a number\\nsee the manual")), first_line(KeyError())
@@ -134,7 +133,7 @@ def first_line(error: BaseException, length: int = 200, with_type: bool = False)
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """Return the hint for an unknown `name`: the closest option, or else all of them, if any.
+    """Return the hint for an unknown `name`: the closest option, or else all options, if any.
 
     >>> did_you_mean("fedua", ["fedavg", "fedau"])
     "did you mean 'fedau'?"
@@ -153,12 +152,12 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 
 
 def quantify(count: int, noun: str, plural: str = "") -> str:
-    """Return a number of things in words.
+    """Return a number with its noun, in the singular or plural.
 
     Args:
-        count: how many there are.
-        noun: what one of them is called.
-        plural: what several are called; "": the noun with an s.
+        count: the number.
+        noun: the noun in the singular.
+        plural: the noun in the plural; "": the singular with an s.
 
     >>> quantify(1, "entry", "entries"), quantify(2, "client")
     ('1 entry', '2 clients')
@@ -167,7 +166,7 @@ def quantify(count: int, noun: str, plural: str = "") -> str:
 
 
 def list_names(names: Sequence[int | str]) -> str:
-    """Return the first of these names and how many more there are.
+    """Return the first few of these names and how many more there are.
 
     >>> list_names(["ann", "bob", "eve", "zoe"])
     "'ann', 'bob', 'eve' and 1 more"

@@ -1,9 +1,9 @@
 """Classes and functions by their import path, such as "package.module:Class".
 
-Importing a module runs it, and calling a function runs it, so an import path is code. What this
-module rules out is that a file alone, without code of its own beside it, reaches the functions of
-Python itself: `os:system` with a command as its argument. It is no sandbox: a module that lies in
-the working directory, or in an installed package, is imported, whatever it does.
+Importing a module runs it, and so does calling a function, so an import path is code. This module
+keeps a file without accompanying code from reaching functions of the standard library, such as
+`os:system` with a command as its argument. It is not a sandbox: a module in the working directory
+or in an installed package is imported, whatever it does.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any
 from fedtide.errors import InvalidInputError, first_line
 
 LIBRARIES = sys.stdlib_module_names | {"fedtide", "torch"}
-"""Packages whose code is taken as it is installed."""
+"""Packages whose code is never a user's own."""
 
 _PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 
 
 def is_import_path(value: object) -> bool:
-    """Return whether a value is text of the form package.module:Name.
+    """Return whether a value is a string of the form package.module:Name.
 
     >>> is_import_path("torch.nn:Linear"), is_import_path("cuda:0"), is_import_path(3)
     (True, False, False)
@@ -45,7 +45,7 @@ def import_object(path: str, field: str) -> Any:
 
     Raises:
         InvalidInputError: there is no such module or name, importing the module fails, or the path
-            leads into the standard library or into another module than it names.
+            leads into the standard library or a module other than the one it names.
 
     >>> import_object("fedtide.errors:InvalidInputError", "type")
     <class 'fedtide.errors.InvalidInputError'>
@@ -76,13 +76,13 @@ def import_object(path: str, field: str) -> Any:
 
 
 def home_module(thing: Any) -> str | None:
-    """Return the name of the module that defines a class or function, behind its decorators."""
+    """Return the name of the module that defines a class or function, seen through decorators."""
     name: str | None = getattr(inspect.unwrap(thing), "__module__", None)
     return name
 
 
 def is_own(cls: type) -> bool:
-    """Return whether a class is not one of fedtide.
+    """Return whether a class is defined outside of fedtide.
 
     >>> is_own(InvalidInputError), is_own(int)
     (False, True)
@@ -91,13 +91,13 @@ def is_own(cls: type) -> bool:
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a module, imported before, is part of fedtide, PyTorch or another package."""
+    """Return whether an imported module is part of fedtide, PyTorch or another package."""
     file = getattr(sys.modules.get(module), "__file__", None)
     return module.partition(".")[0] in LIBRARIES or file is None or is_installed_file(Path(file))
 
 
 def is_installed_file(file: Path) -> bool:
-    """Return whether a module's file is that of an installed package, not the user's own.
+    """Return whether a module's file belongs to an installed package rather than to the user.
 
     >>> [is_installed_file(Path(file)) for file in ("site-packages/numpy/linalg.py", "a.py")]
     [True, False]
@@ -114,7 +114,7 @@ def is_installed_file(file: Path) -> bool:
 def _installed_in(folder: Path) -> frozenset[str]:
     """Return the files of the packages that `pip install --target` has put into a folder.
 
-    A package that is installed as editable lies elsewhere, and is the user's own.
+    Packages in editable mode are elsewhere, and count as the user's own.
     """
     found: set[str] = set()
     with suppress(OSError):  # the folder cannot be read
@@ -125,7 +125,7 @@ def _installed_in(folder: Path) -> frozenset[str]:
 
 
 def _get_class(owner: Any, name: str) -> type:
-    """Return the class of this name, through which a path may lead to what it holds."""
+    """Return the class of this name, whose attributes an import path may name."""
     found = getattr(owner, name)
     if not isinstance(found, type):
         raise TypeError(f"{name} is not a class")
@@ -144,7 +144,7 @@ def import_path_of(thing: Any) -> str:
     """Return the import path of a class or function.
 
     Raises:
-        InvalidInputError: it has none, as a lambda or what a notebook or script defines.
+        InvalidInputError: it has none, such as a lambda or a class defined in a notebook or script.
 
     >>> import_path_of(InvalidInputError)
     'fedtide.errors:InvalidInputError'

@@ -12,8 +12,8 @@ from filelock import FileLock, Timeout
 from fedtide.errors import InvalidInputError
 
 LOCK_FILE = ".lock"
-"""The name of the lock file. A killed process may leave it behind, and so do some versions of
-filelock: the file alone locks nothing, and a folder that holds only this file counts as empty."""
+"""The name of the lock file. Killed processes and some versions of filelock leave it behind: the
+file by itself locks nothing, and a folder that holds only this file counts as empty."""
 
 
 @contextmanager
@@ -25,16 +25,16 @@ def lock_folder(
     logger: Logger = getLogger("fedtide"),  # noqa: B008 - the same object on every call
     mode: int = 0o777,
 ) -> Iterator[None]:
-    """Keep other processes, and other callers in this one, out of a folder inside the context.
+    """Lock a folder against other processes, and other callers in this one, during the context.
 
-    The operating system releases the lock when its process ends, even by a kill.
+    The operating system releases the lock when the process ends, even if it is killed.
 
     Args:
-        folder: created with its parents if missing.
-        field, hint: what an error message names, and what it suggests, if the folder is in use.
+        folder: the folder; created with its parents if missing.
+        field, hint: what an error names, and what it suggests if the folder is in use.
         patience: how many seconds to wait for another run to release the folder; logged once.
         logger: for the message that this run waits.
-        mode: the permissions of a folder that is created, less those of the umask.
+        mode: the permissions of a newly created folder, less those of the umask.
 
     Raises:
         InvalidInputError: another run holds the folder, or it cannot be written.

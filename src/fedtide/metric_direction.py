@@ -1,4 +1,4 @@
-"""What the names of metrics say: which are better when lower, and which are shares."""
+"""What the names of metrics tell: which are better when lower, and which are shares."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _PART = re.compile(r"(personalised|train|test|participation)_(?P<base>.+)")
 def lower_is_better(metric: str, declared: Mapping[str, bool] | None = None) -> bool:
     """Return whether a smaller value of a metric is better.
 
-    A standard deviation over the clients always is. Otherwise it is as declared for the metric, or
-    for the one that it is derived from (`client_NAME_p90`, `test_NAME`); without a declaration,
-    the name decides: losses and errors are better when lower, everything else when higher.
+    A standard deviation over the clients is always better when lower. Otherwise the direction is
+    the one declared for the metric, or for the one it is derived from (`client_NAME_p90`,
+    `test_NAME`). Without a declaration, the name decides: losses and errors are better when lower,
+    everything else when higher.
 
     Args:
         metric: the name of a metric, or of the spread of one over the clients.
-        declared: the directions that are known, by the name of the metric.
+        declared: the known directions, by the name of the metric.
 
     >>> [lower_is_better(m) for m in ("client_loss_p90", "mse", "test_accuracy")]
     [True, True, False]

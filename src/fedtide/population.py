@@ -32,9 +32,9 @@ class Population:
             None: there is none, as in a federation.
 
     Raises:
-        InvalidInputError: a number of clients that is no whole number of at least 1, an array whose
-            first length is not N, rates outside [0, 1], or names that are neither all whole numbers
-            nor all strings, or repeated.
+        InvalidInputError: the number of clients is not a whole number of at least 1, an array does
+            not have N rows, a rate is outside [0, 1], or names are repeated, or neither all whole
+            numbers nor all strings.
 
     >>> Population(clients=2, names=np.array(["ann", "bob"])).names_of(np.array([1]))
     array(['bob'], dtype='<U3')
@@ -64,7 +64,7 @@ class Population:
 
 
 def _check_rates(rates: NDArray[np.float64]) -> None:
-    """Refuse what is no probability, up to rounding in the computation of rates."""
+    """Refuse rates outside [0, 1], up to rounding errors of their computation."""
     found = require_nonnegative("rates", rates)
     if found.max() > 1 + 1e-9:
         raise InvalidInputError(f"rates: {found.max():g} is not within [0, 1]; give probabilities")

@@ -13,7 +13,7 @@ _NAMES = {"torch": "PyTorch", "numpy": "NumPy", "python": "Python"}
 
 
 def versions(packages: Iterable[str] = ("fedtide", "torch")) -> str:
-    """Return the versions of packages, or of "python", in words; not how they were built.
+    """Return the versions of packages, or of "python", as text, without build information.
 
     >>> versions(["numpy", "python"]).split()[::2]
     ['NumPy', 'Python']
@@ -26,7 +26,7 @@ def _version(package: str) -> str:
         return platform.python_version()
     try:
         return version(package).partition("+")[0]
-    except PackageNotFoundError:  # code that is run where it lies
+    except PackageNotFoundError:  # code run from a source folder
         return "(not installed)"
 
 

@@ -35,9 +35,9 @@ def generator(seed: int, purpose: str, index: int = 0) -> np.random.Generator:
 
 
 class _Key(ISeedSequence):
-    """A key of Philox as a seed: given as `key`, NumPy would first gather entropy for a seed.
+    """A Philox key in the form of a seed: for one given as `key`, NumPy would still gather entropy.
 
-    That takes twice as long as all else that a generator needs.
+    That takes twice as long as everything else that a generator needs.
     """
 
     def __init__(self, key: NDArray[np.uint64]) -> None:

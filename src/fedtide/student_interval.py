@@ -12,9 +12,9 @@ Numbers = NDArray[np.float64]
 def t_margin(values: Numbers, level: float = 0.95) -> Numbers:
     """Return half the length of Student's t interval of the mean over the first axis.
 
-    That is t_{S−1} s / √S for S independent values with the standard deviation s, where t_{S−1} is
-    the quantile of (1 + level) / 2 with S − 1 degrees of freedom. To compare two methods seed by
-    seed, give the differences of each seed.
+    For S independent values with standard deviation s, this is t_{S−1} s / √S, where t_{S−1} is the
+    (1 + level) / 2 quantile with S − 1 degrees of freedom. To compare two methods seed by seed,
+    give the difference for each seed.
 
     Args:
         values: one row per seed, shape (S, ...) with S of at least 2.

@@ -1,4 +1,4 @@
-"""Summaries of several lines, as results and audits return them."""
+"""Multi-line summaries, as returned by results and audits."""
 
 
 class Summary(str):

@@ -1,4 +1,4 @@
-"""Text files as they come: tables of delimited text, compressed or not, and their damage."""
+"""Text files from users: delimited tables, compressed or not, perhaps damaged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 from fedtide.errors import InvalidInputError, first_line
 
 DAMAGE = (pa.ArrowException, OSError, EOFError, ValueError, RecursionError, csv.Error, zlib.error)
-"""What libraries raise on a damaged file."""
+"""What libraries raise for a damaged file."""
 
 _SEPARATORS = ",;\t|"
 
@@ -27,8 +27,8 @@ class Header:
     Args:
         names: of the columns.
         separator: the character between them.
-        lines: how many lines the header takes, with the empty ones before it.
-        written: the names with the blanks around them.
+        lines: how many lines the header takes, including empty ones before it.
+        written: the names including surrounding blanks.
     """
 
     names: list[str]
@@ -38,16 +38,16 @@ class Header:
 
 
 def unreadable(field: str, path: Path, error: Exception) -> InvalidInputError:
-    """Return the error about a file whose content is not what its suffix says.
+    """Return the error for a file whose content is not what its suffix says.
 
     >>> unreadable("log", Path("log.csv"), UnicodeDecodeError("utf-8", b"\\xe9", 0, 1, "invalid"))
     InvalidInputError("log: 'log.csv' is not a readable .csv file ('utf-8' codec can't decode byte
     0xe9 in position 0: invalid); save it as UTF-8 (in Excel: CSV UTF-8)")
     """
     reason = first_line(error).rstrip(".")
-    if "more fields" in reason:  # Polars speaks of its schema
+    if "more fields" in reason:  # Polars explains this in terms of its schema
         reason = "a line has more values than the header has columns"
-    encoded = "utf8" in str(error).lower().replace("-", "")  # so write Python, Arrow and Polars
+    encoded = "utf8" in str(error).lower().replace("-", "")  # spellings differ
     hint = "save it as UTF-8 (in Excel: CSV UTF-8)" if encoded else "write it again"
     return InvalidInputError(
         f"{field}: {str(path)!r} is not a readable {split_suffix(path)[0]} file ({reason}); {hint}"
@@ -55,7 +55,7 @@ def unreadable(field: str, path: Path, error: Exception) -> InvalidInputError:
 
 
 def split_suffix(path: Path) -> tuple[str, bool]:
-    """Return the suffix that says the format, and whether the file is compressed by gzip.
+    """Return the suffix that tells the format, and whether the file is compressed with gzip.
 
     >>> split_suffix(Path("log.CSV.gz"))
     ('.csv', True)
@@ -72,10 +72,10 @@ def open_text(path: Path) -> TextIO:
 
 
 def read_header(path: Path) -> Header:
-    """Return the header of delimited text; the separator is the one that its first line has most.
+    """Return the header of delimited text; the separator is the most frequent one in it.
 
     Raises:
-        ValueError: a file of empty lines; text that is not UTF-8.
+        ValueError: all lines are empty, or the text is not UTF-8.
     """
     with open_text(path) as file:
         for number, line in enumerate(file, start=1):
@@ -89,6 +89,6 @@ def read_header(path: Path) -> Header:
 
 
 def has_rows(path: Path, header: Header) -> bool:
-    """Return whether anything follows the header; Arrow does not read a header alone."""
+    """Return whether anything follows the header; Arrow cannot read a file with only a header."""
     with open_text(path) as file:
         return any(line.strip() for line in islice(file, header.lines, header.lines + 1000))

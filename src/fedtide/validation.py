@@ -18,10 +18,10 @@ from fedtide.errors import InvalidInputError, did_you_mean, quantify
 Numbers = NDArray[np.float64]
 
 _NAME_BYTES = 200
-"""How long the name of a folder may be in UTF-8: file systems allow 255, suffixes need some."""
+"""The longest folder name, in UTF-8: file systems allow 255 bytes, and suffixes need some."""
 
 PAGE_SUFFIXES = (".html", ".htm")
-"""How the file of an HTML page may end."""
+"""The suffixes that the file of an HTML page may have."""
 
 
 def require_positive(field: str, value: float) -> None:
@@ -47,7 +47,7 @@ def require_number(field: str, value: object) -> None:
 
 
 def _finite(value: float) -> str:
-    """Return the word that an infinite number, or NaN, lacks."""
+    """Return "finite " for an error message if `value` is infinite or NaN, otherwise ""."""
     return "" if math.isfinite(value) else "finite "
 
 
@@ -90,7 +90,7 @@ def require_suffix(field: str, path: Path, suffixes: Sequence[str]) -> None:
 
 
 def require_not_read(field: str, path: Path, inputs: Iterable[Path]) -> None:
-    """Raise InvalidInputError if writing `path` would replace one of the files that are read."""
+    """Raise InvalidInputError if writing `path` would replace one of the input files."""
     for file in inputs:
         if path.is_file() and file.is_file() and path.samefile(file):
             raise InvalidInputError(
@@ -99,12 +99,12 @@ def require_not_read(field: str, path: Path, inputs: Iterable[Path]) -> None:
 
 
 def expand_home(path: str | Path) -> Path:
-    """Return a path in which ~ and ~user stand for a home folder; unknown users stay."""
-    return Path(os.path.expanduser(path))  # the method of Path fails for unknown users
+    """Expand ~ and ~user to the home folder in a path; that of an unknown user stays as it is."""
+    return Path(os.path.expanduser(path))  # Path.expanduser fails for unknown users
 
 
 def require_folder_name(field: str, name: str) -> None:
-    """Raise InvalidInputError unless a folder can have this name, below the one that is meant.
+    """Raise InvalidInputError unless this can be the name of a folder directly below another.
 
     >>> require_folder_name("name", "../elsewhere")
     Traceback (most recent call last):
@@ -123,7 +123,7 @@ def require_folder_name(field: str, name: str) -> None:
 
 
 def shorten_folder_name(name: str) -> str:
-    """Return the name, with a hash instead of its end if it is too long for a folder.
+    """Return the name, with its end replaced by a hash if it is too long for a folder.
 
     >>> shorten_folder_name("lr=0.1"), len(shorten_folder_name("lr=0.1," * 50))
     ('lr=0.1', 200)
@@ -157,9 +157,9 @@ def require_numbers(field: str, values: ArrayLike, dimensions: int | None = 1) -
     """Return `values` as a float64 array; raise InvalidInputError unless all are finite.
 
     Args:
-        field: what they are called.
+        field: the field that an error names.
         values: the numbers.
-        dimensions: of the array; None: any number.
+        dimensions: the number of dimensions of the array; None: any.
     """
     array = _to_array(field, values)
     if dimensions is not None and array.ndim != dimensions:

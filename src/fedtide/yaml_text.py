@@ -1,4 +1,4 @@
-"""Plain data as YAML text, and back; whatever a text contains, nothing in it is executed."""
+"""Conversion of plain data to YAML text and back; nothing in a text is ever executed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedtide.errors import first_line
 
 _WHOLE = re.compile("[0-9]{1,18}")
 _DEEPEST = 100
-"""How deep data may be nested; the interpreter's own limit differs from process to process."""
+"""How deeply data may be nested; the interpreter's own limit varies between processes."""
 
 
 class YamlError(ValueError):
@@ -21,13 +21,13 @@ class YamlError(ValueError):
 def parse(text: str) -> Any:
     """Return the plain data that a YAML text describes; nothing in it is executed.
 
-    Words, numbers and truth values are told apart as in the core schema of YAML 1.2 (section
-    10.3.2): 010 is ten, 1e-3 a number, and `on`, 1:30 and 2026-05-01 are text.
+    Plain scalars are interpreted by the core schema of YAML 1.2 (section 10.3.2): 010 is ten, 1e-3
+    is a number, and `on`, 1:30 and 2026-05-01 are text.
 
     Raises:
         YamlError: not YAML, a value that its tag does not allow, a duplicate key, data that contain
-            themselves or are nested more than 100 deep (less where the call stack is almost full),
-            or aliases that expand to far more data than the text.
+            themselves or are nested more than 100 levels deep (fewer if the call stack is almost
+            full), or aliases that expand to far more data than the text.
 
     >>> parse("{rounds: 5, rates: &r [0.1, 0.2], again: *r}")
     {'rounds': 5, 'rates': [0.1, 0.2], 'again': [0.1, 0.2]}
@@ -47,15 +47,15 @@ def parse(text: str) -> Any:
     except YamlError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        # raised by conversions of the safe loader: numbers of 5000 digits, `!!int x`
+        # raised by the safe loader's conversions, such as of a 5000-digit number or `!!int x`
         raise YamlError(f"not YAML ({first_line(error, 80)})") from None
 
 
 def dump(plain: Any, **layout: Any) -> str:
-    """Return plain data as YAML that `parse`, and readers of YAML 1.1, read as the same data.
+    """Return plain data as YAML that both `parse` and readers of YAML 1.1 read as the same data.
 
     Args:
-        plain: mappings, lists, text, numbers, truth values and None.
+        plain: mappings, lists, strings, numbers, booleans and None.
         layout: further options of `yaml.dump`.
 
     >>> print(dump({"name": "12e5", "seed": 3, "lr": 1e-3}), end="")
@@ -68,12 +68,12 @@ def dump(plain: Any, **layout: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader with the core schema, and with limits on what a document may expand to."""
+    """The safe loader with the core schema and limits on what a document may expand to."""
 
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Return the next node, unless it lies too deep."""
+        """Return the next node, unless it is nested too deeply."""
         if self._depth == _DEEPEST:
             raise YamlError("nested too deeply")
         self._depth += 1
@@ -100,7 +100,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 class _Dumper(yaml.SafeDumper):
-    """The safe dumper, which quotes text that YAML 1.1 or the core schema takes for a number."""
+    """The safe dumper; it quotes text that YAML 1.1 or the core schema would read as a number."""
 
 
 _CORE = (
@@ -111,7 +111,7 @@ _CORE = (
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", [*"-+."]),
     ("merge", r"<<", ["<"]),  # of YAML 1.1; `<<: *defaults` is in wide use
 )
-"""The tags of plain words in the core schema, and the characters with which these begin."""
+"""The tags of plain scalars in the core schema, and the characters with which these begin."""
 
 _Loader.yaml_implicit_resolvers = {}
 for _name, _pattern, _first in _CORE:
@@ -122,7 +122,7 @@ for _name, _pattern, _first in _CORE:
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return the number of values with every alias expanded."""
+    """Return the number of values after expanding every alias."""
     if id(node) not in known:
         known[id(node)] = -1  # being computed
         parts: list[yaml.Node] = []
@@ -138,7 +138,7 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def _refuse_repeated(node: yaml.MappingNode) -> None:
-    """Refuse duplicate keys, whose first value would be lost silently."""
+    """Refuse duplicate keys, as the first value would be lost silently."""
     seen: set[str] = set()
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode):

@@ -451,7 +451,7 @@ class Splitting(a.Wrapper):
 
 def test_a_method_that_splits_cohorts_needs_no_word_to_be_refused_by_a_deployment():
     """Which would send everybody what `instruct` returns for the first of them."""
-    assert Plain().simulation_only == "its clients do not all start alike"
+    assert Plain().simulation_only == "its clients do not all start from the same model"
     assert a.Averaged(inner=Plain()).simulation_only == Plain().simulation_only
     assert Splitting(inner=a.FedAvg()).simulation_only == Plain().simulation_only
     assert not [m for m in (a.FedAvg(), a.Scaffold(), a.Amplified(2, 1.5)) if m.simulation_only]

@@ -346,7 +346,8 @@ def test_with_a_mechanism_only_methods_that_it_accepts_are_advised() -> None:
             train(advice)
     said = describe_advice(audit)
     assert any(
-        line.startswith("left out, as privacy refuses them: fedavg, auto, ") for line in said
+        line.startswith("left out because the privacy mechanism refuses them: fedavg, auto, ")
+        for line in said
     )
     assert any("neither clipping nor noise" in line for line in said)
     document = audit.to_dict()

@@ -494,7 +494,9 @@ def test_a_row_for_every_client_in_every_round_is_said() -> None:
     there = np.random.default_rng(9).random((20, 9)) < 0.5
     wide = pl.DataFrame(there.astype(int), schema=[f"site-{n}" for n in range(9)])
     wide = wide.with_row_index("round")
-    assert error_of(wide).endswith("if each client has a column, make rows of them with unpivot")
+    assert error_of(wide).endswith(
+        "if each client has a column, turn the columns into rows with unpivot"
+    )
     rows = wide.unpivot(index="round", variable_name="client")
     said = "every client has a row in every round"
     assert any(note.startswith(said) for note in read(rows).notes)
@@ -512,4 +514,4 @@ def test_ids_that_are_bytes_are_refused_with_the_remedy() -> None:
 @pytest.mark.parametrize("count", ["2,465", "12'465", "1 002 465"])
 def test_a_separator_of_thousands_in_text_is_named(count: str) -> None:
     rows = pl.DataFrame({"round": [0, 1], "client": ["a", "b"], "samples": ["12", count]})
-    assert error_of(rows).endswith("give numbers without a separator of thousands")
+    assert error_of(rows).endswith("give numbers without a thousands separator")

@@ -272,7 +272,7 @@ def test_the_first_line_says_whether_clients_are_favoured_beyond_chance(
     """The rule of "Acting on it" in docs/audit.md."""
     result = audit_of(present)
     head, *lines = print_summary(result).splitlines()[1:]
-    assert verdict in head.replace("│", "") + lines[0].replace("│", "")
+    assert verdict in " ".join(f"{head} {lines[0]}".replace("│", "").split())
     assert result.to_dict()["objective"]["favours_clients"] is favours
     assert f'<p class="lead">{verdict.split(":")[0]}' in render_page(result) or favours is False
     starts = [line.strip("│ ").startswith("Over the whole log") for line in lines]

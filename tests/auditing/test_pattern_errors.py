@@ -160,7 +160,7 @@ def test_a_long_pause_is_left_out(idle: int) -> None:
     assert found.evidence == without.evidence
     assert (without.idle_rounds, found.idle_rounds) == (0, idle)
     text = describe_pattern(ft.audit(to_frame(paused)))
-    assert text.endswith(f"; {idle:,} rounds in which nobody took part left out")
+    assert text.endswith(f"; {idle:,} rounds without participants are left out")
 
 
 @pytest.mark.parametrize(("before", "idle"), [(100, 100), (250, 1000)])

@@ -99,7 +99,7 @@ def test_all_missing_columns_are_named_at_once() -> None:
 @pytest.mark.parametrize("above", ["sep=;", "# exported", "0,a"])
 def test_a_line_in_place_of_the_names_of_columns_is_said(tmp_path: Path, above: str) -> None:
     (tmp_path / "log.csv").write_text(f"{above}\n0,a\n1,b\n")
-    assert error_of(tmp_path / "log.csv").endswith("in the first line, with none above it")
+    assert error_of(tmp_path / "log.csv").endswith("the column names in the first line of the file")
 
 
 @pytest.mark.parametrize("url", ["https://example.org/log.csv", "s3://bucket/log.parquet"])

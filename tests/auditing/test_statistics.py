@@ -222,7 +222,7 @@ def test_memory_beyond_the_log_is_said_or_leaves_no_intervals(hurst: float, said
         present = np.fft.fft(scales * noise, axis=1).real[:, :500] < -0.84
         clients, rounds = np.nonzero(present)
         result = ft.audit(pl.DataFrame({"round": rounds, "client": clients}))
-        warned = any("times before the log" in limit for limit in result.limits)
+        warned = any("rounds before the log" in limit for limit in result.limits)
         found += warned or not result.rates.intervals
     assert found >= said
     assert found == 0 or said

@@ -133,7 +133,7 @@ def test_two_federations_never_have_the_same_noise():
 def test_the_mechanism_is_part_of_what_a_state_was_begun_with(tmp_path):
     options = {"state": tmp_path / "state"}
     deploy(federation(), FedAvg(weights="all"), 1, privacy=Gaussian(1.0, 1.0, 1e-5), **options)
-    with pytest.raises(ValueError, match=r"^state: .* was begun with algorithm "):
+    with pytest.raises(ValueError, match=r"^state: .* was started with algorithm "):
         deploy(federation(), FedAvg(weights="all"), 2, privacy=Gaussian(1.0, 0.5, 1e-5), **options)
 
 

@@ -78,7 +78,7 @@ def test_a_changed_entry_of_a_long_setting_is_refused(method, make, tmp_path):
         )
 
     go(False, 1)
-    with pytest.raises(InvalidInputError, match=r"^state: .* was begun with .*; give the same"):
+    with pytest.raises(InvalidInputError, match=r"^state: .* was started with .*; give the same"):
         go(True, 2)
     assert go(False, 2).training.round == 2
 

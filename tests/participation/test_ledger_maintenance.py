@@ -151,8 +151,8 @@ def test_a_check_finds_what_tables_without_keys_let_in(fedtide: Command, tmp_pat
     execute(url, "DELETE FROM rounds WHERE round = 3")
     status, out, _ = fedtide("check", url)
     assert status == 2
-    assert 'clients stand more than once in a round: "it\'s" in round 1, "it\'s" in round 2' in out
-    assert "rounds stand more than once: 2" in out
+    assert 'clients appear more than once in a round: "it\'s" in round 1, "it\'s" in round 2' in out
+    assert "rounds appear more than once: 2" in out
     assert "1 round is without an end: 3" in out
 
 

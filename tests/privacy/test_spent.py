@@ -338,7 +338,9 @@ def test_the_command_advises_methods_that_the_first_mechanism_accepts(tmp_path):
     assert first["privacy"]["budget"] == 3.0
     make_private(BUILDER.build(Algorithm, first["algorithm"]), Gaussian(1.0, 2.0, 1e-5), seed=0)
     assert "privacy=Gaussian(clip=1.0, noise_multiplier=2.0" in strategy.read_text()
-    assert "left out, as privacy refuses them: fedavg, " in " ".join(result.output.split())
+    assert "left out because the privacy mechanism refuses them: fedavg, " in " ".join(
+        result.output.split()
+    )
 
 
 def test_the_settings_of_a_run_are_read_from_its_experiment_file(tmp_path):

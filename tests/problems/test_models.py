@@ -375,7 +375,7 @@ def test_dropout_that_is_off_in_a_part_of_the_network_is_warned_of(caplog):
         FunctionalModel(network, example)
         assert not caplog.messages
     assert not FunctionalModel(nn.Sequential(pretrained, nn.Linear(3, 1)), example).draws
-    assert "layer '0.1' is in evaluation mode and drops nothing" in caplog.messages[0]
+    assert "layer '0.1' is in evaluation mode, so it drops nothing" in caplog.messages[0]
     assert FunctionalModel(nn.Sequential(pretrained, nn.Linear(3, 1)).train(), example).draws
     assert len(caplog.messages) == 1
 

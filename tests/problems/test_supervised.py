@@ -667,7 +667,7 @@ WRONG = {
     ),
     "unknown-metric": ({"metrics": ["may"]}, "metrics: unknown 'may'"),
     "no-partition": ({"clients": 5}, "partition: missing"),
-    "two-divisions": ({"partition": Iid()}, "partition: it has no use if clients is a column"),
+    "two-divisions": ({"partition": Iid()}, "partition: it has no effect if clients is a column"),
     "too-many-clients": ({"clients": 999, "partition": Iid()}, "clients: 999 for 240"),
     "share-out-of-range": ({"test": 1.5}, "test: 1.5"),
     "model-is-no-network": ({"model": 3}, "model: 3 is of type int"),

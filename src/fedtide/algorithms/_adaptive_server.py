@@ -32,7 +32,7 @@ class AdaptiveState(WrapperState):
 
 @dataclass(frozen=True)
 class AdaptiveServer(Wrapper[AdaptiveState]):
-    """x ← x + η m / (√v + τ); a method defines how v follows Δ² (`second_moment`)."""
+    """x ← x + η m / (√v + τ); a method defines the update of v by Δ² (`second_moment`)."""
 
     server_lr: float = 0.1
     beta1: float = 0.9

@@ -1,4 +1,4 @@
-"""Per-client memory: a row of d numbers for each client that was ever written."""
+"""Per-client memory: a row of d numbers for each client written so far."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError, quantify
 
 _BLOCK = 2**16
-"""How many numbers of client rows are converted to float64 at a time in the processor's cache."""
+"""How many numbers of client rows are converted to float64 at a time: they fit the CPU's cache."""
 
 
 @dataclass(frozen=True)
 class ClientMemory:
     """One row of length d per client written so far; other clients read as zeros.
 
-    A population of N costs 4 N bytes plus the rows of the clients seen. Rows lie in RAM, in an
-    array that grows by doubling, or in an unnamed file in a folder, for memories larger than RAM.
-    The file disappears with the process; checkpoints contain the rows.
+    A population of N costs 4 N bytes plus the rows of the clients seen. Rows are stored in RAM, in
+    an array that grows by doubling, or in an unnamed file in a folder, for memories larger than
+    RAM. The file disappears with the process; checkpoints contain the rows.
 
-    `write` and `add` reuse the rows of their object. A round writes rows of clients that report in
-    it; a state that also writes others says so in a method `rows_written`, as AmplifiedScaffold's
-    does, or a deployment cannot undo the round.
+    `write` and `add` reuse the rows of the object. A round writes the rows of clients that report
+    in it. A state that also writes other rows must list them in a method `rows_written`, as that of
+    AmplifiedScaffold does; otherwise a deployment cannot undo the round.
 
     Args:
-        places: which row belongs to each client, -1 for none, shape (N,), int32.
+        places: the row of each client, -1: none, shape (N,), int32.
         rows: shape (capacity, d), those of seen clients first.
         seen: how many clients have a row.
         folder: of the file with the rows; None: in RAM (or on the device).
-        device: of the rows that are read; None: where the memory lies.
+        device: to which rows are read; None: where they are stored.
 
     >>> memory = ClientMemory.empty(1_000_000, torch.zeros(2))
     >>> memory = memory.write(torch.tensor([7]), torch.tensor([[1.0, 2.0]]))
@@ -94,7 +94,7 @@ class ClientMemory:
     def change_to(self, rows: Tensor, clients: Tensor) -> Tensor:
         """Return Σ (new row - old row) if these rows, (S, d), were written, shape (d,), float64.
 
-        A sum over all clients that is kept up to date with it also loses what a huge row had added.
+        A running sum over all clients updated by it also sheds a huge row once that is replaced.
         """
         old = self.read(clients)
         if old.dtype == torch.float64:
@@ -156,7 +156,7 @@ class ClientMemory:
         return {"places": self.places, "rows": self.rows[: self.seen]}
 
     def from_tensors(self, stored: Mapping[str, Tensor]) -> ClientMemory:
-        """Return the memory with the stored rows, in RAM or in a file as this one."""
+        """Return the memory with the stored rows, in RAM or in a file like this one."""
         places, rows = stored["places"].to(self.places.device), stored["rows"]
         seen = len(rows)
         if self.folder is not None:
@@ -196,7 +196,7 @@ class ClientMemory:
 
 def _file_rows(clients: int, like: Tensor, folder: str) -> Tensor:
     """Return rows for all clients in a sparse file, which takes space only for written rows."""
-    if sys.platform == "win32":  # where a file that is mapped into memory cannot be removed
+    if sys.platform == "win32":  # where a memory-mapped file cannot be removed
         raise InvalidInputError("memory_folder: it needs Linux or macOS; leave it out")
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 
-_BLOCK = 2**18  # numbers that are sorted at a time, so that all copies of them stay in the cache
+_BLOCK = 2**18  # numbers sorted at a time, few enough that all copies stay in the cache
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Rows:
     chunks: tuple[Tensor, ...] = ()
 
     def to_tensors(self) -> Mapping[str, Tensor]:
-        """Return all rows in one tensor; nothing between two rounds."""
+        """Return all rows in one tensor; none between two rounds."""
         return {"rows": torch.cat(self.chunks)} if self.chunks else {}
 
     def from_tensors(self, stored: Mapping[str, Tensor]) -> Self:
@@ -70,7 +70,7 @@ class CoordinatewiseTrimmed(Wrapper[TrimmedState]):
             )
         if self.inner.scales_coordinates:
             raise InvalidInputError(
-                "inner: it scales its steps by what all updates were, also those left out here; "
+                "inner: it scales its steps by all updates, also those left out here; "
                 "give auto with preconditioned: false, or fedau"
             )
 
@@ -103,7 +103,7 @@ class CoordinatewiseTrimmed(Wrapper[TrimmedState]):
 def _trim(info: RoundInfo, chunks: tuple[Tensor, ...], b: int) -> RoundInfo:
     """Return the direction without the b largest and smallest values of each coordinate.
 
-    The weight of a client is the mean over the coordinates of what it had in each.
+    The weight of a client is the mean of its weights in all coordinates.
     """
     weights = to_device_of(info.weights, info.direction)
     width = max(1, _BLOCK // len(info.clients))
@@ -119,9 +119,9 @@ def _trim(info: RoundInfo, chunks: tuple[Tensor, ...], b: int) -> RoundInfo:
 
 
 def _kept(values: Tensor, b: int) -> Tensor:
-    """Return which part of each value, (k, S), remains without the b largest and smallest of a row.
+    """Return the part of each value, (k, S), that remains without a row's b largest and smallest.
 
-    Equal values share what remains of them, so that the order of arrival does not matter.
+    Equal values share what remains of them equally, so that the order of arrival does not matter.
 
     >>> _kept(torch.tensor([[3.0, 1.0, 2.0, 2.0, 9.0]]), 1)
     tensor([[1., 0., 1., 1., 0.]])
@@ -134,7 +134,7 @@ def _kept(values: Tensor, b: int) -> Tensor:
         ordered = values.sort(dim=1).values
     middle = ordered[:, b : values.shape[1] - b]
     within = (values >= middle[:, :1]) & (values <= middle[:, -1:])
-    if int(within.sum()) == middle.numel():  # at least these many in each row: no ties at the ends
+    if int(within.sum()) == middle.numel():  # at least this many in each row: no ties at the ends
         return within.to(values.dtype)
     kept = ((values > middle[:, :1]) & (values < middle[:, -1:])).to(values.dtype)
     for end in (middle[:, :1], middle[:, -1:]):

@@ -89,7 +89,7 @@ class LatestUpdates(Algorithm[LatestT]):
 
     @property
     def uses_absent_clients(self) -> bool:
-        """True: by their latest updates."""
+        """True: their latest updates count."""
         return True
 
     @property

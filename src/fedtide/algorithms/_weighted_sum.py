@@ -1,4 +1,4 @@
-"""A weighted sum of updates over a normaliser: what the averaging methods have in common."""
+"""A weighted sum of updates divided by a normaliser: the common part of the averaging methods."""
 
 from __future__ import annotations
 
@@ -71,23 +71,23 @@ class WeightedSum(Algorithm[SumT]):
 
     @property
     def averages_updates(self) -> bool:
-        """Whether nothing else is kept of the updates."""
+        """Whether nothing but their sum is kept of the updates."""
         return not self.keeps_gradients
 
     def weight_bound(self, state: SumT) -> float | None:
-        """Return the largest a_n that this training can give; a_n is then at least 1, and D is N.
+        """Return the largest a_n possible in this training, if every a_n >= 1 and D = N.
 
-        None: there is no bound, a_n may be smaller, or D is not N. Where there is a bound, neither
-        it nor a_n may depend on updates or on data of clients.
+        None: there is no such bound, some a_n may be below 1, or D is not N. If there is a bound,
+        neither it nor a_n may depend on updates or on data of clients.
         """
         return None
 
     def least_weights(self, state: SumT) -> Tensor | float:
-        """Return a bound that no a_n falls below from now on, as long as nobody takes part.
+        """Return a lower bound of all later a_n, one per client, shape (N,), or one for all.
 
-        With a `weight_bound`, training with a budget of privacy ends when no client has enough of
-        it left for such a weight. One for each client, shape (N,), or one for all; ∞ for a client
-        that can never take part. A subclass with other weights overrides it, too.
+        It holds as long as nobody takes part; ∞ for a client that can never take part. With a
+        `weight_bound`, training under a privacy budget ends when no client has enough left for a
+        weight this small. A subclass with other weights must override it as well.
         """
         return 1.0
 
@@ -104,7 +104,7 @@ class WeightedSum(Algorithm[SumT]):
         weights = self._weights(state, updates)
         factors = to_device_of(weights.to(updates.deltas.dtype), updates.deltas)
         if len(weights) == 1 and len(state.clients):
-            # A large model comes alone; block by block, its product needs no memory of its size.
+            # Large models arrive one by one; adding in blocks avoids a temporary of a model's size.
             totals = torch.split(state.total, _BLOCK)
             blocks = torch.split(updates.deltas, _BLOCK, dim=1)
             for total, deltas in zip(totals, blocks, strict=True):
@@ -116,7 +116,7 @@ class WeightedSum(Algorithm[SumT]):
     def weigh(self, state: SumT, updates: ClientUpdates) -> Tensor | None:
         """Return a_n; None for a method that takes more from the updates than their sum.
 
-        So may one of the user's own, whose `client_weights` may read the updates.
+        A user-defined method may do so, because its `client_weights` may read the updates.
         """
         is_sum = type(self).absorb is WeightedSum.absorb and not self.weights_follow_updates
         return self._weights(state, updates) if is_sum and not is_own(type(self)) else None
@@ -127,13 +127,13 @@ class WeightedSum(Algorithm[SumT]):
         return _add_cohort(state, total.clients, total.weights)
 
     def record_cohort(self, state: SumT) -> SumT:
-        """Return the state that also knows who took part in this round, which now ends."""
+        """Return the state with the round's participants recorded, at the end of the round."""
         return state
 
     def step(self, state: SumT, lr: float) -> tuple[SumT, RoundInfo]:
         """Move the model by η / D times the sum; an empty round leaves it where it is.
 
-        The sum itself becomes the direction: models may be large.
+        The sum is scaled in place to become the direction, because models may be large.
         """
         state = self.record_cohort(state)
         if len(state.clients):
@@ -144,7 +144,7 @@ class WeightedSum(Algorithm[SumT]):
         return _next_round(state, state.model + info.direction), info
 
     def advance(self, state: SumT, lr: float) -> SumT:
-        """Move the model as `step` does; the sum itself becomes the next model."""
+        """Move the model as `step` does; the sum is turned into the next model in place."""
         if type(self).step is not WeightedSum.step or not len(state.clients):
             return super().advance(state, lr)
         state = self.record_cohort(state)
@@ -165,9 +165,9 @@ def _add_cohort(state: SumT, clients: Tensor, weights: Tensor) -> SumT:
 
 
 def _next_round(state: SumT, model: Tensor) -> SumT:
-    """Return the state in which the next round begins, from this model in the former's dtype.
+    """Return the state at the start of the next round, with this model in the old one's dtype.
 
-    Updates may have been summed in float64, as `PrivateSum` has them summed.
+    The updates may have been summed in float64, as with `PrivateSum`.
     """
     model = model.to(state.model.dtype)
     clients, weights = no_updates(model)

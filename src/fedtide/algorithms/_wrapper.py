@@ -1,4 +1,4 @@
-"""Algorithms that build on another one: each method delegates to `inner` unless overridden."""
+"""Algorithms that build on another one: every call goes to `inner` unless it is overridden."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class WrapperState:
 
 
 def require_one_model(inner: Algorithm[Any]) -> None:
-    """Raise InvalidInputError unless all clients follow when a wrapper moves the model."""
+    """Raise InvalidInputError unless all clients start from the model that a wrapper moves."""
     if inner.clients_keep_models:
         raise InvalidInputError(
-            "inner: its clients continue from models of their own, most of which would not follow "
-            "the steps of this method; give one whose clients start from the server's model"
+            "inner: its clients continue from models of their own, most of which the steps of this "
+            "method would not reach; give one whose clients start from the server's model"
         )
 
 
@@ -58,16 +58,16 @@ WrapperT = TypeVar("WrapperT", bound=WrapperState)
 class Wrapper(Algorithm[WrapperT]):
     """A method around another one, `inner`, which does whatever is not overridden.
 
-    A subclass is a frozen dataclass with the field `inner`, and `init` that returns a
-    `WrapperState`. One that moves the model passes it on by `inner.with_model`, and does not fit
-    around methods with `clients_keep_models`.
+    A subclass is a frozen dataclass with a field `inner`, whose `init` returns a `WrapperState`. If
+    it moves the model, it passes the new one to `inner.with_model` and does not fit around methods
+    with `clients_keep_models`.
     """
 
     inner: Algorithm[Any]
 
     @property
     def uses_directions_only(self) -> bool:
-        """Whether, of the updates, it uses nothing but the `direction` of the inner method."""
+        """Whether it sees of the updates only the `direction` of the inner method's step."""
         return False
 
     @property
@@ -133,7 +133,7 @@ class Wrapper(Algorithm[WrapperT]):
         return replace(state, inner=self.inner.absorb(state.inner, updates))
 
     def weigh(self, state: WrapperT, updates: ClientUpdates) -> Tensor | None:
-        """Return those of `inner`, unless this method itself looks at the updates."""
+        """Return the weights of `inner`, unless this method itself looks at the updates."""
         if type(self).absorb is not Wrapper.absorb:
             return None
         return self.inner.weigh(state.inner, updates)

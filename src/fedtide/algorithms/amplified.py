@@ -1,4 +1,4 @@
-"""Amplification: the change of a whole period, multiplied by a factor."""
+"""Amplification: the change over a whole period, multiplied by a factor."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Amplified(Wrapper[AmplifiedState]):
     average it out again. So evaluate, and end the run, just before an amplification step: after
     kP - 1 rounds from `start`, such as `rounds=449` with P = 50. Evaluations after multiples of P
     rounds (`every` = 10, say) see the model right after a step. With an ordinary γ, factors of 1.5
-    to 2 are enough; a factor whose steps typically double the loss is warned of. For example, FedAU
+    to 2 are enough; a run warns if amplification typically doubles the loss. For example, FedAU
     (cutoff 50) with P = 50 on digits (logistic regression, 100 clients, a tenth of them in a round,
     γ = 0.1; test accuracy, mean over three seeds):
 
@@ -96,7 +96,7 @@ class Amplified(Wrapper[AmplifiedState]):
 
     @property
     def amplification(self) -> Amplification:
-        """Its own steps, also if `inner` amplifies, too."""
+        """Its own amplification, even if `inner` amplifies as well."""
         return Amplification("factor", self.period, self.start)
 
     @property

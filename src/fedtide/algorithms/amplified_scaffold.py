@@ -43,7 +43,7 @@ class AmplifiedScaffoldState(WeightedSumState):
     round_directions: ClientMemory
 
     def rows_written(self, clients: Tensor) -> Mapping[str, Tensor]:
-        """Return whose G_n a round may write, the last of the window: of all clients in it."""
+        """Return the clients whose G_n the last round of a window may write: all in the window."""
         served = self.window_weight > 0
         served[clients] = True
         return {"control": served.nonzero().flatten()}

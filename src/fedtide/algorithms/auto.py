@@ -26,10 +26,10 @@ _LARGEST_STEP = 1.1
 """The largest Σ a_n / N: more than 1, so that debts can be paid (docs/auto-evidence.md)."""
 
 _FLOOR = 0.1
-"""What is added to the relative size of the steps of a coordinate, by which they are divided."""
+"""Added to the relative size of a coordinate's steps before they are divided by it."""
 
 _LARGEST_FACTOR = 10.0
-"""By how much a coordinate may be scaled up, whatever the others do."""
+"""The largest factor by which a coordinate is scaled up."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class AutoState(WeightedSumState):
     """The state of Auto.
 
     Args:
-        paid: c_n, the weights that each client has had, less what it was forgiven of those beyond
-            its due, shape (N,), float64.
-        seen: M, how many updates were used so far.
-        used_rounds: t, in how many rounds there were any.
+        paid: c_n, the sum of the weights that each client has had, less the excess that it was
+            forgiven, shape (N,), float64.
+        seen: M, how many updates have been used.
+        used_rounds: t, the number of rounds with updates.
         squares: v, the sum of the squares of the steps before they were scaled, shape (d,); None
             without scaling.
-        mean: of x_1, x_2, ..., x_r with the weights 1·2, 2·3, ..., r (r + 1), shape (d,), float64,
-            in which late iterates still count; x_0 before round 0.
+        mean: of x_1, x_2, ..., x_r with the weights 1·2, 2·3, ..., r (r + 1), shape (d,); float64,
+            so that late iterates still count; x_0 before round 0.
         latest: the control variates; None without them.
     """
 
@@ -92,7 +92,8 @@ class AutoState(WeightedSumState):
 class Auto(WeightedSum[AutoState]):
     """Federated averaging with nothing to choose: every client is owed one weight a round.
 
-    In a round with updates, after M updates in t rounds, c_n = 0 at first, and ρ = (√5 - 1) / 2:
+    In a round with updates, after M updates in t such rounds, with c_n = 0 at first and
+    ρ = (√5 - 1) / 2:
 
         owed = t + 1 + (N / ρ) max(t, 1) / max(M, 1)
         debt_n = max(0, owed - c_n)
@@ -107,30 +108,30 @@ class Auto(WeightedSum[AutoState]):
     1·2, 2·3, 3·4, ... (Shamir and Zhang, 2013).
 
     S is the cohort. The account c_n is the sum of the weights that client n has had, less what it
-    was forgiven; a client that was away has a debt, which its next updates pay off. So the method
+    was forgiven; an absent client builds up a debt, which its next updates pay off. So the method
     need not know or estimate how often clients take part: over any stretch of rounds every client
     moves the model as much as every other one, up to the change of its debt, for any pattern of
     participation. The last term of `owed` is a credit of 1/ρ mean intervals between a client's
     rounds, so that the first rounds have full steps. It is a guess at first, so a client that has
-    had more than it is owed is forgiven the rest. The 1.1 bounds a step by 1.1 mean updates; what
-    it cuts off remains a debt.
+    had more than it is owed is forgiven the excess. The factor 1.1 limits a step to 1.1 mean
+    updates; what it cuts off remains a debt.
 
     P lets all coordinates move about equally far, as in AdaGrad (Duchi et al., 2011), and together
     as far as without it, unless few have moved much farther than all others. It changes slowly, so
     shares stay even.
 
-    Weights follow from the debts, and averaging over rounds from the mean. docs/auto-evidence.md
-    has the derivation, and what is proved.
+    docs/auto-evidence.md has the derivation and the proofs.
 
     With control variates, the server also keeps each client's latest update h_n, and
 
         D = η / N [ Σ_{n in S} a_n (Δ_n - h_n) + Σ_n h_n ],
         then h_n ← Δ_n  for n in S,        h_n = 0 at first
 
-    so absent clients move the model by what they sent last, and a debt pays for what has changed.
+    so absent clients move the model by their last updates, and a debt only weights what has changed
+    since.
 
-    A round costs O(cohort), and each client takes 8 bytes of memory, with control variates also a
-    model's.
+    A round costs O(cohort), and each client takes 8 bytes of memory; with control variates, also
+    the memory of a model.
 
     Args:
         server_lr: η > 0.
@@ -139,7 +140,7 @@ class Auto(WeightedSum[AutoState]):
         memory_folder: folder for a file with the latest updates; None: in RAM.
 
     Raises:
-        InvalidInputError: η not positive, or a folder that cannot be written, or is not used.
+        InvalidInputError: η not positive, or a folder that is not writable or not needed.
 
     >>> method = Auto()
     >>> state = method.init(torch.zeros(1), Population(2))
@@ -161,8 +162,8 @@ class Auto(WeightedSum[AutoState]):
         require_positive("server_lr", self.server_lr)
         if self.memory_folder is not None and not self.control_variates:
             raise InvalidInputError(
-                "memory_folder: nothing is kept of clients; leave it out, or give "
-                "control_variates: true"
+                "memory_folder: without control variates no updates are kept; leave it out, or "
+                "give control_variates: true"
             )
 
     @property
@@ -175,7 +176,7 @@ class Auto(WeightedSum[AutoState]):
 
     @property
     def uses_absent_clients(self) -> bool:
-        """With control variates: by their latest updates."""
+        """With control variates: their latest updates count."""
         return self.control_variates
 
     @property
@@ -260,7 +261,7 @@ class Auto(WeightedSum[AutoState]):
         return replace(state, model=model, mean=mean)
 
     def with_step(self, before: AutoState, after: AutoState, model: Tensor) -> AutoState:
-        """Replace the last iterate, of which the mean before that step knows nothing."""
+        """Replace the last iterate, which the mean before that step does not contain."""
         mean = _lerp(before.mean, model, after.round)
         return replace(after, model=model, mean=mean)
 
@@ -285,7 +286,7 @@ def _factors(squares: Tensor) -> Tensor:
     sizes = (squares / mean).sqrt()
     factors = 1 / (sizes + _FLOOR)
     factors = (factors / (factors * sizes).square().mean().sqrt()).clamp(max=_LARGEST_FACTOR)
-    return torch.where(mean > 0, factors, 1.0)  # does not ask the device whether anything has moved
+    return torch.where(mean > 0, factors, 1.0)  # decided on the device, without waiting for it
 
 
 def _owed(state: AutoState) -> float:

@@ -20,7 +20,7 @@ class AveragedState(WrapperState):
     """The state of Averaged.
 
     Args:
-        mean: (x_1 + ... + x_t) / t, shape (d,), float64, in which late iterates still count; x_0
+        mean: (x_1 + ... + x_t) / t, shape (d,), float64, so that late iterates still count; x_0
             before the end of the first round.
     """
 
@@ -29,7 +29,7 @@ class AveragedState(WrapperState):
 
 @configurable
 class Averaged(Wrapper[AveragedState]):
-    """Any method, whose output is the mean of its iterates x_1, ..., x_T.
+    """Any method, with the mean of its iterates x_1, ..., x_T as output.
 
     Training is that of the inner method; evaluations and the final model use the mean, as the
     theory of FedLaAvg (Yan et al. 2020, Theorem 2, whose mean begins with x_0) and of agnostic

@@ -3,19 +3,19 @@
 An algorithm does not know who runs it. In every round its driver (see `RoundDriver`)
 
 1. passes the clients that take part to `choose_cohort`,
-2. asks `instruct` how they should train (each part of `split_by_start`),
+2. asks `instruct` how each part of `split_by_start` should train,
 3. passes their updates to `absorb`, in as many chunks as it likes,
 4. calls `step` once, even if nobody reported.
 
 `init`, `choose_cohort`, `split_by_start`, `instruct` and `output` are pure functions. `absorb` and
-`step` return the next state and may reuse memory of the state that they are given: of per-client
-rows, because copying N × d numbers in every round would cost O(N), and of sums over the updates of
-the round that is under way, because models may be large. All else that a state holds when a round
-begins, above all the model, is never changed in place.
+`step` return the next state and may reuse two kinds of memory of the state that they are given:
+per-client rows, because copying N × d numbers in every round would cost O(N), and sums over the
+updates of the current round, because models may be large. Everything else in the state at the start
+of a round, above all the model, is never changed in place.
 
-What has d numbers lies on the device of the model. What says who takes part, with which weight and
-after how many steps, lies in the computer's memory on every device: so no round waits for a GPU to
-tell what is known before it trains.
+Tensors of length d live on the model's device. Who takes part, with which weight and after how many
+steps, stays in CPU memory on every device, so that no round has to wait for a GPU to find out what
+was known before training.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from fedtide.validation import require_positive
 
 
 class AlgorithmState(Protocol):
-    """Everything of an algorithm that must survive a crash: tensors, numbers and further states.
+    """Everything in an algorithm that must survive a crash: tensors, numbers and nested states.
 
-    A state is a frozen dataclass. It belongs to its driver: once it was passed to `absorb` or
+    A state is a frozen dataclass. It belongs to its driver: once it has been passed to `absorb` or
     `step`, use the state that they return; to go back later, keep a deep copy.
     """
 
@@ -53,8 +53,8 @@ class AlgorithmState(Protocol):
 
 StateT = TypeVar("StateT", bound=AlgorithmState)
 
-SPLITS_COHORTS = "its clients do not all start alike"
-"""Why a deployment, which sends all clients of a round the same, refuses what splits cohorts."""
+SPLITS_COHORTS = "its clients do not all start from the same model"
+"""Why a deployment, which sends the same to all clients of a round, refuses a method."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,13 @@ class Instructions:
 
     Args:
         model: x, where the local steps start, shape (d,).
-        correction: what is added to every local gradient of each client, shape (S, d); None: zero.
+        correction: added to every local gradient of each client, shape (S, d); None: zero.
         mu: μ, the proximal weight: μ (y - x) is added to every local gradient.
         gradients_at_start: take every gradient at x itself, so that Δ_n = -γ Σ_k g_k(x).
         full_batch: use all of a client's samples in every step, whatever the batch size.
         gradients: also report ∇F_n(x), over all of a client's samples and without correction.
-        end_gradients: also report ∇F_n(y_n), the same where the local steps end; not together with
-            `gradients`.
+        end_gradients: also report ∇F_n(y_n), the same gradient at the end of the local steps; not
+            together with `gradients`.
     """
 
     model: Tensor
@@ -215,7 +215,7 @@ class RoundInfo:
 
 @dataclass(frozen=True)
 class Amplification:
-    """Steps that multiply what a period of rounds has changed.
+    """Steps that multiply the change of the model over a period of rounds.
 
     Args:
         field: the path of the factor among the fields of the algorithm, such as "inner.factor".
@@ -228,7 +228,7 @@ class Amplification:
     start: int = 0
 
     def prefixed(self, field: str) -> Amplification:
-        """Return the same steps as seen by the algorithm that has theirs in `field`."""
+        """Return the same steps as seen by a method that holds this one in its field `field`."""
         return replace(self, field=f"{field}.{self.field}")
 
 
@@ -261,9 +261,9 @@ class Algorithm(ABC, Generic[StateT]):
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether the method keeps gradients of its clients, which an update alone would not show.
+        """Whether the method keeps gradients of its clients, not only their updates.
 
-        They are recovered from updates or reported beside them (control variates), so bounding
+        They are recovered from updates or reported alongside them (control variates), so bounding
         updates does not bound what such a method remembers.
         """
         return self.requires_plain_sgd
@@ -272,41 +272,41 @@ class Algorithm(ABC, Generic[StateT]):
     def averages_updates(self) -> bool:
         """Whether a step is Σ a_n Δ_n over the round's updates, with the weights of `RoundInfo`.
 
-        Nothing else of the updates may be kept. The coordinates of the sum may be scaled by what
-        follows from such sums, see `scales_coordinates`.
+        The method may keep nothing else of the updates. It may scale the coordinates of the sum by
+        factors computed from such sums, see `scales_coordinates`.
         """
         return False
 
     @property
     def scales_coordinates(self) -> bool:
-        """Whether a step is not the sum of `averages_updates` itself, but that sum scaled."""
+        """Whether the step scales the coordinates of the sum described in `averages_updates`."""
         return False
 
     @property
     def weights_follow_updates(self) -> bool:
-        """Whether the weights of updates depend on what clients send, not on who took part alone.
+        """Whether the weights of updates depend on what clients send, not only on who took part.
 
-        That is, on the updates or on how many steps each client took: a report then cannot tell
-        how much clients count from a log.
+        That is, on the updates or on the number of steps of each client: a report then cannot tell
+        from a log how much clients count.
         """
         return False
 
     @property
     def uses_absent_clients(self) -> bool:
-        """Whether clients that do not take part in a round count in it, too.
+        """Whether clients that do not take part in a round still influence it.
 
-        They do by what is kept of them (latest updates, control variates, models of their own), if
-        they train all the same, or if the data are pooled. The weights of `RoundInfo` then do not
-        tell how much each client counts.
+        They do if the method remembers something of them (latest updates, control variates, models
+        of their own), if they train anyway, or if the data are pooled. The weights of `RoundInfo`
+        then do not tell how much each client counts.
         """
         return self.keeps_gradients or self.centralised
 
     @property
     def accepts_stale_updates(self) -> bool:
-        """Whether an update is used that arrives after the round in which it was requested.
+        """Whether an update that arrives after the round in which it was requested can be used.
 
-        Methods that keep the latest update of every client can: a late one is newer than the one
-        they have. Averages of updates from this round's model cannot.
+        Methods that keep the latest update of every client can use it: it is newer than the one
+        they have. Methods that average updates from this round's model cannot.
         """
         return False
 
@@ -314,8 +314,8 @@ class Algorithm(ABC, Generic[StateT]):
     def clients_keep_models(self) -> bool:
         """Whether clients start from models of their own, of which `with_model` moves only some.
 
-        What a wrapper adds to the model would be lost where the others take part next, so wrappers
-        that move the model refuse such methods.
+        A wrapper's change of the model would not reach the other clients' models, so wrappers that
+        move the model refuse such methods.
         """
         return False
 
@@ -323,19 +323,20 @@ class Algorithm(ABC, Generic[StateT]):
     def simulation_only(self) -> str:
         """What the method needs of its clients that a deployment does not offer; "": nothing.
 
-        A deployment sends all clients of a round the same, so it refuses what splits a cohort.
+        A deployment sends the same to all clients of a round, so it refuses methods that split a
+        cohort.
         """
         splits = type(self).split_by_start is not Algorithm.split_by_start
         return SPLITS_COHORTS if splits else ""
 
     @property
     def client_form(self) -> str:
-        """In which form clients send their updates (see `ClientSideMemory`); "": Δ_n itself."""
+        """The form in which clients send updates (see `ClientSideMemory`); "": Δ_n itself."""
         return ""
 
     @property
     def message_vectors(self) -> int:
-        """How many vectors of d numbers a participant receives and sends in a round, together.
+        """How many vectors of length d a participant receives and sends in a round, in total.
 
         That is 2, a model and an update, and more if `instruct` sends corrections or asks for
         gradients. The data of a centralised method do not count.
@@ -344,7 +345,7 @@ class Algorithm(ABC, Generic[StateT]):
 
     @property
     def amplification(self) -> Amplification | None:
-        """The steps that amplify the change of a period, which may make a run diverge, if any."""
+        """The steps that amplify the change of a period and may make a run diverge; None: none."""
         return None
 
     @abstractmethod
@@ -352,7 +353,7 @@ class Algorithm(ABC, Generic[StateT]):
         """Return the state before round 0, with `model` of shape (d,) as x_0.
 
         Raises:
-            InvalidInputError: a hyper-parameter that does not fit the population.
+            InvalidInputError: a hyper-parameter does not fit the population.
         """
 
     def choose_cohort(self, state: StateT, cohort: Cohort) -> Cohort:
@@ -363,9 +364,9 @@ class Algorithm(ABC, Generic[StateT]):
         return cohort
 
     def split_by_start(self, state: StateT, cohort: Cohort) -> Iterator[Cohort]:
-        """Yield the cohort in parts whose clients start from the same model; each is instructed.
+        """Yield the cohort in parts whose clients start from the same model, for `instruct`.
 
-        With all methods but those whose clients keep models of their own, that is the whole cohort.
+        Unless clients keep models of their own, the only part is the whole cohort.
         """
         yield cohort
 
@@ -383,17 +384,17 @@ class Algorithm(ABC, Generic[StateT]):
     def weigh(self, state: StateT, updates: ClientUpdates) -> Tensor | None:
         """Return a_n of a chunk whose clients have not trained yet, shape (S,).
 
-        None, unless `absorb` needs nothing but Σ a_n Δ_n of the updates: then `absorb_total` takes
-        the sum instead, so that clients trained on another machine send one model, not S.
+        None, unless Σ a_n Δ_n is all that `absorb` needs of the updates: `absorb_total` can then
+        take the sum instead, so that a machine that trains the chunk returns one model, not S.
 
         Args:
-            state: of the current round; it does not matter which of its chunks were absorbed.
+            state: of the current round, whichever of its chunks have been absorbed.
             updates: of the chunk, with `deltas` of shape (S, 0).
         """
         return None
 
     def absorb_total(self, state: StateT, total: WeightedTotal) -> StateT:
-        """Fold in a chunk by its sum, as `absorb` would by its updates; only after `weigh`.
+        """Fold in the sum of a chunk, as `absorb` would its updates; only after `weigh`.
 
         May reuse memory of `state`, as the module says, and that of the sum.
         """
@@ -401,7 +402,7 @@ class Algorithm(ABC, Generic[StateT]):
 
     @abstractmethod
     def step(self, state: StateT, lr: float) -> tuple[StateT, RoundInfo]:
-        """End the round, also an empty one: move the model and say what happened.
+        """End the round, even an empty one: move the model and return what happened.
 
         May reuse memory of `state`, as the module says.
 
@@ -411,32 +412,32 @@ class Algorithm(ABC, Generic[StateT]):
         """
 
     def advance(self, state: StateT, lr: float) -> StateT:
-        """End the round as `step` does, to the same bits, for a driver that needs no `RoundInfo`.
+        """End the round as `step` does, bit for bit, for a driver that needs no `RoundInfo`.
 
-        Methods whose models may be large override it: without the direction, a model less is held.
+        Methods for large models override it: not returning the direction saves a model's memory.
         """
         return self.step(state, lr)[0]
 
     def add_clients(self, state: StateT, first: int) -> StateT:
-        """Return the state of a training that has got further clients, between two rounds.
+        """Return the state after clients have joined between two rounds.
 
-        They begin as all clients did before round 0. A method overrides it whose state depends on N
-        or on the round otherwise than by values for each client and N itself: by a mean over all
-        clients, say, or by the round in which each client was last seen.
+        They begin as all clients did before round 0. Override it if the state depends on N or on
+        the round through more than per-client values and N itself: a mean over all clients, say,
+        or the round in which each client was last seen.
 
         Args:
-            state: of all clients, with what `init` gives them for the new ones; may be reused.
-            first: the ids of the new clients begin here.
+            state: of all clients, with the values from `init` for the new ones; may be reused.
+            first: the id of the first new client.
 
         Raises:
-            InvalidInputError: a method of the user's own does not override it, or the method cannot
-                have further clients.
+            InvalidInputError: a user-defined method does not override it, or the method does not
+                allow new clients.
         """
         owner = next(cls for cls in type(self).__mro__ if "add_clients" in vars(cls))
         if is_own(type(self)) and not is_own(owner):
             raise InvalidInputError(
                 f"algorithm: {type(self).__name__} has no add_clients, which says how clients "
-                "begin that were not there in round 0; define it, or keep the number of clients"
+                "that join after round 0 begin; define it, or keep the number of clients"
             )
         return state
 
@@ -446,9 +447,9 @@ class Algorithm(ABC, Generic[StateT]):
         return moved
 
     def with_step(self, before: StateT, after: StateT, model: Tensor) -> StateT:
-        """Return the state `after` a step from `before` as if that had led to `model`.
+        """Return the state `after` a step from `before`, as if the step had led to `model`.
 
-        For wrappers that replace a step because it may lead anywhere: nothing is left of it.
+        For wrappers that replace a step because its result may be anything: no trace of it remains.
         """
         return self.with_model(after, model)
 
@@ -467,7 +468,7 @@ def no_updates(model: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def empty_sum(model: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return zeros of the model's shape, with which a sum begins, in the memory of one.
+    """Return zeros of the model's shape, to start a sum from, in the memory of a single number.
 
     Args:
         model: shape (d,).

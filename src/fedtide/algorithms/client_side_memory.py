@@ -46,11 +46,11 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
     The server's memory is O(d) instead of O(N d), and the FedAU form needs no more than secure
     aggregation of sums. This is for deployments; in a simulation, run the plain method.
 
-    The server tells each client which of its updates was the last that counted, so a lost update
-    does no harm: the client continues from the one that counted. A client that lost its disk says
-    so. With MIFA and FedLaAvg the server then uses none of its updates until its folder is
-    restored; its last one continues to count, like that of a client that does not return. With
-    FedAU it continues like a new client from the last round that counted.
+    The server tells each client which of its updates was the last to be used, so a lost update does
+    no harm: the client continues from the last used one. A client that lost its disk says so. With
+    MIFA and FedLaAvg the server then uses none of its updates until its folder is restored; its
+    last used one continues to count, like that of a client that does not return. With FedAU it
+    continues like a new client from the last round in which its update was used.
 
     Args:
         method: MIFA with `unseen="zero"`, FedLaAvg, or FedAU with a plain mean and no groups.
@@ -73,12 +73,13 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
         )
         if not fits:
             raise InvalidInputError(
-                f"method: {method} needs what only the server knows; run it as it is"
+                f"method: {method} needs information that only the server has; give it without "
+                "ClientSideMemory"
             )
 
     @property
     def client_form(self) -> str:
-        """What clients send: "mifa", "fedlaavg", or "fedau-K" (K = 0: ∞)."""
+        """The form of the clients' updates: "mifa", "fedlaavg", or "fedau-K" (K = 0: ∞)."""
         if isinstance(self.method, FedAU):
             return f"fedau-{self.method.cutoff or 0}"
         return "mifa" if isinstance(self.method, MIFA) else "fedlaavg"
@@ -109,7 +110,7 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
         if isinstance(self.method, FedAU):
             raise InvalidInputError(
                 "algorithm: the clients count their absences from round 0, so none can be added "
-                "later; keep the number of clients, or count at the server: fedau itself"
+                "later; keep the number of clients, or use plain fedau, which counts on the server"
             )
         return super().add_clients(state, first)
 

@@ -1,4 +1,4 @@
-"""Clipping: the norm of every update bounded before the inner method weights it."""
+"""Clipping: the norm of every update is bounded before the inner method weights it."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ class Clipped(Wrapper[ClippedState]):
         Δ_n ← Δ_n · min(1, C_t / ‖Δ_n‖)
 
     with C_t = `bound` (as the aggregation of Sun et al., "Can You Really Backdoor Federated
-    Learning?", 2019), or with a bound that follows the `quantile` of the norms of recent updates
+    Learning?", 2019), or with a bound that tracks the `quantile` of the norms of recent updates
     (Andrew et al., "Differentially Private Learning with Adaptive Clipping", 2021, without its
     noise): with b_t the share of a round's updates whose norm is at most C_t,
 
         C_0 = bound,        C_{t+1} = C_t · exp(-rate · (b_t - quantile))
 
-    An empty round keeps C_t. A client moves the bound by the factor exp(rate / |S_t|) at most,
-    however large its update is.
+    An empty round keeps C_t. However large its update is, a client changes the bound by at most a
+    factor exp(rate / |S_t|).
 
     **Updates are clipped before they are weighted.** With FedAU a single update still moves the
     model by up to η ω C / N with ω ≤ K: a client that stays away gains weight, and loses rounds in
-    the same proportion. Clipping ω Δ instead would take back exactly the weight that FedAU gives to
-    rare clients. They are not safe from clipping either: their updates, from a model that others
-    have moved in their absence, are often the longest (see docs/methods.md).
+    the same proportion. Clipping ω Δ instead would undo exactly the weight that FedAU gives to rare
+    clients. Clipping Δ affects them, too: their updates, from a model that others have moved in
+    their absence, are often the longest (see docs/methods.md).
 
-    No protection where clients themselves say how much they count, as on Flower with
-    FedAvg(weights="data"); nor against several clients that together send small wrong updates; for
-    those see `TrimmedMean`, which can be `inner`.
+    Clipping does not protect if clients themselves report their weight, as on Flower with
+    FedAvg(weights="data"), nor against several clients that together send small wrong updates; for
+    the latter see `TrimmedMean`, which can be `inner`.
 
     Args:
         bound: C, or C_0 with a quantile; positive, in units of the parameters.
-        quantile: the share of the updates that should stay as they are, in (0, 1); None: C is
+        quantile: the share of the updates that should remain unclipped, in (0, 1); None: C is
             fixed.
         rate: η_C in (0, 1], how fast the bound follows the quantile; 0.2 is that of Andrew et al.
         inner: the method that gets the updates; not one that keeps gradients of clients (Scaffold,
@@ -96,7 +96,7 @@ class Clipped(Wrapper[ClippedState]):
             raise InvalidInputError(f"quantile: {self.quantile} is not within (0, 1)")
         if self.inner.centralised or self.inner.client_form or self.inner.keeps_gradients:
             raise InvalidInputError(
-                "inner: it uses more of its clients than the updates that are clipped (their data, "
+                "inner: it uses more of its clients than the clipped updates (their data, "
                 "memory or gradients); give a method such as fedau, mifa or fedadam"
             )
 

@@ -1,4 +1,4 @@
-"""Checks that a method of the user's own keeps the contract of algorithms."""
+"""Checks that a user-defined method keeps the contract of algorithms."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _logger = logging.getLogger("fedtide")
 _LARGE = 1000
 """Of longer containers only the length is compared."""
 _NUMPY_ROUNDS = 10
-"""In how many rounds it is checked that a method does not use NumPy's global generator."""
+"""The number of rounds in which the use of NumPy's global generator is checked."""
 
 _MAY_REUSE_MEMORY = ("absorb", "absorb_total", "step")
 """The functions of a method that are not pure."""
 
 
 def find_own(algorithm: Algorithm[Any]) -> Iterator[Algorithm[Any]]:
-    """Yield a method, and those that it is built on, as far as they are the user's own."""
+    """Yield the user-defined ones among a method and the methods that it wraps."""
     if is_own(type(algorithm)):
         yield algorithm
     for part in vars(algorithm).values():
@@ -39,20 +39,20 @@ def find_own(algorithm: Algorithm[Any]) -> Iterator[Algorithm[Any]]:
 
 
 class ContractCheck:
-    """Follows the state of a method of the user's own, and refuses what breaks the contract.
+    """Follows the state of a user-defined method, and raises an error if it breaks the contract.
 
-    Others hold the model, too, so it must not change in place. A `RoundInfo` that does not say what
-    happened misleads wrappers, reports and the influence of clients. It warns of what is drawn from
-    a global generator, or stored in the method, as it may be different in a run that is resumed.
+    The model must not change in place, because others hold it, too. A wrong `RoundInfo` would
+    mislead wrappers, reports and the computation of influences. A method that draws from a global
+    generator or stores something in itself only causes a warning: a resumed run may then differ.
 
     Args:
-        own: the method, and those that it is built on, as far as they are the user's own.
+        own: the user-defined ones among the method and the methods that it wraps.
         state: what `init` returned.
-        model: what it was given, shape (d,).
+        model: the model that `init` was given, shape (d,).
         clients: N.
 
     Raises:
-        InvalidInputError: anything but a state before round 0 with such a model.
+        InvalidInputError: `state` is not a state before round 0 with such a model.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ContractCheck:
         """Check what `choose_cohort` returned.
 
         Raises:
-            InvalidInputError: no cohort of different clients.
+            InvalidInputError: it is not a cohort of distinct clients.
         """
         if not isinstance(found, Cohort):
             raise InvalidInputError(
@@ -125,7 +125,7 @@ class ContractCheck:
         """Return the parts into which `split_by_start` divided a cohort.
 
         Raises:
-            InvalidInputError: anything but parts in which each of its clients is once.
+            InvalidInputError: the parts do not contain each of its clients exactly once.
         """
         parts = list(found) if isinstance(found, Iterable) else None
         if parts is None or not all(isinstance(p, Cohort) and p.clients.ndim == 1 for p in parts):
@@ -150,8 +150,8 @@ class ContractCheck:
             vectors: the `message_vectors` of the method.
 
         Raises:
-            InvalidInputError: no instructions, a model or correction of another shape or dtype, or
-                a μ that is no finite number.
+            InvalidInputError: not instructions, a model or correction of another shape or dtype, or
+                a μ that is not a finite number.
         """
         if not isinstance(found, Instructions):
             raise InvalidInputError(
@@ -166,7 +166,7 @@ class ContractCheck:
         if not is_number or not math.isfinite(mu):
             raise InvalidInputError(
                 f"algorithm.instruct: its mu is {mu!r:.60}; give one finite number, and put "
-                "clients with another one into another part of split_by_start"
+                "clients with another mu into another part of split_by_start"
             )
         sent = 2 + sum([found.correction is not None, found.gradients, found.end_gradients])
         if sent > vectors:
@@ -180,7 +180,7 @@ class ContractCheck:
         """Check what `weigh` returned for these clients, shape (S,).
 
         Raises:
-            InvalidInputError: neither None nor one weight for each in the dtype of the model.
+            InvalidInputError: neither None nor one weight per client in the dtype of the model.
         """
         if found is not None:
             like = torch.empty(len(clients), dtype=self._start.dtype)
@@ -190,15 +190,15 @@ class ContractCheck:
         """Check what `output` returned.
 
         Raises:
-            InvalidInputError: no model of the shape and dtype of the first one.
+            InvalidInputError: not a model of the shape and dtype of the first one.
         """
         _check_tensor("algorithm.output", "result", found, self._start)
 
     def after_absorb(self, before: Any, clients: Tensor, after: Any) -> None:
-        """Check what `absorb` or `absorb_total` made of a state and the updates of these clients.
+        """Check the state that `absorb` or `absorb_total` returned for updates of these clients.
 
         Raises:
-            InvalidInputError: no state, or a model that was changed in place.
+            InvalidInputError: not a state, or the model was changed in place.
         """
         self._resume(before)
         self._check_state("absorb", after)
@@ -206,11 +206,11 @@ class ContractCheck:
         self._state = after
 
     def after_step(self, before: Any, found: Any) -> None:
-        """Check what `step` made of a state.
+        """Check what `step` returned for the state `before`.
 
         Raises:
-            InvalidInputError: no state of the next round, a model that was changed in place, or a
-                `RoundInfo` that does not say what happened.
+            InvalidInputError: not a state of the next round, a model that was changed in place, or
+                a `RoundInfo` that contradicts what happened.
         """
         self._resume(before)
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], RoundInfo)):
@@ -260,14 +260,14 @@ class ContractCheck:
             )
 
     def _warn_of_storage(self) -> None:
-        """Warn if something was stored in the method, where a checkpoint does not find it."""
+        """Warn if something was stored in the method itself, which checkpoints do not contain."""
         for method, before in self._attributes:
             after = _attributes(method)
             for name in before.keys() | after.keys():
                 if before.get(name) != after.get(name):
                     self._warn(
-                        f"algorithm: something was stored in its {name}, which a resumed run does "
-                        "not know; if rounds depend on it, keep it in the state"
+                        f"algorithm: something was stored in its {name}, which a resumed run "
+                        "lacks; if rounds depend on it, keep it in the state"
                     )
 
     def _check_clients(self, info: RoundInfo) -> None:
@@ -282,7 +282,7 @@ class ContractCheck:
             )
 
     def _check_finite(self, info: RoundInfo) -> None:
-        """Refuse numbers that are not finite where no step size is the reason."""
+        """Refuse numbers that are not finite unless a step size may be the reason."""
         if not bool(info.direction.isfinite().all()):
             if not any(map(len, self._arrived)):
                 raise InvalidInputError(
@@ -297,7 +297,7 @@ class ContractCheck:
 
 
 def _version(model: Tensor) -> int:
-    """Return how often a tensor was changed in place; inference tensors do not count it."""
+    """Return how often a tensor was changed in place; inference tensors do not count this."""
     return 0 if model.is_inference() else model._version
 
 
@@ -314,7 +314,7 @@ def _versions(state: Any) -> list[Any]:
 def _generators(t: int) -> tuple[bytes, Any]:
     """Return the states of the global generators in round t: of torch, on the CPU, and of NumPy.
 
-    NumPy takes long to tell, so it is asked in the first rounds only.
+    Reading NumPy's state is slow, so that is done in the first rounds only.
     """
     generator = np.random.get_state(legacy=False) if t < _NUMPY_ROUNDS else None  # noqa: NPY002
     return torch.get_rng_state().numpy().tobytes(), _freeze(generator)
@@ -328,7 +328,7 @@ def _freeze(state: Any) -> Any:
 
 
 def _attributes(method: Algorithm[Any]) -> dict[str, list[int]]:
-    """Return which objects a method holds, by attribute; what it has computed once may be kept."""
+    """Return the identities of the objects that a method holds, except cached values."""
     kind = type(method)
     return {
         name: _contents(value)
@@ -338,7 +338,7 @@ def _attributes(method: Algorithm[Any]) -> dict[str, list[int]]:
 
 
 def _contents(value: Any) -> list[int]:
-    """Return the identities of a value and, if it is a container that can change, of its parts."""
+    """Return the identities of a value and, if it is a mutable container, of its elements."""
     if not isinstance(value, dict | list | set):
         return [id(value)]
     if len(value) > _LARGE:
@@ -348,7 +348,7 @@ def _contents(value: Any) -> list[int]:
 
 
 def _check_ids(field: str, clients: Any, weights: Any) -> None:
-    """Refuse what are not the ids of some clients, int64, and a weight for each."""
+    """Refuse anything but client ids, int64, with one weight each."""
     for name, value in {"clients": clients, "weights": weights}.items():
         if not isinstance(value, Tensor):
             raise InvalidInputError(f"{field} has {name} {value!r:.60}; give a tensor")
@@ -382,7 +382,7 @@ def _check_direction(before: Tensor, after: Tensor, direction: Tensor) -> None:
     change = float(size(error))
     error -= direction
     rounding = math.sqrt(torch.finfo(after.dtype).eps) * float(size(before) + size(after))
-    if rounding < float(size(error)) < math.inf:  # not finite: the run says so itself
+    if rounding < float(size(error)) < math.inf:  # a run reports non-finite models itself
         raise InvalidInputError(
             f"algorithm.step: its RoundInfo has a direction of norm {float(size(direction)):.3g}, "
             f"which is not the change of the model, of norm {change:.3g}; give the difference of "

@@ -1,4 +1,4 @@
-"""The one driver of a round: simulator, deployment, replays and reports all use it."""
+"""The driver of a round, which simulator, deployment, replays and reports all use."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class RoundDriver(Generic[StateT]):
 
     `run` is a whole round. Where training takes time, as in a deployment, the same four steps are
     called one by one: `choose_cohort`, `instruct`, `absorb` for every chunk of updates, `step`.
-    What a method of the user's own returns is checked in every round (see `ContractCheck`).
+    What a user-defined method returns is checked in every round (see `ContractCheck`).
 
     Args:
-        algorithm: what is driven.
+        algorithm: the method to drive.
         model: x_0, shape (d,).
         population: the clients.
 
@@ -46,8 +46,8 @@ class RoundDriver(Generic[StateT]):
         state: of the algorithm.
 
     Raises:
-        InvalidInputError: a hyper-parameter that does not fit the population; in a round, a method
-            of the user's own that breaks the contract.
+        InvalidInputError: a hyper-parameter does not fit the population; in a round, a user-defined
+            method breaks the contract.
 
     >>> import torch
     >>> from fedtide.algorithms.fedavg import FedAvg
@@ -124,7 +124,7 @@ class RoundDriver(Generic[StateT]):
         return instructions
 
     def weigh(self, updates: ClientUpdates) -> Tensor | None:
-        """Return the weights with which a sum may take the place of updates, see `Algorithm`."""
+        """Return the weights of the sum that may replace the updates, see `Algorithm.weigh`."""
         weights: Tensor | None = self._call("weigh", updates)
         if self._check is not None:
             self._check.after_weigh(updates.clients, weights)
@@ -152,12 +152,12 @@ class RoundDriver(Generic[StateT]):
     def advance(self, lr: float) -> None:
         """End the round as `step` does, in less memory where the method can."""
         if self._check is not None:
-            self.step(lr)  # with `RoundInfo`, which is what there is to check
+            self.step(lr)  # the checks need the `RoundInfo`
         else:
             self.state = self.algorithm.advance(self.state, lr)
 
     def _call(self, name: str, *args: Any) -> Any:
-        """Return what a function of the method returns for the present state."""
+        """Call a function of the method with the current state."""
         function = getattr(self.algorithm, name)
         if self._check is None:
             return function(self.state, *args)

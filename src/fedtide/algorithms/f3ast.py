@@ -1,4 +1,4 @@
-"""F3AST: averaging with rates that are smoothed online, for selections that follow availability."""
+"""F3AST: averaging with rates smoothed online, for selections that follow availability."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ class F3AST(WeightedSum[F3ASTState]):
         r_n ← (1 - β) r_n + β 1{n in S_t}        for all clients, r_n = 1/N at first
         x ← x + η / N Σ_{n in S_t} Δ_n / r_n     with the new r_n
 
-    r_n is how often client n has taken part lately: an average over about 1/β rounds, so it follows
-    rates that change. A client's first update weighs up to 1 / (β N), so small β want small η.
+    r_n is how often client n has taken part recently: an average over about 1/β rounds, so it
+    follows changing rates. A client's first update has a weight of up to 1 / (β N), so a small β
+    needs a small η.
 
-    The authors' selection trains the K available clients for which the variance of the step falls
-    most, those with the largest (1/N)² / r_n²: that is `LeastFrequent(size=K, beta=β)`. Without it
-    the method weights the clients that take part.
+    The authors' selection trains the K available clients that reduce the variance of the step most,
+    those with the largest (1/N)² / r_n²: that is `LeastFrequent(size=K, beta=β)`. Without it the
+    method only weights the clients that take part.
 
     Written from the authors' program (github.com/mriberodiaz/f3ast at 27b4e33); of the paper only
     the abstract was read. The program has β = 0.01 and r_n = p_n (the client's share of the
@@ -95,7 +96,7 @@ class F3AST(WeightedSum[F3ASTState]):
         return float(state.population)
 
     def record_cohort(self, state: F3ASTState) -> F3ASTState:
-        """Update the rates of those who took part."""
+        """Update the rates of the clients that took part."""
         state.rates[state.clients] = self.rate(state, state.clients)
         state.last[state.clients] = state.round
         return state

@@ -38,7 +38,7 @@ _MOST_PHASES = 2**27
 
 @dataclass(frozen=True)
 class IntervalStatistics(ABC):
-    """Statistics of the closed intervals of N clients. `record` reuses the memory of its object.
+    """Statistics of the closed intervals of N clients. `record` may reuse the object's memory.
 
     Args:
         cutoff: K >= 1; 0 stands for no cutoff.
@@ -65,7 +65,7 @@ class IntervalStatistics(ABC):
         return self
 
     def cut_intervals(self, t: int, clients: Tensor) -> Tensor:
-        """Return c, how many intervals the cutoff closed since each client was seen, (S,)."""
+        """Return c, how many intervals the cutoff closed since each client was last seen, (S,)."""
         if not self.cutoff:
             return torch.zeros_like(clients)
         return (t - 1 - self.last_seen[clients].to(torch.int64)) // self.cutoff
@@ -287,7 +287,7 @@ class FedAU(WeightedSum[FedAUState]):
         return None if self.cutoff is None else float(self.cutoff)
 
     def least_weights(self, state: FedAUState) -> Tensor | float:
-        """Return ω, which grows as the cutoff closes intervals; 1 for a subclass of a user's."""
+        """Return ω, which grows as the cutoff closes intervals; 1 for a user-defined subclass."""
         if is_own(type(self)):
             return super().least_weights(state)
         return self.omega(state, torch.arange(state.population))

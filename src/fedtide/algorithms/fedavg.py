@@ -18,7 +18,7 @@ Weights = Literal["mean", "all", "data", "given"]
 
 
 class CohortAverage(WeightedSum[SumT]):
-    """x ← x + η Σ_{n in S_t} q_n Δ_n, with q_n by the weighting `weights` (see `FedAvg`)."""
+    """x ← x + η Σ_{n in S_t} q_n Δ_n, with q_n as `weights` says (see `FedAvg`)."""
 
     weights: Weights
 
@@ -31,7 +31,7 @@ class CohortAverage(WeightedSum[SumT]):
             raise InvalidInputError("weights: 'data' needs clients that hold samples; use 'mean'")
 
     def weight_bound(self, state: SumT) -> float | None:
-        """Return 1 for "all"; the others divide by what the cohort gives."""
+        """Return 1 for "all"; None for the others, whose normaliser is not N."""
         return 1.0 if self.weights == "all" else None
 
     def client_weights(self, state: SumT, updates: ClientUpdates) -> Tensor:
@@ -64,14 +64,14 @@ class FedAvg(CohortAverage[WeightedSumState]):
         given:  q_n = q_t^n                the participation weight, never renormalised;
                                        Wang & Ji 2022, Algorithm 1
 
-    An empty round leaves x where it is. With uneven participation each of these minimises an
-    objective in which client n counts the more, the more often it takes part (Wang & Ji 2024,
-    Theorem 1; Rahimi & Kalogerias 2025, equation 3).
+    An empty round leaves x where it is. Under uneven participation each of these minimises an
+    objective in which clients that take part more often count more (Wang & Ji 2024, Theorem 1;
+    Rahimi & Kalogerias 2025, equation 3).
 
     Args:
         server_lr: η > 0; 1 moves the model to the average of the clients' models.
-        weights: one of the four; not "data" with `objective: samples`, which weights clients by m_n
-            already: together they weight them by m_n².
+        weights: one of the four; not "data" with `objective: samples`, which already weights
+            clients by m_n: together they would weight them by m_n².
 
     Raises:
         InvalidInputError: η not positive; an unknown weighting; "data" where clients hold no

@@ -1,4 +1,4 @@
-"""FedAWE: clients continue from the model of their last round, and catch up on what they missed."""
+"""FedAWE: clients continue from the model of their last round and make up for missed rounds."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class FedAWE(Algorithm[FedAWEState]):
         x ← 1/|S_t| Σ_{n in S_t} ( x_n + η (t - τ_n) Δ_n )
         x_n ← x,  τ_n ← t  for n in S_t        (the others keep theirs)
 
-    with x_n = x_0 and τ_n = -1 at first; an empty round leaves x where it is. A client that was
-    away multiplies its update by the rounds since it last took part, so that up to then all have
-    counted as often (Proposition 1: "echoing"). The server sends its model at the end of a round
-    and only to those who took part, so that clients mix evenly whatever their rates ("implicit
-    gossiping"). Rates may differ and change; the method needs no knowledge of them.
+    with x_n = x_0 and τ_n = -1 at first; an empty round leaves x where it is. The update of a
+    client is multiplied by the number of rounds since it last took part, so that all clients have
+    then counted equally often (Proposition 1: "echoing"). The server sends its model at the end of
+    a round and only to those who took part, so that clients mix evenly whatever their rates
+    ("implicit gossiping"). Rates may differ and change; the method needs no knowledge of them.
 
     The output, which is evaluated, is the mean 1/N Σ x_n of all clients' models, for which the
     paper proves convergence (Corollary 1) and which the authors' program evaluates
@@ -76,15 +76,15 @@ class FedAWE(Algorithm[FedAWEState]):
     clipped to norm 0.5, and its Algorithm 1 clips nothing. `Clipped` around this method bounds
     every Δ_n instead.
 
-    In a deployment every client would keep one model, and the server none but x; here the server
-    keeps those of the clients that took part. Clients that start from the same model train
+    In a deployment every client would keep its own model, and the server only x; here the server
+    keeps the models of all clients that took part. Clients that start from the same model train
     together, so a cohort whose members were last seen in many different rounds trains in as many
     chunks. Wrappers that move the model (Amplified, FedAvgM, FedAdam, FedYogi) refuse this method:
-    only the clients of the last round would follow.
+    they would only move the models of the last round's clients.
 
     Args:
         server_lr: η > 0.
-        clip: the largest norm of the mean innovation, before it is multiplied by η; None: any.
+        clip: the largest norm of the mean innovation, before it is multiplied by η; None: no limit.
         memory_folder: folder for a file with the x_n; None: in RAM.
 
     Raises:
@@ -112,7 +112,7 @@ class FedAWE(Algorithm[FedAWEState]):
 
     @property
     def uses_absent_clients(self) -> bool:
-        """True: by their models."""
+        """True: their models count."""
         return True
 
     @property
@@ -190,14 +190,14 @@ class FedAWE(Algorithm[FedAWEState]):
         ), info
 
     def _scale(self, innovation: Tensor) -> Tensor:
-        """Return η, times what clips this mean innovation."""
+        """Return η times the factor that clips this mean innovation."""
         if self.clip is None:  # known on the host, which need not wait for a GPU
             return torch.tensor(self.server_lr, dtype=innovation.dtype)
         one: Tensor = (self.clip / innovation.norm()).clamp(max=1.0).nan_to_num(nan=1.0)  # 0 / 0
         return self.server_lr * one
 
     def with_model(self, state: FedAWEState, model: Tensor) -> FedAWEState:
-        """Return the state in which the clients of the last round have another model, too.
+        """Return the state with another model, also for the clients of the last round.
 
         Before round 0 these are all clients.
         """

@@ -17,7 +17,7 @@ from fedtide.randomness import random_words
 from fedtide.validation import require_positive, require_whole_number
 
 _ORDER = "fedbuff order"
-"""The purpose of the draws that say in which order the updates of a round enter the buffer."""
+"""The purpose of the draws of the order in which a round's updates enter the buffer."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class FedBuffState(State):
 
 @configurable
 class FedBuff(Algorithm[FedBuffState]):
-    """Buffered aggregation (Nguyen et al., AISTATS 2022), as far as rounds allow.
+    """Buffered aggregation (Nguyen et al., AISTATS 2022), adapted to rounds.
 
     The updates of a round enter a buffer b one after another. With s_n the number of steps that
     the server has made since client n was sent its model, and b = 0 at first,
@@ -50,29 +50,28 @@ class FedBuff(Algorithm[FedBuffState]):
 
         x ← x + η / B · b,    b ← 0
 
-    The buffer spans rounds: what is left in it waits for the updates of the next ones, and what is
-    left after the last round is not used. A round of more than B updates makes several steps. As
-    all of its clients were sent the model of its beginning, s_n is 0 up to its first step, 1 up to
-    the second, and so on; in rounds, no other staleness occurs. With cohorts of B clients this is
-    FedAvg.
+    The buffer spans rounds: updates left in it wait for those of the next rounds, and any left
+    after the last round are not used. A round of more than B updates makes several steps. Since all
+    clients of a round receive the model from its start, s_n is 0 up to the round's first step, 1 up
+    to the second, and so on; no other staleness occurs. With cohorts of B clients this is FedAvg.
 
-    The order in which the updates of a round enter is random, but the same in every run: in the
-    order of ids, the last clients would have the stalest updates in every round. So the order in
-    which a simulator or a deployment passes them on does not matter. The updates of a round are
-    kept until its end: S d numbers. `RoundInfo` gives those that still wait the weight 0.
+    The updates of a round enter in random order, the same in every run: in the order of ids, the
+    last clients would have the stalest updates in every round. The order in which a simulator or a
+    deployment passes them on therefore does not matter. The updates of a round are kept until its
+    end: S d numbers. `RoundInfo` gives those that still wait the weight 0.
 
     Written from the authors' program (github.com/facebookresearch/FLSim at 7311f2d); of the paper
     only the abstract was read. By default the program does not divide by B, and divides all weights
     by that of s_n = 1, so that its learning rate is η / (2^a B); it has B = 1 and a = 0. It can
     also weight updates by samples, leave stale ones out, and step with momentum or Adam; at the end
-    of an epoch it makes a step with what is in the buffer. Its clients start and end at times of
-    their own. Here a late update of a deployment is not used, because methods are not told when its
-    client started.
+    of an epoch it makes a step with what is in the buffer. Its clients start and end independently
+    of each other. Here a late update in a deployment is not used, because methods do not know when
+    its client started.
 
     Args:
         server_lr: η > 0.
         buffer_size: B >= 1, in updates.
-        exponent: a in [0, 1]; 1/2 weights by 1/√(1 + s_n), and 0 all alike.
+        exponent: a in [0, 1]; 1/2 weights by 1/√(1 + s_n), 0 weights all equally.
 
     Raises:
         InvalidInputError: a number outside its range.
@@ -135,7 +134,7 @@ class FedBuff(Algorithm[FedBuffState]):
 
 
 def _ranks(round: int, clients: Tensor) -> Tensor:
-    """Return the place of each client, shape (S,), in the order of a round, from 0.
+    """Return each client's position, from 0, in the order of a round, shape (S,).
 
     >>> _ranks(0, torch.tensor([4, 7, 9])).sort().values
     tensor([0, 1, 2])

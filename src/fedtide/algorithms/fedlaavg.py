@@ -22,7 +22,7 @@ class FedLaAvg(LatestUpdates[LatestUpdatesState]):
     changes. To weight clients by their data, the paper multiplies F_n by N m_n / Σ m; here that is
     `objective: samples`.
 
-    The paper trains the clients that were absent longest: `selection=LongestAbsent(size)`.
+    The paper selects the clients that have been absent longest: `selection=LongestAbsent(size)`.
 
     Args:
         memory_folder: folder for a file with the memory; None: in RAM.

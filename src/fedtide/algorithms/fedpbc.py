@@ -1,4 +1,4 @@
-"""FedPBC: clients train in every round, and mix their models in the rounds in which they report."""
+"""FedPBC: clients train in every round and mix their models in those in which they report."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ class FedPBC(Algorithm[FedPBCState]):
 
         x_n ← x_n + η Δ_n                 for all N clients: I local steps from their own models
         x ← 1/|S_t| Σ_{n in S_t} x_n      over the clients that report
-        x_n ← x  for n in S_t             (the others go on from what they have)
+        x_n ← x  for n in S_t             (the others keep theirs)
 
-    with x_n = x_0 at first; a round without reports leaves x where it is. The method is for uplinks
-    that fail: **all clients train in every round**, those of the cohort report and get the average
-    at the end of the round. Mixing leaves the mean of all models as it is, so that it moves by
-    η/N Σ Δ_n over all clients whatever the rates. For clients that are away and cannot train,
-    `FedAWE` is the method of the same authors.
+    with x_n = x_0 at first; a round without reports leaves x where it is. The method is for
+    unreliable uplinks: **all clients train in every round**, those of the cohort report and get the
+    average at the end of the round. Mixing does not change the mean of all models, which therefore
+    moves by η/N Σ Δ_n over all clients whatever the rates. For clients that are away and cannot
+    train, the same authors' method is `FedAWE`.
 
     The output, which is evaluated, is the mean 1/N Σ x_n of all clients' models, as in the authors'
     program (github.com/mingxiang12/FedPBC at 2f6770c), from which this is written; of the paper
     only the abstract was read.
 
-    The server keeps a model for each of the N clients, and trains N clients a round, one by one but
-    for those that share a model.
+    The server keeps a model for each of the N clients, and trains N clients a round: together if
+    they share a model, otherwise one by one.
 
     Args:
         server_lr: η > 0.
@@ -91,7 +91,7 @@ class FedPBC(Algorithm[FedPBCState]):
 
     @property
     def uses_absent_clients(self) -> bool:
-        """True: they train, too, and count by their models."""
+        """True: they train, too, and their models count."""
         return True
 
     @property
@@ -171,7 +171,7 @@ class FedPBC(Algorithm[FedPBCState]):
         ), info
 
     def with_model(self, state: FedPBCState, model: Tensor) -> FedPBCState:
-        """Return the state in which the clients of the last round have another model, too.
+        """Return the state with another model, also for the clients of the last round.
 
         Before round 0 these are all clients.
         """

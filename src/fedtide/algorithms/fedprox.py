@@ -18,7 +18,7 @@ from fedtide.validation import require_at_least
 class FedProx(CohortAverage[WeightedSumState]):
     """Federated averaging with a proximal term (Li et al., 2020).
 
-    Clients descend F_n(y) + μ/2 ||y - x||², that is,
+    Clients take local gradient steps on F_n(y) + μ/2 ||y - x||², that is,
 
         y ← y - γ ( g_n(y) + μ (y - x) )        I times from y = x,
 

@@ -31,8 +31,8 @@ class FedStaleState(LatestUpdatesState):
     Args:
         fresh: Σ ω_n (Δ_n - β h_n) over this round's updates so far, shape (d,).
         weights: their ω_n, shape (S,).
-        intervals: when each client took part, from which ω is estimated; None: rates are known.
-        known: holds the known rates; None: rates are estimated.
+        intervals: of participation, from which ω is estimated; None: rates are known.
+        known: the state with the known rates; None: rates are estimated.
     """
 
     fresh: Tensor
@@ -43,15 +43,15 @@ class FedStaleState(LatestUpdatesState):
 
 @configurable
 class FedStale(LatestUpdates[FedStaleState]):
-    """Fresh and stale updates in a chosen proportion (Rodio & Neglia 2024, arXiv 2405.04171).
+    """A convex combination of fresh and stale updates (Rodio & Neglia 2024, arXiv 2405.04171).
 
         x ← x + η/N [ Σ_{n in S_t} ω_n Δ_n + β ( Σ_n h_n - Σ_{n in S_t} ω_n h_n ) ],
         then h_n ← Δ_n  for n in S_t,        h_n = 0 at first,        ω_n = 1 / p_n
 
     β = 0 is averaging with known (or estimated) rates, β = 1 FedVARP with such weights; in between,
     the step is the convex combination of the two. With known rates the step is unbiased for every
-    β. The authors find stale updates the more useful, the more the clients' data differ, and
-    the less useful, the more their rates differ; their experiments with unknown rates take β = 0.5.
+    β. The authors find stale updates more useful the more the clients' data differ, and less useful
+    the more their rates differ; their experiments with unknown rates use β = 0.5.
 
     Written from the authors' program (github.com/arodio/FedStale at de3c12e); of the paper only the
     abstract was read. The program estimates ω_n as FedAU does without a cutoff, from the rounds
@@ -61,9 +61,9 @@ class FedStale(LatestUpdates[FedStaleState]):
     Args:
         server_lr: η > 0.
         beta: β in [0, 1].
-        rates: "estimated", or "known" for those of the participation process, or p_n in (0, 1] as a
+        rates: "estimated", "known" for those of the participation process, or p_n in (0, 1] as a
             list or by name.
-        empty_rounds: "skip", or "memory" for the step with S_t empty in rounds without updates.
+        empty_rounds: "skip" rounds without updates, or "memory": make the step with S_t empty.
         memory_folder: folder for a file with the memory; None: in RAM.
 
     Raises:
@@ -93,10 +93,10 @@ class FedStale(LatestUpdates[FedStaleState]):
             raise InvalidInputError(f"beta: {self.beta} is not within [0, 1]; 0.5 is half and half")
 
     def init(self, model: Tensor, population: Population) -> FedStaleState:
-        """Return the state before round 0, with the known rates or without a client seen."""
+        """Return the state before round 0, with the known rates or with no client seen."""
         given = None if isinstance(self.rates, str) else self.rates
         estimated = isinstance(self.rates, str) and self.rates == "estimated"
-        empty = model.new_zeros(0)  # of the known rates, the model is not used
+        empty = model.new_zeros(0)  # only its rates are used, not the model
         return FedStaleState.initial(
             model,
             population,
@@ -132,7 +132,7 @@ class FedStale(LatestUpdates[FedStaleState]):
         return replace(state, fresh=torch.zeros_like(state.fresh), weights=state.weights[:0]), info
 
     def add_clients(self, state: FedStaleState, first: int) -> FedStaleState:
-        """Count the rounds in which new clients could take part from this one on."""
+        """Count the intervals of new clients from this round on."""
         state = super().add_clients(state, first)
         if state.intervals is None:
             return state

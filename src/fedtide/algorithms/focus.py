@@ -20,12 +20,12 @@ class FOCUS(LatestUpdates[LatestUpdatesState]):
         h_n ← ∇F_n(y)                     for n in S_t, h_n = 0 at first
         x ← x - η γ Σ_n h_n               the sum over all clients, absent ones too
 
-    so a client follows how its gradient has changed since it last took part, and the server keeps
+    so a client tracks how its gradient has changed since it last took part, and the server keeps
     the sum of everyone's latest gradients. At a fixed point all clients agree on y = x and
     Σ ∇F_n(x) = 0: with exact gradients and small γ, the iterates reach the optimum of the mean
     at a linear rate for strongly convex F_n, whichever clients take part and however
-    heterogeneous they are. A step is N times as long as that of methods that average: take
-    η = 1 / N for their γ.
+    heterogeneous they are. A step is N times as long as that of methods that average: to keep their
+    γ, take η = 1 / N.
 
     Written from the authors' program (github.com/BichengYing/FedASL at 72ea664, class FedASL, the
     method's former name); of the paper only the abstract was read. The program has η = 1, and a
@@ -58,7 +58,7 @@ class FOCUS(LatestUpdates[LatestUpdatesState]):
 
     @property
     def keeps_gradients(self) -> bool:
-        """True: everyone's latest gradient."""
+        """True: the latest gradient of every client."""
         return True
 
     @property

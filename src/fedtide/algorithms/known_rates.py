@@ -44,11 +44,11 @@ class KnownRates(WeightedSum[KnownRatesState]):
     Args:
         server_lr: η > 0.
         rates: p_n in (0, 1], (N,) or by name; None: those of the participation process. 0 is only
-            for a client that the process never lets take part.
+            allowed for a client that never takes part under the process.
 
     Raises:
-        InvalidInputError: η not positive; rates outside [0, 1], not N of them, or unknown; the rate
-            0 of a client that may take part.
+        InvalidInputError: η not positive; rates outside [0, 1], not N of them, or unknown; a rate
+            of 0 for a client that may take part.
 
     >>> import torch
     >>> method = KnownRates(rates=[0.5, 0.25])
@@ -79,7 +79,7 @@ class KnownRates(WeightedSum[KnownRatesState]):
         return float(1.0 / positive.min()) if len(positive) else None
 
     def least_weights(self, state: KnownRatesState) -> Tensor | float:
-        """Return 1 / p_n, which never changes; 1 for a subclass of a user's."""
+        """Return 1 / p_n, which never changes; 1 for a user-defined subclass."""
         return super().least_weights(state) if is_own(type(self)) else 1.0 / state.rates
 
     def client_weights(self, state: KnownRatesState, updates: ClientUpdates) -> Tensor:
@@ -108,7 +108,7 @@ def order_rates(
     if given is None:
         raise InvalidInputError(
             "rates: unknown, as the participation process does not know them, a selection takes "
-            "some of the available clients, or some of these report late; give one per client"
+            "only some of the available clients, or some of these report late; give one per client"
         )
     resolved = np.asarray(order_by_id("rates", given, population), dtype=np.float64)
     if resolved.shape != (population.clients,):
@@ -122,9 +122,9 @@ def order_rates(
 
 
 def _require_rates_of_participants(rates: NDArray[np.float64], population: Population) -> None:
-    """Raise InvalidInputError if a client has the rate 0 and may take part all the same.
+    """Raise InvalidInputError if a client has rate 0 but may take part.
 
-    Its first update could not be weighted, which would end the training, however far it has come.
+    Its first update could not be weighted, which would end the training in the middle of a run.
     """
     may_come = True if population.rates is None else population.rates > 0
     if (wrong := np.flatnonzero((rates == 0) & may_come)).size:

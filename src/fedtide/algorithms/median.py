@@ -19,11 +19,11 @@ class Median(CoordinatewiseTrimmed):
 
     with W = Σ_{n in S_t} a_n the sum of the weights that the inner method gives the updates: η for
     FedAvg, η/N Σ ω_n for FedAU. With an even number of clients, the median is the average of the
-    two middle values with their weights a_n. It is the trimmed mean that leaves out all but the
-    middle, with the same properties as `TrimmedMean`, and the strongest of them: fewer than half of
-    a cohort cannot take x outside of what the honest clients ask for, **and fewer than half of the
-    clients, such as the rare ones, are not heard when they differ**. FedAU's weights still decide
-    how long the step is, but hardly where it goes.
+    two middle values with their weights a_n. It is the `TrimmedMean` that leaves out all but the
+    middle, with the same properties in their strongest form: fewer than half of a cohort cannot
+    take a coordinate of the step outside W times the range of the honest clients' values, **and
+    fewer than half of the clients, such as the rare ones, are ignored when they differ**. FedAU's
+    weights still decide how long the step is, but hardly its direction.
 
     Args:
         inner: as for `TrimmedMean`.

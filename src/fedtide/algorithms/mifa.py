@@ -29,8 +29,8 @@ class MIFA(LatestUpdates[LatestUpdatesState]):
                   round 0.
 
     The memory keeps updates as they arrived: old ones still count in full after γ was lowered, as
-    in that program. MIFA's own program keeps Δ_n / γ and multiplies by the current γ; that
-    method is FedLaAvg here.
+    in that program. MIFA's own program keeps Δ_n / γ and multiplies by the current γ; that method
+    is FedLaAvg here.
 
     Args:
         server_lr: η > 0.

@@ -1,4 +1,4 @@
-"""Undoing a round: what a driver keeps of a state before it absorbs updates that may ruin it."""
+"""Undoing a round: the copies that a driver makes before it absorbs updates that may be invalid."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from fedtide.algorithms.base import StateT
 from fedtide.import_paths import is_own
 
 _ROWS_READ = 2**20
-"""How many numbers of client rows are copied at a time to be checked."""
+"""How many numbers of client rows are copied at a time for a check."""
 
 
 @runtime_checkable
 class WritesOtherRows(Protocol):
-    """A state of which a round may also write rows of clients that do not report in it."""
+    """A state in which a round may also write rows of clients that do not report in it."""
 
     def rows_written(self, clients: Tensor) -> Mapping[str, Tensor]:
-        """Return by field the clients whose rows a round may write in which these report."""
+        """Return, by field, the clients whose rows may be written when these clients report."""
 
 
 def remember(state: StateT, clients: Tensor, population: int) -> Callable[[], StateT]:
     """Return a function that restores a state after a round in which these clients reported.
 
-    `absorb` and `step` reuse the memory of per-client rows, so that a reference to the state does
-    not suffice. Of rows as long as the model, those of these clients are copied. What has the shape
-    of the model belongs to no client and is not changed in place, so it is not copied, except in
-    states of the user's own. A state that writes rows of other clients, too, says so (see
-    `WritesOtherRows`).
+    `absorb` and `step` reuse the memory of per-client rows, so keeping a reference to the state is
+    not enough. Of rows as long as the model, only those of these clients are copied. Tensors of the
+    model's shape belong to no client and are not changed in place, so they are not copied, except
+    in user-defined states. A state that also writes rows of other clients is a `WritesOtherRows`.
 
     Args:
-        state: at the beginning of a round.
+        state: at the start of a round.
         clients: their ids, shape (S,).
         population: N.
 
@@ -64,8 +63,8 @@ def remember(state: StateT, clients: Tensor, population: int) -> Callable[[], St
 def _remember_parts(
     part: Any, clients: Tensor, is_shared: Callable[[Any, Tensor], bool]
 ) -> Callable[[], Any]:
-    # Not a function within the other: one that calls itself is part of a reference cycle, and would
-    # hold the model until the garbage collector finds it.
+    # Not a nested function: one that calls itself is part of a reference cycle, which would keep
+    # the model in memory until the garbage collector runs.
     parts: dict[str, Callable[[], Any]] = {}
     written = part.rows_written(clients) if isinstance(part, WritesOtherRows) else {}
     for field in fields(part):
@@ -80,7 +79,7 @@ def _remember_parts(
 
 
 def is_bounded(state: Any, clients: Tensor) -> bool:
-    """Return whether all of a state has finite sums of squares: of client rows, only these."""
+    """Return whether all sums of squares in a state are finite; of client rows, only these."""
     for field in fields(state):
         value = getattr(state, field.name)
         if isinstance(value, ClientMemory):
@@ -96,7 +95,7 @@ def is_bounded(state: Any, clients: Tensor) -> bool:
 
 
 def _is_finite(value: Tensor) -> bool:
-    """Return whether the sum of squares is finite; of integers it is."""
+    """Return whether the sum of squares is finite, as it always is for integers."""
     if not value.is_floating_point():
         return True
     return bool(torch.isfinite(torch.linalg.vector_norm(value)))

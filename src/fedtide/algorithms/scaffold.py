@@ -44,9 +44,9 @@ class Scaffold(CohortAverage[ScaffoldState]):
         c_n ← c_n - c - Δ_n / (γ I), the mean raw gradient      (option 2)
         x ← x + η Σ_{n in S_t} q_t^n Δ_n,        c ← c + 1/N Σ_{n in S_t} (new c_n - old c_n)
 
-    with c = c_n = 0 at first; absent clients keep their c_n. Option 1 asks every client for a pass
-    over all of its data at x besides its local steps, option 2 costs nothing. Crawshaw & Liu (2024)
-    run option 2 with η = 1 and the plain mean.
+    with c = c_n = 0 at first; absent clients keep their c_n. Option 1 requires of every client an
+    extra pass over all of its data at x; option 2 costs nothing extra. Crawshaw & Liu (2024) run
+    option 2 with η = 1 and the plain mean.
 
     Option 2 recovers gradients from Δ_n, so it needs plain local SGD.
 
@@ -87,7 +87,7 @@ class Scaffold(CohortAverage[ScaffoldState]):
 
     @property
     def keeps_gradients(self) -> bool:
-        """True: the control variates."""
+        """True: control variates are gradients."""
         return True
 
     @property

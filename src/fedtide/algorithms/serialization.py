@@ -24,7 +24,7 @@ class TensorConvertible(Protocol):
 
 
 def list_fields(state: Any, prefix: str = "") -> set[str]:
-    """Return the dotted paths of all that is stored of `state`: what is None is not.
+    """Return the dotted paths of everything stored of `state`; fields that are None are not.
 
     Raises:
         InvalidInputError: a field of a type that cannot be stored.
@@ -43,7 +43,7 @@ def list_fields(state: Any, prefix: str = "") -> set[str]:
         elif value is not None:
             raise InvalidInputError(
                 f"algorithm: its state holds {path}, a {type(value).__name__}, which cannot be "
-                "stored; let states hold tensors, Python's numbers and further states"
+                "stored; let states hold only tensors, Python numbers and nested states"
             )
     return found
 
@@ -52,8 +52,8 @@ def require_same_fields(before: set[str], now: set[str]) -> None:
     """Raise InvalidInputError unless a state has the fields that it had before training.
 
     Args:
-        before: what `list_fields` returned of the initial state, from which training is resumed.
-        now: the same of the present one.
+        before: what `list_fields` returned for the initial state, the template when resuming.
+        now: the same for the current state.
     """
     if before != now:
         raise InvalidInputError(
@@ -66,7 +66,7 @@ def require_same_fields(before: set[str], now: set[str]) -> None:
 def to_tensors(state: Any) -> dict[str, Tensor]:
     """Return every tensor and number in `state` by its dotted path, numbers as 0-d tensors.
 
-    No two of the tensors share memory, which a file could not hold.
+    No two of the tensors share memory, which the file format would not allow.
 
     Raises:
         InvalidInputError: a field of a type that cannot be stored.
@@ -109,7 +109,7 @@ def from_tensors(template: Any, stored: Mapping[str, Tensor]) -> Any:
     A number is restored as the number, or the tensor, that was stored.
 
     Raises:
-        InvalidInputError: the template has other fields than what was stored.
+        InvalidInputError: the template and `stored` have different fields.
 
     >>> from fedtide.algorithms.base import State
     >>> old = State(torch.ones(2), 7)
@@ -126,14 +126,15 @@ def from_tensors(template: Any, stored: Mapping[str, Tensor]) -> Any:
 def with_further_clients(
     stored: Mapping[str, Tensor], initial: Mapping[str, Tensor], first: int
 ) -> dict[str, Tensor]:
-    """Return what was stored of a state, with what an initial state has for further clients.
+    """Return the stored tensors, extended to more clients with the values of an initial state.
 
-    That is the further rows of tensors that had a row for each client, and numbers `population`.
+    Tensors with one row per client get the initial state's further rows, and a number `population`
+    gets its value.
 
     Args:
-        stored: what `to_tensors` returned, of N clients.
-        initial: the same of the state before round 0 of more clients, the first N of which are
-            those.
+        stored: what `to_tensors` returned for N clients.
+        initial: the same for the state before round 0 of more clients, of which these are the
+            first N.
         first: N, the id of the first new client.
 
     >>> with_further_clients({"paid": torch.ones(2)}, {"paid": torch.zeros(3)}, first=2)
@@ -178,5 +179,5 @@ def _restore(template: Any, stored: dict[str, Tensor], prefix: str) -> Any:
 def _other_fields(names: list[str]) -> InvalidInputError:
     return InvalidInputError(
         f"state: {list_names(names)} is either in the checkpoint or in the method's initial state, "
-        "not in both; resume with the method and the version of fedtide that began it"
+        "not in both; resume with the method and the version of fedtide that started the run"
     )

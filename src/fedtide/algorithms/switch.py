@@ -31,7 +31,7 @@ class SwitchState:
     Args:
         round: t, the number of completed rounds.
         first: the state of the first method.
-        second: the state of the second, which stays before its round 0 until the switch.
+        second: the state of the second, which stays at its round 0 until the switch.
         switched: whether the second method is active.
     """
 
@@ -56,8 +56,8 @@ class Switch(Algorithm[SwitchState]):
     """One method until a given round, then another, which continues from the current model.
 
     The second method starts without history: its round 0 is round `at`, from which it counts
-    periods and absences. A warm-up by FedAvg, as Wang & Ji 2022 use it before amplification and
-    Yan et al. 2020 before FedLaAvg, is `Switch(first=FedAvg(), second=..., at=2000)`.
+    periods and absences. A warm-up with FedAvg, as used by Wang & Ji 2022 before amplification and
+    by Yan et al. 2020 before FedLaAvg, is `Switch(first=FedAvg(), second=..., at=2000)`.
 
     Args:
         first: the method of the rounds before `at`.
@@ -115,7 +115,7 @@ class Switch(Algorithm[SwitchState]):
 
     @property
     def weights_follow_updates(self) -> bool:
-        """Whether those of one of the methods do."""
+        """Whether the weights of one of the methods do."""
         return self.first.weights_follow_updates or self.second.weights_follow_updates
 
     @property
@@ -135,7 +135,7 @@ class Switch(Algorithm[SwitchState]):
 
     @property
     def clients_keep_models(self) -> bool:
-        """Whether those of one of the methods do."""
+        """Whether the clients of one of the methods do."""
         return self.first.clients_keep_models or self.second.clients_keep_models
 
     @property
@@ -145,12 +145,12 @@ class Switch(Algorithm[SwitchState]):
 
     @property
     def simulation_only(self) -> str:
-        """That of one of the methods."""
+        """What one of the methods needs."""
         return self.first.simulation_only or self.second.simulation_only
 
     @property
     def amplification(self) -> Amplification | None:
-        """That of the second method, which begins at round `at`."""
+        """The amplification of the second method, which begins at round `at`."""
         found = self.second.amplification
         if found is None:
             return None

@@ -24,18 +24,19 @@ class TrimmedMean(CoordinatewiseTrimmed):
     smallest Δ_nj, a_n is the weight that the inner method gives an update (1 / S for FedAvg,
     ω_n / N for FedAU) and W = Σ_{n in S_t} a_n, so that the step keeps its length. As long as at
     most b clients of a cohort are hostile, every coordinate of x moves by W times a value between
-    those of the honest clients. W counts the weights of all: clients that were long away make the
+    those of the honest clients. W sums the weights of all: clients that were long away make the
     step of FedAU longer, hostile or not.
 
     **Updates are trimmed before they are weighted**: a client counts once, whatever its weight. If
-    weights were trimmed, a hostile client could become the median by staying away until FedAU gives
-    it half of the weight. The cost is that a rare client whose values lie outside those of the
-    others, which is when the others do not speak for it, is removed like an attacker (see
+    trimming counted weights, a hostile client could become the median by staying away until FedAU
+    gives it half of the weight. The cost is that a rare client whose values lie outside those of
+    the others, so that nobody else represents it, is removed like an attacker (see
     docs/methods.md).
 
-    No protection in rounds of one or two clients, where nothing can be trimmed; Clipped around this
-    method bounds those. All updates of a round are kept until its end: S d numbers. Yin et al. have
-    all clients in every round, and take gradients where this takes updates.
+    There is no protection in rounds of one or two clients, where nothing can be trimmed; Clipped
+    around this method bounds their updates. All updates of a round are kept until its end: S d
+    numbers. Yin et al. assume that all clients take part in every round, and trim gradients where
+    this trims updates.
 
     Args:
         trim: β in [0, 1/2), the share of the cohort that is left out at each end; 0 is the inner

@@ -35,8 +35,8 @@ class WaitForAll(Algorithm[WaitState]):
     """One server step in every period of P rounds (wait-minibatch and wait-full of Wang & Ji 2022).
 
     steps (the authors' program): in the last round of each period all N clients, available or not,
-    make I local steps; no client trains in the other rounds. Where updates are lost, the step is
-    the mean of the others.
+    make I local steps; no client trains in the other rounds. If updates are lost, the step is the
+    mean of the others.
 
         x ← x + 1/N Σ_n Δ_n
 
@@ -134,7 +134,7 @@ class WaitForAll(Algorithm[WaitState]):
         return (state.round + 1) % self.period == 0
 
     def _factors(self, updates: ClientUpdates, weights: Tensor) -> Tensor:
-        """Return what each update is multiplied by in the sum."""
+        """Return the factor of each update in the sum."""
         if self.mode == "steps":
             return weights
         return weights / (updates.lr * updates.steps).to(weights.dtype)

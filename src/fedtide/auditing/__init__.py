@@ -1,16 +1,17 @@
 """Auditing of participation logs: the objective that training minimises, and better methods.
 
-The path of a row from the log to a sentence of advice, which `api.audit` goes step by step:
+How `api.audit` gets from the rows of a log to advice, step by step:
 
 - `log/reader` opens the log (`table_source`) and finds its columns.
 - `log/log_builder` reads the rows batch by batch (`cohort_lists`, `values`, `times`).
 - `log/participation_log` holds who took part in which round, with which weight.
-- `statistics/pattern`, `rate_estimates` and `variance` say how clients come and go, and what is
-  chance.
-- `statistics/influence`, `recent_influence` and `stages` say whose objective it is, now and why.
-- `recommend/findings` and `candidates` say what speaks against averaging, and list the methods.
-- `recommend/replay_problem`, `log_replay` and `ranking` train them along the log and order them.
-- `output/text`, `terminal`, `html_page` and `json_document` write all of it down.
+- `statistics/pattern`, `rate_estimates` and `variance` estimate how clients come and go, and how
+  much of that is chance.
+- `statistics/influence`, `recent_influence` and `stages` measure which objective training
+  minimises, over the whole log and now, and at which stage its bias arises.
+- `recommend/findings` and `candidates` collect what speaks against averaging, and list methods.
+- `recommend/replay_problem`, `log_replay` and `ranking` replay them along the log and rank them.
+- `output/text`, `terminal`, `html_page` and `json_document` present the results.
 """
 
 from fedtide.auditing.api import Audit, audit

@@ -62,16 +62,16 @@ class Audit:
         selection: what selection and dropout add to it, if the log has stages.
         churn: clients that left for good or joined late: by availability, if the log says who was
             available, otherwise by participation.
-        unseen: how many clients the log has not seen; None if all clients are known.
+        unseen: how many clients never appear in the log; None if all clients are known.
         groups: the influence of groups under the objective in force, one entry per grouping of the
             roster.
         pattern: how clients come and go, with the tests behind it.
         forgetting: how far the objective in force swings.
         regularity: the regularity of windows of P rounds.
-        cutoff: of FedAU, with the smallest error of its weights on this log.
+        cutoff: the cutoff K with which the weights of FedAU have the smallest error on this log.
         learning_rates: by method, if `training` was given.
-        advice: the methods, best first; with `privacy`, those that it accepts.
-        limits: what no weights can correct, and what the intervals leave out, in sentences.
+        advice: the methods, best first; with `privacy`, only those that it accepts.
+        limits: sentences on what no weights can correct, and what the intervals leave out.
         wanted_source: where the wanted weights come from: "equal", the "roster" or "samples".
         left_out: the methods that `privacy` refuses.
     """
@@ -118,8 +118,8 @@ class Audit:
         """Return one row per client: its rate, influence, absences, pattern and state.
 
         The influence is that of the objective in force: of the log's own weights if it has any.
-        With the stages of the log, also the rounds in which it was available and reported; with
-        reasons, also the rounds in which it was left out for one, and the most frequent one.
+        If the log has stages, also in how many rounds it was available and reported; if it has
+        reasons, in how many rounds it was left out for one, and its most frequent reason.
         """
         first, last = (
             pl.Series(rounds + self.log.first_round).set(pl.Series(rounds < 0), None)
@@ -180,8 +180,8 @@ def audit(
 ) -> Audit:
     """Audit a participation log: which objective its training minimises, and how to correct it.
 
-    Needs no data and no model. Rounds count from the first to the last of the log; a round without
-    rows is an empty round. Rows may be in any order.
+    Needs neither data nor a model. All rounds from the first to the last of the log count; a round
+    without rows is empty. Rows may be in any order.
 
     Args:
         log: a file of Parquet, CSV, TSV or JSON with columns `round` and `client` (and `stage`), or
@@ -197,21 +197,22 @@ def audit(
         columns: the log's names of its columns, such as {"round": "my_round"}; common names are
             recognised.
         stages: what the values of the column `stage`, or else of a column such as `status`, mean:
-            {"OK": "used", "TIMEOUT": "selected"}. "" stands for a missing value, "other" for all
-            that are not named.
+            {"OK": "used", "TIMEOUT": "selected"}. "" stands for a missing value, "other" for every
+            value that is not named.
         round_seconds: the length of a round in seconds, for a log with times instead of rounds.
-        round_step: the difference between the numbers of consecutive rounds; None: found.
-        from_round: the first round that counts; clients that came earlier still count as clients.
+        round_step: the difference between the numbers of consecutive rounds; None: detected.
+        from_round: the first round that counts; clients seen only earlier still belong to the
+            federation.
         training: L, σ, δ and others, for the learning rates of the theorems.
         dimension: the number of model parameters d, for the cost of the methods.
-        tolerance: the accepted irregularity of a window of the amplification period.
+        tolerance: the accepted excess irregularity of windows, for the amplification period.
         wanted: "equal" for equal weights of all clients; None: the weights of the roster if it has
             any, else proportional to the samples of the log or the roster, else equal.
-        privacy: the mechanism with which training goes on: only methods that it accepts are
+        privacy: the privacy mechanism of future training: only methods that it accepts are
             advised. None: none.
-        simulate: whether to replay ten times as many rounds and clients of a large log on
-            quadratics as usual, for the advice.
-        seed: of the replay, and of other draws.
+        simulate: whether the replay on quadratics behind the advice uses ten times as many rounds
+            and clients of a large log as usual.
+        seed: of the replay, and of drawing other selections.
         watch: called with the current step and the completed share of it.
 
     Raises:
@@ -335,7 +336,7 @@ def _find_churn_and_unseen(
 ) -> tuple[Churn, UnseenClients | None]:
     """Return who left or joined, and how many clients the log has not seen.
 
-    Both are judged by availability where it is known: it shows more of a client than its use.
+    Both use availability where it is known: it shows more of a client than its participation.
     """
     complete = log.complete
     if availability is not None and log.available is not None:  # both or neither

@@ -24,7 +24,7 @@ from fedtide.plotting.console import new_console
 from fedtide.validation import PAGE_SUFFIXES, expand_home, require_not_read, require_suffix
 
 _PAIR = re.compile(r"([^=]*=[^,]*|.+)(?:,|$)")
-"""A pair of --stages; its value may contain commas, as error messages do."""
+"""A VALUE=STAGE pair of --stages; the value may contain commas, as error messages do."""
 _RUN_FILES = (
     "experiment.yaml",
     "failure.json",
@@ -152,12 +152,12 @@ def audit_command(
     """Report which objective a participation log trains on, and which method corrects it.
 
     Needs neither data nor a model: one row for each round and client that took part is enough.
-    Rounds count from the first to the last of the log; a round without rows is an empty round.
+    All rounds from the first to the last of the log count; a round without rows is empty.
 
-    A log has the columns round and client, or one row per round with a list of clients. Optional:
-    stage (available, selected, reported or used), samples (the client's number of samples), weight
-    (its participation weight), reason (why a client was not used), time (ISO, or Unix times) for
-    --round-seconds.
+    A log has the columns round and client, or one row per round with a list of clients. Optional
+    columns: stage (available, selected, reported or used), samples (the client's number of
+    samples), weight (its participation weight), reason (why a client was not used), time (ISO, or
+    Unix times) for --round-seconds.
 
     Examples:
 
@@ -253,7 +253,7 @@ def audit_command(
 
 
 def _choose_advice(ranked: Sequence[Advice], method: str | None) -> Advice:
-    """Return the first method, or the first of this name."""
+    """Return the best-ranked method, or the best-ranked one of this name."""
     chosen = next((one for one in ranked if method in (None, one.algorithm)), None)
     if chosen is None:
         names = ", ".join(dict.fromkeys(one.algorithm for one in ranked))
@@ -262,7 +262,7 @@ def _choose_advice(ranked: Sequence[Advice], method: str | None) -> Advice:
 
 
 def _list_files(log: Path) -> list[Path]:
-    """Return the log, or the files of a run folder that outputs could replace."""
+    """Return the log, or for a run folder the files that outputs could overwrite."""
     return [log / name for name in _RUN_FILES] if log.is_dir() else [log]
 
 
@@ -281,7 +281,7 @@ def _parse_pairs(field: str, pairs: list[str], example: str) -> dict[str, str]:
     """Return the mapping given as NAME=COLUMN or VALUE=STAGE pairs."""
     mapping = {}
     for pair in pairs:
-        of_values = field == "stages"  # a value may be empty, or contain the sign
+        of_values = field == "stages"  # a value may be empty, or contain "="
         name, sign, meaning = pair.rpartition("=") if of_values else pair.partition("=")
         if not (sign and meaning and (name or of_values)):
             form = "VALUE=STAGE" if of_values else "NAME=COLUMN"

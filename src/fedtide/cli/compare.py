@@ -32,9 +32,9 @@ def compare_command(
 ) -> None:
     """Compare finished runs: one row per method, mean ± standard deviation over its seeds.
 
-    Methods are in the order of the folders, those of a sweep in the order of its file. A method
-    without a finished run is shown up to its last evaluation, and its name says so. Of runs with
-    the same experiment and seed, the first is shown. Each problem has a table of its own, because
+    Methods appear in the order of the folders, those of a sweep in the order of its file. A method
+    without a finished run is shown up to its last evaluation, and its name says so. If runs have
+    the same experiment and seed, only the first is shown. Each problem has its own table, because
     losses and accuracies of different problems are not comparable.
 
     Worst tenth: the mean over the tenth of the clients with the lowest test accuracy. Spread: the

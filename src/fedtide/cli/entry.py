@@ -1,4 +1,4 @@
-"""The console script: handles Ctrl-C before it imports anything that takes time."""
+"""The console script: handles Ctrl-C before importing anything slow."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def main() -> None:
 
 
 def end_at_once_on_signals() -> None:
-    """End the process on Ctrl-C and SIGTERM, with a sentence and exit status 130.
+    """End the process on Ctrl-C and SIGTERM, with a message and exit status 130.
 
-    For the time of the imports: an exception raised in the middle of one may be swallowed, and
+    Meant for the time of the imports: an exception raised during an import may be swallowed, and
     there is nothing to save yet.
     """
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -28,8 +28,8 @@ def examples_command(
 ) -> None:
     """List the examples that come with fedtide, or copy one to start from.
 
-    An experiment also runs without a copy, by its name: fedtide run digits. Existing files with
-    other content are never replaced.
+    An experiment also runs by its name, without a copy: fedtide run digits. Existing files with
+    different content are never replaced.
 
     Example: fedtide examples digits-sweep --out my-experiments
     """

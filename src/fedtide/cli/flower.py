@@ -36,9 +36,10 @@ def demo_command(
 ) -> None:
     """Run a real federation on this machine: a SuperLink and five SuperNodes with Flower.
 
-    Each client holds two of the ten handwritten digits; three of them take part only now and then.
-    FedAU trains. An audit of the ledger shows which objective plain averaging would have minimised,
-    and the simulator what other methods would have learned. All processes end with the command.
+    Each client holds two of the ten handwritten digits; three clients take part only now and then.
+    The method is FedAU. Afterwards an audit of the ledger shows which objective plain averaging
+    would have minimised, and a simulation shows what other methods would have learned. All
+    processes end with the command.
 
     Example: fedtide flower demo --tls
     """
@@ -66,7 +67,7 @@ def register_command(
         str, typer.Option(help="The connection to the SuperLink in Flower's config.toml.")
     ] = "ours",
 ) -> None:
-    """Register the key of a site with a SuperLink; a name that is taken is refused.
+    """Register the key of a site with a SuperLink; a name already in use is refused.
 
     Example: fedtide flower register site-a.pub site-a
     """

@@ -1,6 +1,6 @@
-"""Every key of an experiment file as tables, from the classes and their docstrings.
+"""Tables of all keys of an experiment file, made from the classes and their docstrings.
 
-The site of the documentation and `fedtide keys` print them.
+The documentation site and `fedtide keys` show them.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ class KeyTable(NamedTuple):
 
 
 Part = str | KeyTable
-"""A paragraph or several, as in a docstring, or a table."""
+"""One or more paragraphs, formatted as in a docstring, or a table."""
 
 
 REQUIRED = "**required**"
-"""What stands for the default of a key that has none."""
+"""Shown in place of a default for a key that has none."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """What a key takes.
+    """The description of what a key takes.
 
     Args:
         key: the key.
         title: the title.
-        base: the class of what the key takes, if it takes objects.
-        types: the classes of these, by their `type`; None: `base` itself.
-        parts: what else there is to say.
+        base: the base class of the objects that the key takes, if it takes objects.
+        types: the classes of these objects, by their `type`; None: `base` itself.
+        parts: further paragraphs and tables.
     """
 
     key: str
@@ -83,7 +83,7 @@ class Section:
 
     @property
     def classes(self) -> dict[str, type]:
-        """The classes that have keys, by their place, such as "algorithm.fedau"."""
+        """The classes that have keys, by their path, such as "algorithm.fedau"."""
         if self.types is not None:
             return {f"{self.key}.{name}": cls for name, cls in self.types.items()}
         return {} if self.base is None else {self.key: self.base}
@@ -94,7 +94,7 @@ def tabulate_keys(cls: type, home: str = "") -> KeyTable:
 
     Args:
         cls: the class.
-        home: the page to which links to sections lead; empty: the page of the table.
+        home: the page that links to sections lead to; empty: the page of the table itself.
     """
     meanings, kinds = field_meanings(cls), field_types(cls)
     known = [field for field in fields(cls) if field.init]
@@ -107,23 +107,23 @@ def tabulate_keys(cls: type, home: str = "") -> KeyTable:
 
 
 def tabulate_types(types: Mapping[str, type], link: Callable[[str], str]) -> KeyTable:
-    """Return the types of a key as a table; `link` makes a link of a name."""
+    """Return the types of a key as a table; `link` turns a name into a link."""
     return KeyTable(("type", "what it is"), [(link(n), summarise(c)) for n, c in types.items()])
 
 
 def describe(cls: type) -> str:
-    """Return the docstring of a class up to the list of arguments."""
+    """Return the docstring of a class up to its list of arguments."""
     return split_docstring(inspect.getdoc(cls) or "")[0]
 
 
 def split_docstring(text: str) -> tuple[str, str]:
-    """Return the prose of a docstring, and its sections and examples."""
+    """Split a docstring into its prose and the rest, its sections and examples."""
     start = found.start() if (found := _PART.search(text)) else len(text)
     return text[:start], text[start:]
 
 
 def summarise(thing: object) -> str:
-    """Return the first line of the docstring, of a function without "Return"."""
+    """Return the first line of the docstring, without a function's leading "Return"."""
     line = (inspect.getdoc(thing) or "").splitlines()[0]
     if line.startswith("Return "):
         line = line[7].upper() + line[8:]
@@ -131,7 +131,7 @@ def summarise(thing: object) -> str:
 
 
 def anchor(title: str) -> str:
-    """Return the anchor of a heading of the site."""
+    """Return the anchor of a heading on the documentation site."""
     return re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
 
 

@@ -46,9 +46,9 @@ def keys_command(
 ) -> None:
     """Explain the keys of an experiment file: what each takes, its default and its meaning.
 
-    Some keys take a type with keys of its own, as in `algorithm: {type: fedau, cutoff: 50}`. The
-    name of such a key lists its types, and the name of a type explains it. None in an explanation
-    is null in a file. The classes of these types take the same arguments in Python:
+    Some keys take a type that has its own keys, as in `algorithm: {type: fedau, cutoff: 50}`. Give
+    the name of such a key to list its types, and the name of a type to see its keys. None in an
+    explanation is written null in a file. In Python, the classes take the same arguments:
     ft.algorithms.FedAU(cutoff=50).
 
     Examples: fedtide keys algorithm (all methods), fedtide keys fedau (one method and its keys),
@@ -72,7 +72,7 @@ def _overview() -> Iterator[Part]:
 
 
 def _find(name: str) -> Iterator[Part]:
-    """Yield what there is on the key or type of this name; the last parts of a path are enough."""
+    """Yield the help on the key or type of this name; the last parts of its path are enough."""
     sections = [section for section in SECTIONS if section.key == name]
     for section in sections:
         yield from _section(section)
@@ -120,7 +120,7 @@ def _class(place: str, cls: type) -> Iterator[Part]:
 
 
 def _near(name: str) -> str:
-    """Return the hint for an unknown name: those that are near, or else where to look."""
+    """Return the hint for an unknown name: similar names, or else where to look."""
     places = {place: cls for section in SECTIONS for place, cls in section.classes.items()}
     known = {section.key for section in SECTIONS} | {*places, *_OF_SWEEPS}
     known |= {place.partition(".")[2] for place in places} - {""}

@@ -56,7 +56,7 @@ def leaderboard_command(
     ),
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="How many cells at a time.", show_default="one per core"),
+        typer.Option(min=1, help="How many cells to run at a time.", show_default="one per core"),
     ] = None,
     show: Annotated[
         bool,
@@ -81,13 +81,13 @@ def leaderboard_command(
     """Compare all methods under many patterns of participation, each tuned with the same budget.
 
     A cell is a method under a pattern on a problem: 12 trials tune its local learning rate and one
-    more hyper-parameter, then five seeds are judged. The regret is the excess over FedAvg under
-    full participation. Recorded cells are not run again, so the same command continues after an
-    interruption.
+    more hyper-parameter, then it is judged on five seeds. The regret is the excess over FedAvg
+    under full participation. Recorded cells are not run again, so the same command continues after
+    an interruption.
 
     Example: fedtide leaderboard --problems quadratic --methods fedavg,fedau
 
-    A file for --add, with a method of your own by its import path:
+    A file for --add with your own method, named by its import path:
 
     \b
     methods:

@@ -60,8 +60,8 @@ def check_command(ledger: Ledger) -> None:
     """Check a ledger: exit status 0 if nothing is wrong, 2 otherwise.
 
     Looks for damaged files, rounds that are missing or have rows but no end, weights that do not
-    sum to 1, unknown stages and reasons, clients twice in a round, and replies to requests that
-    were never made. A federation may run meanwhile.
+    sum to 1, unknown stages and reasons, clients that occur twice in a round, and replies to
+    requests that were never made. The federation may be running.
     """
     from fedtide.participation.log.ledger_maintenance import check_ledger
     from fedtide.participation.log.ledger_tables import VERSION
@@ -88,11 +88,11 @@ def check_command(ledger: Ledger) -> None:
 def migrate_command(ledger: Ledger) -> None:
     """Bring the tables of an older fedtide to the present version, for all their federations.
 
-    Back the database up first: sqlite3 ledger.db ".backup copy.db", or pg_dump. The tables change
-    in one transaction, so that an interrupted migration changes nothing, and a repeated one does
-    nothing more. Stop the federation first: an older fedtide does not open the new tables.
+    First back up the database (sqlite3 ledger.db ".backup copy.db", or pg_dump) and stop the
+    federation, because an older fedtide does not open the new tables. The tables change in one
+    transaction: an interrupted migration changes nothing, and a repeated one does nothing more.
 
-    An audit, `check` and `export` read older tables as they are.
+    `check`, `export` and audits read older tables without a migration.
     """
     from fedtide.participation.log.ledger_maintenance import migrate_ledger
     from fedtide.participation.log.ledger_tables import VERSION
@@ -112,10 +112,10 @@ def prune_command(
 ) -> None:
     """Remove all rounds but the last R of a federation, permanently.
 
-    Rounds keep their numbers. The federation may be running, and is not disturbed. Later audits
-    cover the rounds that are left: they do not know clients that took part in removed rounds only
-    (name all clients with --clients or --roster), and absences count from the first round that is
-    left. Export the ledger first to keep what is removed.
+    Rounds keep their numbers. A running federation is not disturbed. Later audits cover only the
+    remaining rounds: they do not know clients that took part in removed rounds only (name all
+    clients with --clients or --roster), and absences count from the first remaining round. Export
+    the ledger first to keep what is removed.
     """
     from fedtide.participation.log.ledger_maintenance import plan_pruning, prune_ledger
 
@@ -153,8 +153,8 @@ def export_command(
 ) -> None:
     """Write a ledger as a participation log, which audits and replays read.
 
-    The columns are round, client, stage, weight, time and reason. A file that exists is replaced. A
-    federation may run meanwhile: the log ends with its last complete round.
+    The columns are round, client, stage, weight, time and reason. An existing file is replaced. The
+    federation may be running: the log ends with its last complete round.
 
     fedtide audit log.parquet
 
@@ -168,6 +168,6 @@ def export_command(
     print(f"{out}: {quantify(len(log), 'row')} of {quantify(len(rounds), 'round')}")
     if empty := len(rounds) - log["round"].n_unique():
         print(
-            f"{empty:,} of them are without clients and have no rows: a log counts those between "
-            "others as empty, and does not know of any before or after them"
+            f"{empty:,} of them are without clients and have no rows: in a log, those between "
+            "other rounds count as empty, and those before or after all others are lost"
         )

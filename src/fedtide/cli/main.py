@@ -24,7 +24,7 @@ from fedtide.provenance import versions
 
 
 class _Command(NamedTuple):
-    """Where a command, or a group of commands, is implemented; the first paragraph of its help."""
+    """Where a command or group is implemented, and the first paragraph of its help."""
 
     function: str
     summary: str
@@ -81,7 +81,7 @@ COMMANDS = {
         "Run a real federation on this machine with Flower, or register a site with a server.",
     ),
 }
-"""The commands; only the one that runs is imported, so `fedtide --help` need not load PyTorch."""
+"""The commands. Only the one that runs is imported, so `fedtide --help` does not load PyTorch."""
 
 _typer = functools.partial(
     typer.Typer, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
@@ -115,9 +115,10 @@ class _LazyCommands(TyperGroup):
 
 
 def _with_flowing_help(command: click.Command) -> click.Command:
-    r"""Return a command whose help has one line for each paragraph, to be wrapped by the terminal.
+    r"""Return a command whose help has one line per paragraph, to be wrapped by the terminal.
 
-    Typer joins the lines of the first paragraph alone. One that begins with \b keeps its lines.
+    Typer joins the lines of the first paragraph only. A paragraph that begins with \b keeps its
+    lines.
     """
     paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
     command.help = "\n\n".join(
@@ -136,7 +137,7 @@ _HINTS = {
     "papers": "repeat the command to continue",
     "leaderboard": "repeat the command to continue",
 }
-"""How to continue after an interruption; the other commands begin again."""
+"""How to continue after an interruption; the other commands start over."""
 
 app = _typer(cls=_LazyCommands, no_args_is_help=True)
 
@@ -169,8 +170,8 @@ def main() -> None:
     Exit status 0: done, 1: a run failed, or the output cannot be written, 2: invalid input,
     130: interrupted.
     """
-    # On busy cores, OpenMP threads that spin while waiting cost up to a hundred times the work.
-    # PyTorch reads this when it is loaded.
+    # On busy cores, OpenMP threads that spin while they wait can cost a hundred times the actual
+    # work. PyTorch reads this setting when it is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     end_at_once_on_signals()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -194,7 +195,7 @@ def main() -> None:
         if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
             raise
         _discard_output()
-        if error.errno not in _CLOSED_PIPE:  # else the reader has enough
+        if error.errno not in _CLOSED_PIPE:  # otherwise the reader has closed the pipe
             reason = f"the output cannot be written ({error.strerror}); free some disk space"
             print(f"fedtide: {reason}", file=sys.stderr)
         sys.exit(1)
@@ -206,7 +207,7 @@ _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, *_CLOSED_PIPE)
 
 
 def _discard_output() -> None:
-    """Let what is left of the output go nowhere, as Python writes it at exit and would fail."""
+    """Discard the remaining output: Python would try to write it at exit, and fail."""
     with suppress(OSError):  # it is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -25,7 +25,7 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
-"""Changes to the file, on the command line."""
+"""Changes to the file, given on the command line."""
 
 RunFolders = Annotated[
     list[Path],
@@ -75,12 +75,12 @@ def runs_folder(name: str) -> Path:
 
 
 def split_names(text: str | None) -> list[str] | None:
-    """Return the names in a list with commas; None for None."""
+    """Return the names in a comma-separated list; None for None."""
     return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
 
 
 def print_warnings(runs: Iterable[LoadedRun], console: Console) -> None:
-    """Print what runs warn of, such as a diverged loss."""
+    """Print the warnings of runs, such as that the loss diverged."""
     for run in runs:
         for sentence in run.warnings:
             text = f"{run.method}, seed {run.experiment['seed']}: {sentence}"
@@ -88,7 +88,7 @@ def print_warnings(runs: Iterable[LoadedRun], console: Console) -> None:
 
 
 def track_runs(wanted: str | None, out: Path, name: str) -> OnRunEnd | None:
-    """Return a callback that logs finished and failed runs to the store that `--track` names.
+    """Return a function that logs finished and failed runs to the store that `--track` names.
 
     Raises:
         InvalidInputError: a store that cannot be used.

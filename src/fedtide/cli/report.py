@@ -63,10 +63,10 @@ def report_command(
 ) -> None:
     """Write an HTML report on runs: learning curves, participation, and influence of clients.
 
-    One HTML file that needs no network. Seeds of one method are drawn as a mean with a band.
-    A method without a finished run is shown up to the round that its runs have reached. Other
-    unfinished and failed runs are listed. Each problem has a section of its own, because losses and
-    accuracies of different problems are not comparable.
+    The report is a single HTML file that needs no network. The seeds of a method are drawn as a
+    mean with a band. A method without a finished run is shown up to the round that its runs have
+    reached. Other unfinished and failed runs are listed. Each problem has its own section, because
+    losses and accuracies of different problems are not comparable.
 
     Example: fedtide report runs/digits --html digits.html
     """
@@ -87,7 +87,7 @@ def report_command(
 def _watch(
     folders: Sequence[Path], target: str | None, smooth: float, html: Path, seconds: float
 ) -> None:
-    """Write the page at this interval until no run is under way, or Ctrl-C."""
+    """Write the page at this interval until no run is under way or Ctrl-C is pressed."""
     try:
         while True:
             shown, omitted = find_runs(folders)

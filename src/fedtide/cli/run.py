@@ -57,8 +57,8 @@ def run_command(
     """Run an experiment, or several methods and seeds of one, and compare the results.
 
     The output folder receives the resolved experiment, metrics, the participation log, a table of
-    the clients, the model and a figure. An interrupted run, even after a power cut, continues with
-    --resume and gives the same results as an uninterrupted one.
+    the clients, the model and a figure. A run that was interrupted, even by a power cut, continues
+    with --resume and gives the same results as an uninterrupted one.
 
     Example: fedtide run digits rounds=100 --out runs/short
     """
@@ -87,7 +87,7 @@ def run_command(
 
 
 def _default_out(name: str, resume: bool) -> Path:
-    """Return the first free of runs/NAME, runs/NAME-2, ...; to resume, the last one in use."""
+    """Return the first free folder of runs/NAME, runs/NAME-2, ...; to resume, the last in use."""
     used, free = None, runs_folder(name)
     number = 1
     while free.exists():

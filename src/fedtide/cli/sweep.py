@@ -51,7 +51,7 @@ def sweep_command(
 
     Each run has its own folder below the sweep's; results.parquet has one row per run. Repeat the
     command to continue after an interruption, or after adding to the file: finished runs are kept,
-    only missing ones are executed. A failed run is recorded and the others continue.
+    and only missing ones are executed. A failed run is recorded, and the others continue.
 
     Example: fedtide sweep digits-sweep --out runs/sweep
     """
@@ -74,7 +74,7 @@ def sweep_command(
         return
     best = out / BEST_FILE
     if frame["best"].any():
-        # Windows has other quotes than a shell; double ones mean the same in both.
+        # Double quotes mean the same in the Windows command prompt as in a shell.
         name = shlex.quote(str(best)) if os.name == "posix" else list2cmdline([str(best)])
         print(f'best: {best}; run it with: fedtide run {name} "seeds=[1, 2, 3]"')
     else:
@@ -84,7 +84,8 @@ def sweep_command(
 def _print_results(frame: pl.DataFrame, console: Console) -> None:
     """Print a row per configuration: its fields, the number of runs, and mean metrics.
 
-    Fields that take more than half of the terminal are columns like others, of numbered rows.
+    If the fields would take more than half of the terminal, the rows are numbered instead, and the
+    fields are columns like the others.
     """
     fields = frame.columns[1 : frame.columns.index("seed")]
     metrics = [name for name in ("loss", "test_accuracy") if name in frame.columns]

@@ -50,7 +50,7 @@ def watch_command(
 ) -> None:
     """Serve a page, and metrics for Prometheus, on a federation from its ledger.
 
-    The page shows which clients are there, each client's influence against its fair share,
+    The page shows which clients are present, each client's influence against its fair share,
     absences, late replies, updates that were not used and why, the skew of the last rounds, and a
     forecast. It updates itself and loads nothing from other servers. Prometheus reads /metrics. The
     federation need not be running, and the ledger may be empty. Ctrl-C ends the command.

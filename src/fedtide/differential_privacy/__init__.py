@@ -1,4 +1,4 @@
-"""Clipping and noise around weighted sums; `fedtide.privacy` is the public home."""
+"""Clipping and noise for weighted sums; `fedtide.privacy` is the public module."""
 
 from fedtide.differential_privacy.accounting import epsilon_of_loss, loss_of_epsilon
 from fedtide.differential_privacy.mechanisms import (

@@ -33,7 +33,7 @@ class Mechanism(ABC):
         noise_multiplier: z, the noise relative to what one update can change.
         delta: δ, for which ε is stated.
         budget: the ε that a client may spend; None: no limit.
-        quantile: γ, the share of the updates that clipping should leave as they are; None: C stays.
+        quantile: γ, the share of the updates that clipping should not change; None: C is fixed.
         clip_rate: η_C, how fast C follows the quantile.
         count_noise: σ_b, the noise on the count that C follows; None: 5 z.
     """
@@ -56,7 +56,7 @@ class Mechanism(ABC):
         if self.budget is not None:
             require_positive("budget", self.budget)
             if self.noise_multiplier == 0:
-                raise InvalidInputError("budget: without noise there is none to keep; leave it out")
+                raise InvalidInputError("budget: without noise no budget can be kept; leave it out")
         self._check_quantile()
 
     def _check_quantile(self) -> None:
@@ -115,9 +115,9 @@ class Mechanism(ABC):
 
             μ² = Σ_{s, s'} u_s u_s' |X_ss'| / z²,        X = LᵀL
 
-        It is exact where no entry of X is negative, as is the case for the mechanisms here: it is
-        then reached by updates that all point in the same direction. It is at most k / z² for k
-        participations at least b rounds apart.
+        It is exact if no entry of X is negative, as for the mechanisms here: updates that all point
+        in the same direction then reach it. It is at most k / z² for k participations at least b
+        rounds apart.
 
         Args:
             rounds: ascending, shape (k,).
@@ -193,7 +193,7 @@ class Gaussian(Mechanism):
         budget: the ε that a client may spend at this δ: it is no longer asked to train when its
             next update could exceed it. None: no limit.
         quantile: γ in (0, 1), the share of the updates, counted with their weights, that clipping
-            should leave as they are; None: C is fixed.
+            should not change; None: C is fixed.
         clip_rate: η_C in (0, 1], how fast C follows the quantile.
         count_noise: σ_b > z; None: 5 z, for which z_Δ is 1.02 z.
 
@@ -218,12 +218,12 @@ class MatrixFactorisation(Mechanism):
 
         c_j ∝ (2j)! / (j! 2^j)² ,        j = 0, ..., b - 1
 
-    Noise is added in every round, also in those without updates, or it would not cancel.
+    Noise is added in every round, even without updates; otherwise it would not cancel.
 
     Participations at least `min_separation` >= b rounds apart use columns of L that have no row in
     common. So k of them lose at most k / z², as with independent noise of the same z, for any
-    updates, also if these and the participation depend on earlier models. A client is therefore
-    not asked to train before it has rested, nor more than `max_participations` times.
+    updates, even if these and the participation depend on earlier models. A client is therefore not
+    asked to train again too soon, nor more than `max_participations` times.
 
     Args:
         clip: C, the largest Euclidean norm of an update, in units of the parameters.
@@ -285,10 +285,10 @@ class MatrixFactorisation(Mechanism):
 
 
 def require_mechanism(value: object) -> None:
-    """Refuse what is no mechanism, such as plain data or a class.
+    """Refuse anything that is not a mechanism, such as plain data or a class.
 
     Raises:
-        InvalidInputError: it is none.
+        InvalidInputError: it is not a mechanism.
     """
     if not isinstance(value, Mechanism):
         raise InvalidInputError(

@@ -21,7 +21,7 @@ def standard_normals(size: int, t: int, seed: int | None) -> Tensor:
         size: how many.
         t: the round.
         seed: the numbers are a function of it and the round, so anyone who knows it can
-            subtract them; None: they come from the operating system's source for cryptography.
+            subtract them; None: from the operating system's cryptographic random source.
     """
     if seed is not None:
         return torch.from_numpy(generator(seed, "privacy", t).standard_normal(size))
@@ -29,11 +29,11 @@ def standard_normals(size: int, t: int, seed: int | None) -> Tensor:
 
 
 def _secret_normals(size: int) -> NDArray[np.float64]:
-    """Return standard normals made of os.urandom by the method of Box and Muller.
+    """Return standard normals from os.urandom by the method of Box and Muller.
 
     Each is the sum of four, divided by 2, so that single results of the logarithm cannot be
     recognised by their last digits (Holohan and Braghin, "Secure Random Sampling in Differential
-    Privacy", 2021). That makes such an attack harder; it proves nothing.
+    Privacy", 2021). That makes such an attack harder, but proves nothing.
     """
     half = (size + 1) // 2
     total = np.zeros(2 * half)

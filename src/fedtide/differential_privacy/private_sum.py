@@ -1,4 +1,4 @@
-"""Weighted sums with client-level differential privacy, as a wrapper of their methods."""
+"""Client-level differential privacy for methods built on weighted sums, as a wrapper."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from fedtide.population import Population
 
 _NEVER = -(2**31)
 _LEAST, _MOST = math.log(sys.float_info.min), math.log(sys.float_info.max)
-_GRID_BITS = 20  # by which the standard deviation of the noise exceeds the grid of its results
+_GRID_BITS = 20  # the noise has a standard deviation of at least 2^20 grid spacings
 _BELOW, _ROUNDED = 1 - 2e-6, 1 + 1e-6
-"""Clipped norms stay below the bound by more than weights and norms in float32 are rounded up."""
+"""Clipped norms stay below the bound by more than the rounding of weights and norms in float32."""
 
 
 def make_private(
     algorithm: Algorithm[Any], mechanism: Mechanism, seed: int | None
 ) -> Algorithm[Any]:
-    """Return a method with clipping and noise around the weighted sum that it is built on.
+    """Return a method with clipping and noise for the weighted sum that it is built on.
 
-    Wrappers that see nothing of the updates but the direction of the steps stay around the noise:
-    Amplified amplifies private steps, FedAdam adapts to them, at no further cost of privacy.
+    Wrappers that see only the direction of the steps, not the updates, are applied after the noise:
+    Amplified amplifies private steps, FedAdam adapts to them, at no further cost in privacy.
 
     Args:
         algorithm: a weighted sum, or such wrappers around one.
@@ -48,8 +48,9 @@ def make_private(
         seed: of the noise; None: the noise is secret, for deployments.
 
     Raises:
-        InvalidInputError: what is no mechanism, a method that remembers its clients' updates, or
-            one of the user's own that has an `absorb` or `step` of its own.
+        InvalidInputError: something other than a mechanism; a method that uses more than a weighted
+            sum, such as its clients' earlier updates; a user's class that overrides a function that
+            sees updates, such as `absorb`.
     """
     require_mechanism(mechanism)
     if isinstance(algorithm, Wrapper) and algorithm.uses_directions_only:
@@ -71,7 +72,7 @@ def make_private(
 
 
 def _require_inherited(algorithm: Algorithm[Any], base: type, functions: Sequence[str]) -> None:
-    """Raise InvalidInputError if a method of the user's own may use more than a weighted sum.
+    """Raise InvalidInputError if a user's own class may use more than a weighted sum.
 
     Args:
         algorithm: the method.
@@ -98,14 +99,14 @@ def shut_out(algorithm: Algorithm[Any], state: Any) -> frozenset[int]:
 
 
 def _add_noise(direction: Tensor, deviation: float, row: Tensor) -> Tensor:
-    """Return a sum with noise, on a grid that is far finer than that.
+    """Return a sum with noise, rounded to a grid that is far finer than the noise.
 
-    The sum of a number of the direction and noise of its type would be a multiple of the distance
-    between such numbers, so the last digits of a small sum could rule out that an update is in it
+    If noise of the direction's dtype were simply added, results would be multiples of the spacing
+    of such numbers, so the last digits of a small sum could rule out that an update is in it
     (Mironov, "On Significance of the Least Significant Bits for Differential Privacy", 2012). So
-    both are added in float64 and rounded to multiples of one power of two, which do not depend on
-    the updates. What is done to the sum then, such as the conversion to the type of the model,
-    reveals nothing more.
+    both are added in float64 and rounded to multiples of one power of two, which does not depend on
+    the updates. Later operations on the sum, such as the conversion to the model's dtype, reveal
+    nothing more.
 
     Args:
         direction: without noise, shape (d,).
@@ -128,7 +129,7 @@ def _hide(inner: SumT) -> SumT:
 def _clipping_hint(algorithm: Algorithm[Any]) -> str:
     if not isinstance(algorithm, Clipped):
         return ""
-    return "; what clips is the mechanism, with clip and quantile: leave clipped out"
+    return "; the mechanism itself clips, with clip and quantile: leave clipped out"
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,11 @@ class PrivateSumState(WrapperState):
     Args:
         lost: Σ (a_t^n / A)² of each client, which is z² μ², shape (N,), float64.
         rounds: how often each client has taken part, shape (N,), int64.
-        last: the round in which it did so last, shape (N,), int64.
+        last: the round of its last participation, shape (N,), int64.
         noise: the last rows of L⁻¹ Z, newest first, shape (b - 1, d), float64; (b - 1, d + 1) if
             the clipping norm follows a quantile, the last column for its count.
         clip: C_t.
-        exceeded: 1.0 for those of this round's updates so far that were longer than C_t, else 0.0,
+        exceeded: for each of this round's updates so far, 1.0 if its norm exceeds C_t, else 0.0,
             shape (S,); stays empty if the clipping norm is fixed.
     """
 
@@ -160,19 +161,19 @@ class PrivateSum(Wrapper[PrivateSumState]):
 
         x ← x + η / N ( Σ_{n in S_t} a_t^n clip(Δ_n) + z A C (L⁻¹ Z)_t )
 
-    The noise depends neither on the updates nor on who sent one: a round in which half of the
-    cohort, or all of it, goes missing has the same. What is divided by is N, which is public, and
-    never the number of replies. Updates that are not finite count as zeros. Where the mechanism has
-    a quantile, C follows it (see `Gaussian`).
+    The noise depends neither on the updates nor on who sent them: it is the same if half of the
+    cohort, or all of it, goes missing. The sum is divided by N, which is public, never by the
+    number of replies. Updates that are not finite count as zeros. If the mechanism has a quantile,
+    C follows it (see `Gaussian`).
 
-    A client that may not take part in a round, as its participations would be too close, too many,
-    or could exceed its budget, is not chosen for it. When no client may ever take part again, the
-    model stays as it is.
+    A client is not chosen for a round if its participations would be too close together or too
+    many, or could exceed its budget. When no client may ever take part again, the model stays as it
+    is.
 
     Args:
         mechanism: clipping and noise.
         inner: the method.
-        seed: of the noise; None: it comes from the operating system's source for cryptography.
+        seed: of the noise; None: it comes from the operating system's cryptographic random source.
 
     Raises:
         InvalidInputError: two updates of a client in a round; (`init`) a method whose weights have
@@ -221,10 +222,10 @@ class PrivateSum(Wrapper[PrivateSumState]):
         return self.inner.choose_cohort(state.inner, cohort.select(allowed))
 
     def absorb(self, state: PrivateSumState, updates: ClientUpdates) -> PrivateSumState:
-        """Pass the clipped updates on; those that are not finite as zeros."""
+        """Pass on the clipped updates, with zeros for those that are not finite."""
         norms = torch.linalg.vector_norm(updates.deltas, dim=1, dtype=torch.float64)
         factors = (state.clip * _BELOW / norms).clamp(max=1.0)
-        # In float32, what one update changes in a sum of many would depend on rounding.
+        # In float32, the effect of one update on a sum of many would depend on rounding.
         deltas = updates.deltas.to(torch.float64, copy=True).mul_(factors.unsqueeze(1))
         deltas[~norms.isfinite()] = 0.0  # no factor makes them shorter
         clipped = replace(updates, deltas=deltas)
@@ -235,7 +236,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
         return replace(state, inner=self.inner.absorb(state.inner, clipped), exceeded=exceeded)
 
     def step(self, state: PrivateSumState, lr: float) -> tuple[PrivateSumState, RoundInfo]:
-        """Step as the inner method does, add the noise, and record what the clients have lost."""
+        """Step as the inner method does, add the noise, and record the clients' privacy losses."""
         t, start = state.round, state.model
         assert isinstance(state.inner, WeightedSumState)
         total, before = state.inner.total, _hide(state.inner)
@@ -268,7 +269,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
 
     def add_clients(self, state: PrivateSumState, first: int) -> PrivateSumState:
         raise InvalidInputError(
-            "privacy: what clients have lost is computed from a log as if all had been there from "
+            "privacy: clients' losses are computed from a log as if all had been there from "
             "round 0, so none can be added later; keep the number of clients"
         )
 
@@ -279,7 +280,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
     def shut_out(self, state: PrivateSumState) -> Tensor:
         """Return which clients may not take part again unless others do before, (N,), bool.
 
-        A client that may not yet, as its last participation is too close, is not among them.
+        Clients whose last participation is merely too recent are not among them.
         """
         most = self.mechanism.participations
         shut = torch.zeros_like(state.rounds, dtype=torch.bool)
@@ -321,7 +322,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
             weights: a_t^n of the updates, shape (S,).
             bound: A.
             scale: η / N.
-            row: t of L⁻¹ Z, shape (d + 1,), or (d,) if C is fixed.
+            row: row t of L⁻¹ Z, shape (d + 1,), or (d,) if C is fixed.
         """
         if self.mechanism.quantile is None:
             return state.clip
@@ -332,7 +333,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
         return math.exp(min(max(logarithm, _LEAST), _MOST))
 
     def _check_clients(self, state: PrivateSumState, clients: Tensor, shares: Tensor) -> None:
-        """Refuse updates that this round's noise and accounts do not cover.
+        """Refuse updates that this round's noise and accounting do not cover.
 
         Args:
             state: with all updates of the round.
@@ -361,7 +362,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
             )
 
     def _check_normaliser(self, inner: WeightedSumState) -> None:
-        """Refuse a method of the user's own whose sum is divided by something else than N."""
+        """Refuse a user's own method that divides the sum by anything other than N."""
         if not is_own(type(self.inner)) or not len(inner.clients):
             return
         divisor = float(self.inner.normaliser(inner))
@@ -372,7 +373,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
             )
 
     def _check_weights(self, inner: Any, updates: ClientUpdates) -> None:
-        """Refuse weights of a method of the user's own that depend on updates or the model."""
+        """Refuse weights of a user's own method that depend on the updates or the model."""
         if not is_own(type(self.inner)):
             return
         found = self.inner.client_weights(inner, updates).double().cpu()

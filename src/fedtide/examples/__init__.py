@@ -58,11 +58,11 @@ def find_example(file: Path) -> Path:
 def copy_example(name: str, folder: Path) -> list[Path]:
     """Copy an example, and the files that it builds on, into a folder; return the copies.
 
-    Where a copy names modules of `tasks`, it names their copies, which lie next to it. Files that
-    have the content of the copy already, as those that two examples share, stay.
+    A copy that names modules of `tasks` names their copies next to it. Files that already have the
+    content of a copy, such as those that two examples share, stay.
 
     Raises:
-        InvalidInputError: no such example, or a copy would replace a file of another content.
+        InvalidInputError: no such example, or a copy would replace a file with other content.
     """
     if name not in list_examples():
         raise InvalidInputError(f"name: unknown {name!r}; {did_you_mean(name, list_examples())}")
@@ -96,7 +96,7 @@ def _text_of_copy(source: Path) -> str:
 
 
 def _is_copy(source: Path, copy: Path) -> bool:
-    """Return whether a file has the content that a copy of `source` has; folders do not count."""
+    """Return whether a file has the content of a copy of `source`; a folder never does."""
     if source.is_dir() or not copy.is_file():
         return False
     return copy.read_bytes().replace(b"\r\n", b"\n") == _text_of_copy(source).encode()

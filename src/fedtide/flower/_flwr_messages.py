@@ -1,6 +1,6 @@
 """Sends messages over Flower's grid and pulls the replies, each on its own and within limits.
 
-It relies on undocumented parts of Flower (as of 1.42), as `_flwr_private` alone does besides:
+Besides `_flwr_private`, only this module relies on undocumented parts of Flower (as of 1.42):
 
 - the calls of `HttpGrid._runtime_client`, and the functions and classes with which
   `HttpGrid.pull_messages` fetches the objects of a reply and decodes it;
@@ -8,7 +8,7 @@ It relies on undocumented parts of Flower (as of 1.42), as `_flwr_private` alone
 - the form of these objects: a head of text, a zero byte, a body, which for an array is JSON;
 - the function `bytearray` by which `flwr.app.message.array` joins the chunks of an array.
 
-If one of them is missing after an upgrade of Flower, we log one warning and go on without it.
+If one of them is missing after an upgrade of Flower, we log one warning and continue without it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ T = TypeVar("T")
 ResultT = TypeVar("ResultT")
 
 OBJECT_BYTES = 1000
-"""The bytes of a reply for each of which it may have an object: each takes a call to fetch."""
+"""A reply may have one object per this many bytes of the limit: each takes a call to fetch."""
 _VALUE_BYTES = 8
-"""What a byte of a record may take once it is decoded: Flower makes lists of Python objects."""
+"""Bytes that a byte of a record may take once decoded: Flower makes lists of Python objects."""
 _MOST_MISSING = 16
-"""How many objects of a reply that are not uploaded yet are asked for in one pull, at most: senders
-upload them in order, so those after them will be missing, too."""
+"""After this many objects of a reply that are not uploaded yet, a pull asks for no more: senders
+upload objects in order, so the later ones will be missing, too."""
 _USED = (
     "ConfirmMessageReceivedRequest",
     "ErrorCode",
@@ -52,27 +52,27 @@ _USED = (
     "make_pull_object_fn_protobuf",
     "pull_objects",
 )
-"""What a pull uses of the module that defines `HttpGrid`."""
+"""The names that a pull uses from the module that defines `HttpGrid`."""
 _FAILURES = (413, 500)
-"""The HTTP statuses of a call that is too large, or at which the SuperLink failed; Flower repeats
-calls with others, or ends."""
+"""The HTTP statuses for a call that is too large, and for a failure of the SuperLink; after others,
+Flower repeats the call, or ends."""
 _joining = Lock()
 """Held while Flower's `bytearray` is replaced: several strategies may run as threads of one app."""
 
 
 class SuperLinkError(Exception):
-    """The SuperLink failed at each of the messages that it was given; the text says how."""
+    """The SuperLink failed at every message that it was given; the text says how."""
 
 
 def push_messages(grid: Grid, messages: Sequence[Message]) -> set[str]:
     """Send messages and return the ids of those that the SuperLink accepted.
 
-    The SuperLink fails at a whole call because of one message, for example if a client has
-    registered an object of it, by its hash, as an object with other parts. The messages are then
-    sent in halves, and those halves again.
+    The SuperLink may fail at a whole call because of one message, for example if a client has
+    registered the hash of one of the message's objects as an object with other parts. The messages
+    are then sent in halves, recursively.
 
     Raises:
-        SuperLinkError: it fails at each of them. Any other exception of the grid is raised.
+        SuperLinkError: it fails at each of them. Any other exception of the grid propagates.
     """
     results, failed = _call_in_halves(lambda part: list(grid.push_messages(part)), messages)
     if failed and not results:
@@ -83,7 +83,7 @@ def push_messages(grid: Grid, messages: Sequence[Message]) -> set[str]:
 def _call_in_halves(
     call: Callable[[Sequence[T]], ResultT], items: Sequence[T]
 ) -> tuple[list[ResultT], list[tuple[T, str]]]:
-    """Call with all items; with each half of them, and so on, where the SuperLink fails.
+    """Call with all items, or recursively with each half of them if the SuperLink fails.
 
     Returns:
         The results of the calls that succeeded, and the items that failed alone, with the reason.
@@ -102,7 +102,7 @@ def _call_in_halves(
 def _attempt_call(
     call: Callable[[Sequence[T]], ResultT], items: Sequence[T]
 ) -> tuple[ResultT | None, str]:
-    """Return what a call returns, or None and how the SuperLink failed at it.
+    """Return the result of a call, or None and how the SuperLink failed.
 
     The exception itself is not kept: its frames would hold the models that were to be sent.
     """
@@ -117,13 +117,13 @@ def _attempt_call(
 
 @dataclass
 class PulledReplies:
-    """What one pull took from the SuperLink.
+    """The result of one pull from the SuperLink.
 
     Args:
-        messages: the replies that could be decoded; an error in the place of one that is gone.
+        messages: the replies that could be decoded; an error in place of one that is gone.
         unreadable: why others cannot be decoded, by the id of the request that each answers.
-        failing: how the SuperLink fails at a reply alone, by the id of the request: it cannot
-            deliver this reply, or none for a moment, as while its disk is full.
+        failing: how the SuperLink fails at single replies, by the id of the request: it cannot
+            deliver this reply, or none for the moment, as while its disk is full.
         failure: how the SuperLink failed at all of them, which can be pulled again; "": it did not.
     """
 
@@ -135,7 +135,7 @@ class PulledReplies:
 
 @dataclass
 class PartialReply:
-    """A reply whose sender has announced it and not uploaded all of it.
+    """A reply that its sender has announced but not completely uploaded.
 
     Args:
         envelope: Flower's message without content.
@@ -168,25 +168,25 @@ def pull_replies(
 
     This takes the steps of `HttpGrid.pull_messages`, with these differences:
 
-    - That method waits for uploads that have begun, for minutes if a sender withholds an object.
-      Here each object is asked for once, and what is missing is left to the next call.
+    - That method waits for unfinished uploads, for minutes if a sender withholds an object. Here
+      each object is asked for once, and missing ones are left to the next call.
     - The SuperLink deletes replies when they are pulled, and that method raises at the first that
       it cannot decode, which would lose all others. Here each reply is decoded on its own. Its
       sender and the request that it answers are those that the SuperLink checked, not those in the
       reply's body, which the sender writes.
     - The SuperLink fails at a whole call because of one reply with, for example, NaN as its time to
-      live. Here the ids are then pulled in halves, and those halves again; a reply at which it
-      fails alone is in `failing`. If it fails without any id, too, the replies can be pulled again.
+      live. Here the ids are then pulled in halves, recursively; a single reply at which it fails is
+      in `failing`. If it fails even without any id, the replies can be pulled again.
 
-    Any other exception of the grid itself, such as a lost connection, is raised.
+    Any other exception of the grid itself, such as a lost connection, propagates.
 
     Args:
         grid: Flower's.
         ids: of the requests.
         partial: replies that earlier calls could not complete, by their own ids; updated.
-        largest: the most bytes of a reply; of one that is larger, nothing is kept, and no more is
-            fetched but objects already under way. One that would be larger once it is decoded is
-            not decoded, nor one of more than `largest / OBJECT_BYTES` objects. Grids other than
+        largest: the largest size of a reply in bytes. Of a larger one, nothing is kept, and nothing
+            is fetched but objects already under way. A reply that would be larger once decoded, or
+            has more than `largest / OBJECT_BYTES` objects, is not decoded. Grids other than
             `HttpGrid` have no limit.
     """
     pull = None
@@ -204,7 +204,7 @@ class _Pull:
 
     Args:
         grid: the grid.
-        flower: the module that defines it, with all that `HttpGrid.pull_messages` uses.
+        flower: the module that defines it, with everything that `HttpGrid.pull_messages` uses.
         partial: see `pull_replies`.
         largest: see `pull_replies`.
     """
@@ -228,16 +228,16 @@ class _Pull:
         for reply_id, reply in list(self._partial.items()):
             if reply.request not in ids:  # it was given up
                 del self._partial[reply_id]
-        # The SuperLink knows a request no longer once it has delivered the envelope of the reply.
+        # The SuperLink forgets a request once it has delivered the envelope of the reply.
         announced = {reply.request for reply in self._partial.values()}
         self._pull_envelopes([one for one in ids if one not in announced])
-        # No list of the replies themselves: each is freed when it is done.
+        # Not a list of the replies themselves, so that each is freed when it is done.
         for reply_id in list(self._partial):
             self._receive(self._partial[reply_id])
         return self._pulled
 
     def _pull_envelopes(self, ids: Sequence[str]) -> None:
-        """Note the replies that have arrived, without their objects."""
+        """Add the replies that have arrived to the partial ones, without their objects."""
         for response in self._pull_parts(ids) if ids else ():
             trees = response.message_object_trees
             for envelope, tree in zip(response.messages_list, trees, strict=True):
@@ -245,10 +245,10 @@ class _Pull:
                 self._partial.setdefault(reply.reply_id, reply)
 
     def _pull_parts(self, ids: Sequence[str]) -> list[Any]:
-        """Return the responses, and note the requests whose reply the SuperLink cannot deliver.
+        """Return the responses; record the requests whose reply the SuperLink cannot deliver.
 
-        If it fails even when no reply is asked for, as while its database is locked, none is to
-        blame: they are asked for again at the next pull.
+        If it fails even when no reply is asked for, as while its database is locked, no reply is to
+        blame, and the next pull asks for all of them again.
         """
         response, _ = _attempt_call(self._call_pull, ids)
         if response is not None:
@@ -264,7 +264,7 @@ class _Pull:
         return self._pull(self._flower.PullAppMessagesRequest(message_ids=ids))
 
     def _receive(self, reply: PartialReply) -> None:
-        """Fetch what is missing of a reply; decode it if that was all."""
+        """Fetch the missing objects of a reply; decode it if it is complete."""
         objects = [one.object_id for one in self._flower.iterate_object_tree(reply.tree)]
         if OBJECT_BYTES * len(objects) > self._largest:
             defect = f"it has {len(objects):,} objects"
@@ -275,7 +275,7 @@ class _Pull:
             missing = [one for one in objects if one not in reply.contents]
             try:
                 self._flower.pull_objects(missing, download.pull)
-            except self._flower.ObjectPullError:  # for good: the SuperLink gave its upload up
+            except self._flower.ObjectPullError:  # for good: the SuperLink gave up its upload
                 del self._partial[reply.reply_id]
                 self._pulled.messages.append(self._build_error(reply))
                 return
@@ -290,7 +290,7 @@ class _Pull:
         self._decode(reply, defect)
 
     def _build_error(self, reply: PartialReply) -> Message:
-        """Return an error in the place of a reply whose objects are gone, as Flower does."""
+        """Return an error in place of a reply whose objects are gone, as Flower does."""
         sent = reply.envelope.metadata
         metadata = Metadata(
             run_id=self._run_id,
@@ -308,7 +308,7 @@ class _Pull:
         return message
 
     def _find_defect(self, download: _Download) -> str:
-        """Return why the objects of a reply are not decoded; "": they are."""
+        """Return why the objects of a reply must not be decoded; "": they may be."""
         try:
             too_large = download.is_too_large or (
                 _can_measure() and _decodes_to_more(download.contents, self._largest)
@@ -318,7 +318,7 @@ class _Pull:
         return f"it is larger than {self._largest / 1e6:,.0f} MB" if too_large else ""
 
     def _decode(self, reply: PartialReply, defect: str) -> None:
-        """Decode a reply unless it has a defect; note why it cannot be read if it cannot."""
+        """Decode a reply unless it has a defect; record why if it cannot be read."""
         if not defect:
             try:
                 with _chunks_joined_once():
@@ -340,9 +340,9 @@ class _Download:
 
     Args:
         contents: the objects that have arrived, by id; added to.
-        pull_object: Flower's, which asks for one object.
+        pull_object: Flower's function that asks for one object.
         unavailable: what that raises for an object that has not been uploaded.
-        largest: the most bytes of a reply; beyond it nothing more is asked for.
+        largest: the largest size of a reply in bytes; beyond it, nothing more is asked for.
 
     Attributes:
         missing: objects that have not been uploaded.
@@ -361,13 +361,13 @@ class _Download:
 
     @property
     def is_too_large(self) -> bool:
-        """Whether the objects so far have more bytes than a reply may."""
+        """Whether the objects so far have more bytes than a reply may have."""
         return self._size > self._largest
 
     def pull(self, object_id: str) -> bytes:
-        """Ask for one object and keep it here.
+        """Ask for one object and keep it here; Flower gets no content.
 
-        Flower, which gets nothing, would repeat a call that raises, and lose the others.
+        This does not raise: Flower would repeat the call, and lose the other objects.
         """
         if self.is_too_large or len(self.missing) >= _MOST_MISSING:
             return b""
@@ -385,7 +385,7 @@ class _Download:
 def _decodes_to_more(contents: Mapping[str, bytes], largest: float) -> bool:
     """Return whether the objects of a reply, by id, take more bytes than this once decoded.
 
-    An array may name one chunk any number of times; its values follow in a row in memory.
+    An array may name one chunk any number of times, and takes its memory as often.
     """
     arrays, size = [], 0
     for content in contents.values():
@@ -395,7 +395,7 @@ def _decodes_to_more(contents: Mapping[str, bytes], largest: float) -> bool:
             size += _VALUE_BYTES * len(content)
         if kind == "Array":
             arrays.append((children.split(","), content[end + 1 :]))
-    if size > largest:  # asked first: JSON takes memory, too
+    if size > largest:  # checked first: JSON takes memory, too
         return True
     for names, body in arrays:
         size += sum(len(contents[names[i]]) for i in json.loads(body)["arraychunk_ids"])
@@ -418,7 +418,7 @@ def _can_measure() -> bool:
 
 
 class _Chunks:
-    """What Flower uses of a `bytearray` to join chunks: values are copied once instead of twice.
+    """Replaces the `bytearray` with which Flower joins chunks: copies values once, not twice.
 
     `Array.inflate` does `buffer = bytearray()`, `buffer += chunk` and `bytes(buffer)`.
     """
@@ -436,7 +436,7 @@ class _Chunks:
 
 @contextmanager
 def _chunks_joined_once() -> Iterator[None]:
-    """Let Flower hold the values of a reply twice while it decodes it, not three times."""
+    """Make Flower hold the values of a reply twice while decoding it, not three times."""
     if _can_join_once():
         with _bytearray_replaced():
             yield
@@ -471,7 +471,7 @@ def _can_join_once() -> bool:
 
 
 def _check_envelope(message: Any, envelope: Any) -> None:
-    """Raise ValueError unless a decoded reply is what its sender declared to the SuperLink."""
+    """Raise ValueError unless a decoded reply matches what its sender declared to the SuperLink."""
     if not isinstance(message, Message):
         raise ValueError(f"a {type(message).__name__} instead of a message")
     for name in ("src_node_id", "dst_node_id", "reply_to_message_id", "message_type", "run_id"):

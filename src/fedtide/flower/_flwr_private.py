@@ -1,15 +1,15 @@
-"""The undocumented parts of Flower (as of 1.42) that we use, but for those of `_flwr_messages`.
+"""The undocumented parts of Flower (as of 1.42) that we use, except those in `_flwr_messages`.
 
 - `Grid.get_nodes` returns protobuf messages of `flwr.proto`; we read `name`, which the operator
   gave at registration, and `last_activated_at`;
-- the client with which `flwr` lists the nodes of a SuperLink; its command leaves out their names;
+- the client with which `flwr` lists the nodes of a SuperLink (the command leaves out their names);
 - `Grid.run.run_id`;
 - the numbers of errors in `flwr.common.constant.ErrorCode`;
 - the dictionary in which records keep their values, `_data`;
 - an environment variable of Flower's SuperExec.
 
-If one of them fails after an upgrade of Flower, however it fails, we log one warning and go on with
-a fallback; only the list of nodes has none.
+If one of them fails in any way after an upgrade of Flower, we log one warning and use a fallback;
+only the list of nodes has none.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def list_registered_names(superlink: str) -> dict[str, list[int]]:
 def copy_with(record: RecordT, values: Mapping[str, Any]) -> RecordT:
     """Return a copy of a record with further values, which must be of types that it takes.
 
-    A record checks each value that is set, which takes longer than all else about a request.
+    Setting values one by one checks each, which takes longer than the rest of a request.
     """
     copy = record.copy()
     try:
@@ -116,7 +116,7 @@ def copy_with(record: RecordT, values: Mapping[str, Any]) -> RecordT:
 
 
 def get_run_id(grid: Grid) -> int:
-    """Return Flower's id of the run; a random one, as of a new run, if Flower does not tell."""
+    """Return Flower's id of the run; if Flower does not tell, a random one, as for a new run."""
     return _attempt(
         "Grid.run.run_id",
         lambda: int(grid.run.run_id),
@@ -128,7 +128,7 @@ def get_run_id(grid: Grid) -> int:
 def is_app_error(error: Error) -> bool:
     """Return whether a client's app raised, or one of its mods refused a message.
 
-    They do so on a message that they do not know.
+    They do so at messages that they do not know.
     """
     raised = _has_code(error, "CLIENT_APP_RAISED_EXCEPTION", _APP_RAISED)
     return raised or _has_code(error, "MOD_FAILED_PRECONDITION", _MOD_REFUSED)
@@ -154,7 +154,7 @@ def _has_code(error: Error, name: str, default: int) -> bool:
 
 
 def _describe(info: Any) -> OnlineNode:
-    """Return what a NodeInfo says; what cannot be read is left out, with one warning."""
+    """Return the content of a NodeInfo, without what cannot be read (logged once)."""
     return OnlineNode(info.node_id, _read_name(info), _read_activation(info))
 
 

@@ -1,4 +1,4 @@
-"""The program in place of one of Flower's: it hands itself over to the fork server.
+"""Stands in for one of Flower's programs: has the fork server start a process in its place.
 
 Needs only Python's standard library, and starts in some 20 ms.
 """
@@ -15,11 +15,11 @@ from typing import NamedTuple
 SOCKET = "socket"
 TAKEN = b"1"
 _INSTALLS = "--allow-runtime-dependency-installation"
-"""Flower's option to import other versions, of what the fork server has loaded, than installed."""
+"""Flower's option to install an app's dependencies: the fork server may hold other versions."""
 
 
 class Request(NamedTuple):
-    """What a process has from the one that started it, besides its standard streams."""
+    """What a process inherits from the one that started it, besides its standard streams."""
 
     name: str
     arguments: list[str]

@@ -23,10 +23,10 @@ from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.layout import Layout, Params
 
 _MAGIC = 10
-"""The bytes of `np.save` before the text of a header; the last two are its length."""
+"""How many bytes `np.save` writes before the text of a header; the last two are its length."""
 
 _NUMPY = "numpy.ndarray"
-"""How Flower calls the form in which `np.save` writes arrays."""
+"""Flower's name for the format of `np.save`."""
 
 _DTYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(np.float16): torch.float16,
@@ -59,7 +59,8 @@ def initial_arrays(model: nn.Module) -> ArrayRecord:
 def refuse_running_statistics(model: nn.Module) -> None:
     """Raise InvalidInputError if a layer keeps running statistics when the model is trained.
 
-    Layers in evaluation mode do not, unless the model is in it as a whole (see `FunctionalModel`).
+    Layers in evaluation mode do not, unless the whole model is in that mode (see
+    `FunctionalModel`).
     """
     for name, layer in model.named_modules():
         counts = isinstance(getattr(layer, "num_batches_tracked", None), Tensor)
@@ -88,17 +89,17 @@ def vector_to_arrays(x: Tensor, layout: Layout, blanks: bytes = b"") -> ArrayRec
 
 
 def draw_blanks() -> bytes:
-    """Return blanks for the headers of arrays, over which NumPy passes, and nobody can foresee."""
+    """Return unpredictable blanks for the headers of arrays; NumPy ignores them."""
     return f"{secrets.randbits(64):064b}".replace("0", " ").replace("1", "\t").encode()
 
 
 def arrays_to_vector(
     arrays: ArrayRecord, layout: Layout, like: Tensor, origin: Tensor | None = None
 ) -> Tensor:
-    """Return named arrays, less `origin`, as a vector like `like`, shape (d,).
+    """Return named arrays, minus `origin`, as a vector like `like`, shape (d,).
 
     Differences are taken in the arrays' own dtype if that is the wider one. Models may be large:
-    nothing else of their size is made.
+    nothing else of their size is allocated.
 
     Raises:
         ValueError: names, shapes or dtypes other than the layout's.
@@ -127,9 +128,9 @@ def arrays_to_vector(
 
 
 def _encode(tensor: Tensor, blanks: bytes) -> Array:
-    """Return a tensor as Flower's `Array(ndarray)` does, without a further copy of its values.
+    """Encode a tensor as Flower's `Array(ndarray)` does, with one copy fewer of its values.
 
-    Without blanks the bytes are the same, too. bfloat16, which NumPy lacks, becomes float32.
+    Without blanks, the bytes are the same. bfloat16, which NumPy lacks, becomes float32.
     """
     tensor = tensor.detach().cpu()
     numbers = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
@@ -146,8 +147,8 @@ def _encode(tensor: Tensor, blanks: bytes) -> Array:
 def _decode(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
     """Return the values of an array.
 
-    What `np.save` writes for this shape and a usual type is neither parsed nor copied: parsing a
-    header takes longer than all else for the small arrays of which most models consist.
+    An array with the header that `np.save` writes for this shape and a usual dtype is neither
+    parsed nor copied: for small arrays, of which most models have many, parsing takes longest.
 
     Raises:
         ValueError: bytes that are no array.
@@ -157,7 +158,7 @@ def _decode(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
             return np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape)
     try:
         values = array.numpy()
-    except Exception:  # its bytes may be anything; NumPy's messages are not for its operator
+    except Exception:  # the bytes may be anything; NumPy's messages would not help
         raise ValueError("an array that cannot be read") from None
     if not isinstance(values, np.ndarray):  # an archive of several
         raise ValueError("an array that cannot be read")
@@ -209,7 +210,7 @@ def flatten_initial(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
 
 
 def widen_half(x: Tensor) -> Tensor:
-    """Return a tensor of float16 in float32, in which the server computes; others as they are."""
+    """Return a float16 tensor in float32, in which the server computes; others unchanged."""
     return x.float() if x.dtype == torch.float16 else x
 
 
@@ -226,7 +227,7 @@ class ModelWriter:
         self.renew_blanks()
 
     def renew_blanks(self) -> None:
-        """Have further requests differ from earlier ones, so that no client can foresee them."""
+        """Make further requests differ from earlier ones, so that no client can predict them."""
         self._blanks = draw_blanks()
 
     def to_arrays(self, x: Tensor) -> ArrayRecord:
@@ -234,12 +235,12 @@ class ModelWriter:
         return vector_to_arrays(self.narrow(x), self._layout)
 
     def to_request(self, x: Tensor) -> ArrayRecord:
-        """Return arrays that no client can foresee; equal ones of a round are sent once."""
+        """Return arrays that no client can predict; equal ones of a round are sent once."""
         return vector_to_arrays(self.narrow(x), self._layout, self._blanks)
 
     def narrow(self, x: Tensor) -> Tensor:
         """Return a vector of the state in the dtype of the initial arrays."""
         if not self._sends_half:
             return x
-        largest = torch.finfo(torch.float16).max  # beyond, numbers would become infinite
+        largest = torch.finfo(torch.float16).max  # larger numbers would become infinite
         return x.clamp(-largest, largest).half()

@@ -1,14 +1,15 @@
-"""Client processes that start at once: forks of a server that has PyTorch and Flower loaded.
+"""Starts client processes quickly, as forks of a server that has PyTorch and Flower loaded.
 
 Flower's SuperExec starts `flwr-clientapp` by name for every message, and nearly all of that
 process's time goes into importing Flower and PyTorch. `python -P -m fedtide.flower.fork_server
-COMMAND [ARGUMENT ...]` runs a command, such as `flower-supernode`, with a folder first on its PATH
-in which a program of that name hands its arguments to a server, which forks a process for them.
+COMMAND [ARGUMENT ...]` runs a command, such as `flower-supernode`, with a folder first on its PATH.
+In it, a program named `flwr-clientapp` hands its arguments to a server, which forks a process for
+them.
 
-Every message still has a process of its own, and what the processes share is imported code: the
-server never runs an app. Only its own user can reach it. Without the server, as after it was
-killed, `flwr-clientapp` starts as usual. Linux only: on macOS, system libraries do not survive a
-fork, and the command runs as without this module.
+Every message still gets its own process. The processes share only imported code, as the server
+never runs an app. Only its own user can reach it. If the server is gone, for example killed,
+`flwr-clientapp` starts as usual. Linux only: on macOS, system libraries do not survive a fork, and
+the command runs as it would without this module.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ def main() -> None:
         folder = Path(tempfile.mkdtemp(prefix="fedtide-"))
         install_programs(folder, ["flwr-clientapp"])
         lifeline, held = os.pipe()
-        os.set_inheritable(held, True)  # by the command, but not by what Flower starts in turn
+        os.set_inheritable(held, True)  # by the command, but not by the processes that it starts
         if os.fork() == 0:
             os.close(held)
-            for ending in _SIGNALS:  # to the command, with which the server ends
+            for ending in _SIGNALS:  # they are for the command; the server ends when it does
                 signal.signal(ending, signal.SIG_IGN)
             run = serve(folder, lifeline)
             if run is not None:
@@ -72,8 +73,8 @@ def install_programs(folder: Path, names: Iterable[str]) -> None:
     """Write programs that take the place of Flower's own into a private, existing folder.
 
     Args:
-        folder: where; nothing else is in it.
-        names: of programs that Flower starts by their names: flwr-clientapp and others.
+        folder: where to write them; it holds nothing else.
+        names: of programs that Flower starts by name, such as flwr-clientapp.
 
     Raises:
         MissingExtraError: Flower is not installed.
@@ -95,11 +96,11 @@ def serve(folder: Path, lifeline: int, preload: Sequence[str] = ("torch",)) -> P
     Args:
         folder: that of the programs.
         lifeline: a file descriptor.
-        preload: modules to import beside Flower's. None may leave a thread behind that its forks
-            need, as a GPU does once it is used.
+        preload: modules to import besides Flower's. None may start a thread that forks would need,
+            as using a GPU does.
 
     Returns:
-        In a forked process: what it is to run. In the server, at its end: None.
+        In a forked process: the program that it is to run. In the server, at its end: None.
     """
     names = sorted(path.name for path in folder.iterdir())
     with socket.socket(socket.AF_UNIX) as listener:
@@ -110,7 +111,7 @@ def serve(folder: Path, lifeline: int, preload: Sequence[str] = ("torch",)) -> P
         for module in preload:
             importlib.import_module(module)
         gc.collect()
-        gc.freeze()  # a fork that ended would copy all that is shared, in order to free it
+        gc.freeze()  # else a fork that ends would copy all shared memory in order to free it
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a fork
         while lifeline not in select.select([listener.fileno(), lifeline], [], [])[0]:
             connection, _ = listener.accept()
@@ -121,14 +122,14 @@ def serve(folder: Path, lifeline: int, preload: Sequence[str] = ("torch",)) -> P
 
 
 def _load_program(name: str) -> Program:
-    """Import what a program of Flower runs."""
+    """Import and return the function that one of Flower's programs runs."""
     [program] = entry_points(group="console_scripts", name=name)
     run: Program = program.load()
     return run
 
 
 def _fork() -> int:
-    """Return 0 in a new process; -1 if there can be none, so that the program runs as usual."""
+    """Fork; return -1 if that fails, so that the program runs as usual."""
     try:
         return os.fork()
     except OSError:
@@ -136,7 +137,7 @@ def _fork() -> int:
 
 
 def _take_over(connection: socket.socket) -> str:
-    """Give this fork what the process of the program has, and return the program's name."""
+    """Give this fork the program's streams, folder, environment and arguments; return its name."""
     import numpy as np
 
     for ending, handler in _SIGNALS.items():
@@ -152,7 +153,7 @@ def _take_over(connection: socket.socket) -> str:
         os.environ.update(request.environment)
         sys.argv = [request.name, *request.arguments]
         Path("/proc/self/comm").write_text(request.name)  # the name that `ps` and `top` show
-        np.random.seed()  # noqa: NPY002 - apps may use this generator, which a new process seeds
+        np.random.seed()  # noqa: NPY002 - apps may use this generator; a new process seeds it
         connection.sendall(_fork_client.TAKEN)
     except (OSError, ValueError):  # the program is gone, or runs as usual
         os._exit(1)

@@ -4,14 +4,14 @@ To a client, message type "train": the ArrayRecord "arrays" (the model), the Con
 (the fields of `TrainRequest` and the run's train_config) and, for methods with control variates,
 the ArrayRecord "correction". Back: the ArrayRecord "arrays" (y_n, the client's own model, with the
 names of the one received, as ordinary Flower clients send it and Flower's mods expect it), the
-MetricRecord "metrics" and, if the method asks for it, the ArrayRecord "gradients". Only what is no
-difference of two models, a form of `ClientSideMemory`, travels as the ArrayRecord "update"; the
-server takes that for Δ_n in any reply.
+MetricRecord "metrics" and, if the method asks for it, the ArrayRecord "gradients". Only updates
+that are not the difference of two models (the forms of `ClientSideMemory`) travel as the
+ArrayRecord "update", which the server takes for Δ_n in any reply.
 
-The SuperLink knows parts of messages by their hashes, and refuses a message of which a part was
-registered in another form before, as any client can do with a part that it can foresee. So each
-record that is no array has a nonce, and the headers of arrays that the server sends have blanks
-drawn at random.
+The SuperLink identifies parts of messages by their hashes, and refuses a message if one of its
+parts was registered in another form before. Any client could do that to a part that it can predict.
+So each record other than arrays has a nonce, and the headers of arrays that the server sends have
+random blanks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedtide.problems.layout import Params
 RecordT = TypeVar("RecordT", ArrayRecord, ConfigRecord, MetricRecord)
 
 NAME_ACTION = "fedtide_name"
-"""Flower's name of the function that tells a client's name."""
+"""The name by which Flower calls the function that returns a client's name."""
 
 NAME_QUERY = f"query.{NAME_ACTION}"
 """The message type that asks for it."""
@@ -41,7 +41,7 @@ NONCE = "fedtide-nonce"
 """The key of the nonce in records."""
 
 LONGEST_NAME = 200
-"""The length of a client's name, at most."""
+"""The largest length of a client's name."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def build_train_content(
         _key("client"): client,
         _key("steps_taken"): steps_taken,
         _key("accepted_round"): accepted_round,
-        **draw_nonce(),  # for each: those who get theirs early shall not foresee others' requests
+        **draw_nonce(),  # one each: clients that are sent theirs early must not predict the others
     }
     config = select_records(common, ConfigRecord)["config"]
     own: dict[str, Any] = {"config": copy_with(config, values)}
@@ -257,7 +257,7 @@ def build_declined_content() -> RecordDict:
 
 
 def draw_nonce() -> dict[str, Any]:
-    """Return an entry that makes a record one that nobody can foresee."""
+    """Return an entry that makes a record unpredictable."""
     return {NONCE: secrets.randbits(62)}
 
 

@@ -16,7 +16,7 @@ from fedtide.flower.protocol import LONGEST_NAME, is_name
 
 
 def register_site(key: Path, name: str, superlink: str) -> str:
-    """Register a site's public key and return what Flower says of it.
+    """Register a site's public key and return Flower's output.
 
     Args:
         key: the file of the public key.
@@ -24,8 +24,8 @@ def register_site(key: Path, name: str, superlink: str) -> str:
         superlink: the name of a connection in Flower's config.toml.
 
     Raises:
-        InvalidInputError: `key`: Flower refuses it; `name`: it is taken, or no name;
-            `superlink`: it cannot be asked which names are taken.
+        InvalidInputError: `key`: Flower refuses it; `name`: it is taken or invalid; `superlink`: it
+            cannot be asked which names are taken.
     """
     if not is_name(name):
         raise InvalidInputError(

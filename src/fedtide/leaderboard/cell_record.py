@@ -1,7 +1,7 @@
 """The records: a JSON file for each problem and pattern, with a line for each method.
 
-What the cells of a file were computed with (`Origin`) is mostly the same. It stands once, under
-`common`; under `cells`, a method has only what differs from it.
+The `Origin` of the cells of a file is mostly the same. It is stored once, under `common`; under
+`cells`, a method has only the fields that differ.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Results = Mapping[Place, CellResult]
 
 
 def load_results(cells: Iterable[CellPlan], folder: Path) -> dict[Place, CellResult]:
-    """Return the recorded results of those of the cells that were run with their present settings.
+    """Return the recorded results of the cells that were run with their present settings.
 
-    Those with recorded inputs were also run with the present files and own code.
+    Results with recorded inputs must match the present files and user code, too.
 
     Raises:
         InvalidInputError: a file that is not a record.

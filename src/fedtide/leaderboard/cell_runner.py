@@ -39,7 +39,7 @@ def run_cells(
 
     Raises:
         InvalidInputError: a cell that cannot be run, a damaged record, or a lost process.
-        RunFailedError: a cell failed by another exception, mostly of a user's own code.
+        RunFailedError: a cell failed with another exception, usually from the user's own code.
         Interrupted: the user interrupted; what has ended is recorded.
     """
     results = load_results(cells, folder)
@@ -72,7 +72,7 @@ def _raise_first(failed: Mapping[Place, Failure]) -> None:
 
 
 def estimate_seconds(missing: Iterable[CellPlan], results: Results) -> float:
-    """Return the seconds that cells will take on one core, by the recorded ones most like them."""
+    """Return the seconds that cells will take on one core, by the most similar recorded ones."""
     by_method: dict[tuple[str, str], list[float]] = {}
     by_problem: dict[str, list[float]] = {}
     for (problem, _, method), result in results.items():
@@ -122,7 +122,7 @@ def _run(
 
 
 def _prepare_worker(folder: str) -> None:
-    """Use one thread, find own classes in the folder, and leave Ctrl-C to the parent."""
+    """Use one thread, find the user's classes in the folder, and leave Ctrl-C to the parent."""
     sys.path.append(folder)
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -11,7 +11,7 @@ from fedtide.leaderboard.standings import Standings
 from fedtide.plotting.style import new_figure
 
 _RANGE = (0.3, 60.0)  # of the regrets that the colours tell apart, in %
-_LIGHT = 5.0  # regrets above are on a ground on which white is easier to read than black
+_LIGHT = 5.0  # above this regret, cells are so dark that white text is easier to read
 
 
 def draw_heat_map(standings: Standings) -> Figure:

@@ -1,7 +1,7 @@
 """Trains many runs round by round on the same participation, noise and minibatches.
 
-On these small problems most of the time is the overhead of PyTorch's operations; so the clients of
-all runs take their local steps together.
+On these small problems most of the time is overhead of PyTorch's operations, so the clients of all
+runs take their local steps together.
 """
 
 from __future__ import annotations

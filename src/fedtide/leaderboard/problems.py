@@ -35,7 +35,7 @@ class ClientTasks(ABC):
 
     @abstractmethod
     def draws(self, t: int, steps: int) -> Sequence[Any]:
-        """Return what is random in each local step of round t, for all clients.
+        """Return the random draws of each local step of round t, for all clients.
 
         It is a function of the seed and t, so that all methods see the same noise or minibatches.
         """
@@ -97,7 +97,7 @@ class LeaderboardProblem(ABC):
         title: its name in tables.
         measure: what is compared, lower is better, and its unit.
         lr: the nine local rates γ, in rising order.
-        seconds: that a cell takes on one core, roughly, until some are recorded.
+        seconds: roughly how long a cell takes on one core, used until some are recorded.
     """
 
     title: str
@@ -165,7 +165,7 @@ class QuadraticTasks(ClientTasks):
         self._best = torch.linalg.solve(self._mean, slope)
 
     def draws(self, t: int, steps: int) -> Sequence[Tensor]:
-        """Return the noise, in the bases of the clients, in which it has the same law."""
+        """Return the noise, in the bases of the clients, where it has the same distribution."""
         random = generator(self._seed, "leaderboard-noise", t)
         return list(torch.from_numpy(random.normal(0, self._noise, (steps, *self._e.shape))))
 
@@ -209,8 +209,8 @@ class QuadraticTasks(ClientTasks):
 class ImageClassification(LeaderboardProblem):
     """Softmax regression, or a network with one hidden layer, on images of ten classes.
 
-    95 % of a client's samples are of its class. A fifth of the training samples is held out, to
-    choose settings by; the figure is the error, in %.
+    95 % of a client's samples are of its class. Settings are chosen on a fifth of the training
+    samples, which is held out; the figure is the error, in %.
 
     Args:
         dataset: a name that `catalogue.load` knows.
@@ -318,7 +318,7 @@ def _affine(inputs: Tensor, weights: Tensor, width: int, outputs: int) -> Tensor
 
 
 def _slope(inputs: Tensor, errors: Tensor) -> Tensor:
-    """Return the gradients of a matrix and its offsets, (K, d), from those of what they yield."""
+    """Return the gradients of a matrix and its offsets, (K, d), from those of their outputs."""
     matrix = (inputs.transpose(1, 2) @ errors).flatten(start_dim=1)
     return torch.cat([matrix, errors.sum(dim=1)], dim=1)
 
@@ -331,7 +331,7 @@ def _class_of(clients: int) -> NDArray[np.int64]:
 def _owners(
     labels: NDArray[np.int64], clients: int, random: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Return the client of each sample: one of its class, or anyone."""
+    """Return the client of each sample: one of its class, or sometimes any client."""
     classes = _class_of(clients)
     first = np.searchsorted(classes, labels)
     members = np.searchsorted(classes, labels, side="right") - first

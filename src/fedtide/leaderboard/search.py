@@ -1,8 +1,8 @@
 """The result of a cell: settings by a two-stage search with a tuning seed, then the judged seeds.
 
 Every method has the same budget of trials. The nine local rates γ and the five values of the
-method's further number are in rising order; the first stage tries every second one of each, all
-pairs, and the second stage the neighbours of the best pair on both axes.
+method's further number are in rising order; the first stage tries all pairs of every second value,
+and the second stage the neighbours of the best pair on both axes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Origin:
-    """What the figures of a cell were computed with.
+    """The versions, seeds and machine with which the figures of a cell were computed.
 
     Args:
         version: of fedtide, PyTorch, NumPy and, in newer records, Python.
@@ -51,7 +51,7 @@ class Origin:
 
     @classmethod
     def present(cls, plan: CellPlan) -> Origin:
-        """Return that of a cell which this process runs."""
+        """Return the origin of a cell that this process runs."""
         return cls(
             versions(["fedtide", "torch", "numpy", "python"]),
             plan.seeds,
@@ -65,7 +65,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class CellResult:
-    """What is recorded of a cell.
+    """The recorded result of a cell.
 
     Args:
         fingerprint: of the settings, see `CellPlan`.
@@ -139,8 +139,8 @@ def run_cell(plan: CellPlan) -> CellResult:
 def tried_settings(plan: CellPlan, result: CellResult) -> list[tuple[float, float]]:
     """Return γ and the further number of each recorded trial, in the order of the trials.
 
-    Of pairs that recorded values do not tell apart, it is the neighbours of one from which the
-    chosen pair was reached.
+    If several pairs of the first stage share the least recorded value, the second stage is taken to
+    have tried the neighbours of one from which the chosen pair can be reached.
     """
     rates, values = plan.task.lr, plan.tuning.tuned[1]
     pairs = coarse_pairs(len(rates), len(values))
@@ -198,7 +198,7 @@ def _figures(
 
 
 def evaluation_rounds(rounds: int, every: int) -> range:
-    """Return the rounds after which a model is evaluated: in the last third, with the last one.
+    """Return the rounds after which a model is evaluated, in the last third, the last included.
 
     >>> list(evaluation_rounds(rounds=30, every=3))
     [20, 23, 26, 29]

@@ -25,7 +25,7 @@ from fedtide.simulation.fingerprints import hash_code, hash_files
 from fedtide.validation import require_choice
 
 FULL = "full"
-"""The pattern of the reference, in which everybody takes part in every round."""
+"""The pattern of the reference, in which every client takes part in every round."""
 
 REFERENCE = "fedavg"
 """The method that is trained under full participation."""
@@ -145,13 +145,13 @@ def _knows_rates(pattern: str, clients: int) -> bool:
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """All that is compared, and how.
+    """Everything that is compared, and how.
 
     Args:
         clients: N.
         rounds: T, of every run.
         steps: local steps.
-        tuning_seed: with which settings are chosen.
+        tuning_seed: the seed with which settings are chosen.
         seeds: of the runs that are judged.
         every: rounds between the evaluations in the last third of a run.
         problems, patterns, methods: by name.
@@ -236,7 +236,7 @@ _FULL_PATTERN = Pattern("everybody in every round", "the reference", {"type": "f
 
 @dataclass(frozen=True)
 class CellPlan:
-    """One method on one problem under one pattern, with all that decides the result."""
+    """One method on one problem under one pattern, with everything that decides the result."""
 
     problem: str
     pattern: str
@@ -258,7 +258,7 @@ class CellPlan:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what decides the result, but for the versions of the software."""
+        """A hash of everything that decides the result, except the versions of the software."""
         plain = asdict(self)
         for part, names in _WORDS.items():
             for name in names:
@@ -269,8 +269,8 @@ class CellPlan:
     def inputs(self) -> str | None:
         """A hash of the files and the user's own code that decide the result; None: there are none.
 
-        It is that of the present files, and not part of the fingerprint, which can be computed
-        without them.
+        The files are hashed as they are now. They are not part of the fingerprint, which can be
+        computed without them.
         """
         schedule = self.participation.schedule
         files = hash_files({"participation": schedule, "problem": self.task})
@@ -289,7 +289,7 @@ _WORDS = {
     "participation": ("title", "source"),
     "tuning": ("memory", "messages", "note"),
 }
-"""What can be reworded without another result."""
+"""Fields that can be reworded without changing the result."""
 
 
 def _select(

@@ -1,4 +1,4 @@
-"""What the recorded cells say: regrets with their intervals, and comparisons with FedAvg."""
+"""The standings by the recorded cells: regrets with intervals, and comparisons with FedAvg."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedtide.student_interval import t_margin
 
 Outcome = Literal["better", "alike", "worse"]
 """A method against another one: the whole interval of the difference is below, around or above
-0. There is no interval where both diverged, and they are alike."""
+0. If both diverged, there is no interval, and they are alike."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which silences are longer than habits explain: the clients that `fedtide watch` calls gone."""
+"""Finds the clients that `fedtide watch` calls gone: silent for longer than habits explain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEVEL = 0.001
 _FACTOR = 2
 """How much more unusual, and how much longer, a silence must be than those that have ended."""
 _SHARE = 0.95
-"""Of the clients, whose ended silences count for all."""
+"""The share of the clients whose ended silences set the limit for all."""
 _TOGETHER = 0.4
 """If this share of the others fell silent at about the same time, nobody is called gone."""
 
@@ -31,14 +31,14 @@ def find_silence_limits(totals: ClientTotals, t: int) -> Floats:
     its score exceeds both
 
     - log(N / 0.001), and
-    - twice the highest score of its own silences that ended lately (see `ClientTotals.find_peaks`),
-      and of those of 95% of the clients;
+    - twice the highest score of its own recently ended silences (see `ClientTotals.find_peaks`), or
+      that of 95% of the clients if it is higher;
 
-    and at least twice as long as 95% of the clients took to appear for the first time, of whom only
-    those count that appeared in the last three quarters of the rounds. Cycles and sessions give
-    ended silences high scores; in the first cycle, the clients that appear late tell of it.
+    and at least twice as long as 95% of the clients took to appear for the first time, where those
+    that appeared in the first quarter of the rounds count as 0. Cycles and sessions give ended
+    silences high scores; in the first cycle, clients that appear late reveal it.
 
-    ∞: the client was seen less than twice.
+    ∞: the client was seen fewer than two times.
 
     Args:
         totals: of the clients.
@@ -64,7 +64,7 @@ def find_common_silences(totals: ClientTotals, t: int) -> NDArray[np.bool_]:
     """Return whether others fell silent together with each client, shape (N,).
 
     Of the other clients that were seen within twice the length s of its silence, at least two in
-    five have been silent for s / 2: night falls, or a server was away. Nobody left then.
+    five have been silent for s / 2: night falls, or a server was away. Then nobody has left.
 
     Args:
         totals: of the clients.
@@ -79,6 +79,6 @@ def find_common_silences(totals: ClientTotals, t: int) -> NDArray[np.bool_]:
 
 
 def _most(values: Floats | Ints) -> float:
-    """Return the least of the values that 95% of the others do not exceed."""
+    """Return the smallest of the values that 95% of the others do not exceed."""
     rank = math.ceil(_SHARE * (len(values) - 1))
     return float(np.partition(values, rank)[rank])

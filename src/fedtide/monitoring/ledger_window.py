@@ -58,7 +58,7 @@ class Round:
 
 @dataclass(eq=False)
 class ClientTotals:
-    """What all rounds say of each client, arrays of shape (N,).
+    """Totals of each client over all rounds, arrays of shape (N,).
 
     A client is seen in a round in which it has a row, at whatever stage.
 
@@ -66,7 +66,7 @@ class ClientTotals:
         first: the first round in which it was seen; −1: none.
         last: the last one; −1: none.
         returns: k, how often it was seen after the first time.
-        era: e of the last silence that ended with a return: in a round t with 2^e <= t < 2^(e+1).
+        era: e of the last silence that ended, in a round t with 2^e <= t < 2^(e+1).
         peak: the highest score x of its silences that ended in that era, see `find_silence_limits`.
         former_peak: the same for the era before.
         seen_at: the time of its last row, in seconds since 1970; NaN: unknown.
@@ -115,8 +115,8 @@ class ClientTotals:
     def find_peaks(self, t: int) -> Floats:
         """Return the highest score of each client's silences that ended lately, (N,); 0: none.
 
-        Lately is since round 2^(e-1), if 2^e <= t < 2^(e+1): in at least the last half of the
-        rounds. So a client's habits may change, and a round costs nothing for who is not there.
+        Lately means since round 2^(e-1), if 2^e <= t < 2^(e+1): at least the last half of the
+        rounds. So habits may change, and a round costs no time for clients that are not there.
         """
         passed = _era(t) - self.era
         current = np.where(passed == 0, np.maximum(self.peak, self.former_peak), self.peak)
@@ -139,16 +139,16 @@ def _era(t: int) -> int:
 
 @dataclass(eq=False)
 class LedgerCounts:
-    """What all rounds of a ledger say of the federation as a whole.
+    """Totals of the federation as a whole, over all rounds of a ledger.
 
     Args:
         ended: the number of rounds that have ended: that of the last one, plus 1.
         updated_at: the end of the last round in which an update was used; NaN: none.
         stages: how many (round, client) pairs reached each stage, shape (4,).
         reasons: how many updates were not used, by reason.
-        lateness: how many replies came at most so many rounds late, each counted at the smallest of
-            LATENESS_BOUNDS that holds, else at the end, shape (7,).
-        rounds_late: how many rounds late all replies were together.
+        lateness: how many replies came how many rounds late, each counted at the smallest of
+            LATENESS_BOUNDS that it does not exceed, else at the end, shape (7,).
+        rounds_late: the rounds by which all replies were late, in total.
     """
 
     ended: int = 0
@@ -161,7 +161,7 @@ class LedgerCounts:
     rounds_late: int = 0
 
     def add(self, added: Round, reasons: list[str]) -> None:
-        """Add a round; `reasons` are the meaning of its numbers."""
+        """Add a round; `reasons` gives the meaning of its numbers."""
         self.ended = added.number + 1
         if (added.stages == USED).any():
             self.updated_at = added.time

@@ -15,10 +15,10 @@ from fedtide.monitoring.status import FairShares, Status, measure_status
 from fedtide.participation.log.ledger import read_ledger_part
 from fedtide.validation import require_at_least
 
-_POLL = 1.0  # seconds between two looks into the ledger
+_POLL = 1.0  # seconds between two reads of the ledger
 _SHARE = 0.1  # of a core that following the ledger may take
-_PATIENCE = 5.0  # seconds for which the end of the thread is waited for
-_ROWS = 100_000  # that are read at a time, roughly
+_PATIENCE = 5.0  # seconds to wait for the thread to end
+_ROWS = 100_000  # read at a time, roughly
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class MonitorSettings:
 
 
 class Monitor:
-    """Follows a ledger: reads its new rounds and keeps what they say.
+    """Follows a ledger: reads its new rounds and keeps the latest status.
 
-    If the ledger no longer has the round that was read last, or has another one in its place, it
-    is read again from the start, also if its federation has another name now.
+    If the round that was read last is gone from the ledger, or replaced by another, the ledger is
+    read again from the start, even if its federation has another name now.
 
     Args:
         url: of the ledger, as in `read_ledger`.
@@ -99,7 +99,7 @@ class Monitor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop following the ledger; what waits for a database is left behind."""
+        """Stop following the ledger; a read that waits for the database is abandoned."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(_PATIENCE)
@@ -124,7 +124,7 @@ class Monitor:
             began = time.monotonic()
             try:
                 self.refresh()
-            except Exception as error:  # the federation and the page go on; the next look may work
+            except Exception as error:  # federation and page continue; the next read may work
                 self.error = first_line(error, with_type=not isinstance(error, InvalidInputError))
                 self.metrics = self._render()
             wait = max(_POLL, (time.monotonic() - began) * (1 / _SHARE - 1))

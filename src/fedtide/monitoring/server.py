@@ -27,10 +27,10 @@ _REQUEST_SECONDS = 10.0  # that a request may take to arrive
 
 
 class MonitorServer(ThreadingHTTPServer):
-    """Serves what a monitor knows; it answers reading requests only.
+    """Serves the page and metrics of a monitor; it answers GET and HEAD requests only.
 
     Args:
-        monitor: knows the federation.
+        monitor: of the federation.
         host: the address to listen on.
         port: the port; 0: a free one.
 
@@ -56,7 +56,7 @@ class MonitorServer(ThreadingHTTPServer):
         return f"http://{host}:{port}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log what went wrong, unless it is the connection."""
+        """Log the error, unless it is one of the connection."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             log.error("a request to the page failed", exc_info=error)
@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
         if {"content-length", "transfer-encoding"} & {name.lower() for name in self.headers}:
-            self.close_connection = True  # a body is not read: it must not pass for a request
+            self.close_connection = True  # the unread body must not be taken for a request
         self.send_response(status)
         if self.close_connection:
             self.send_header("Connection", "close")

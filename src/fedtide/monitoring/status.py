@@ -1,4 +1,4 @@
-"""What a federation's ledger says now: who is there, their influence, and what to expect."""
+"""The status of a federation, from its ledger: who is there, their influence, what to expect."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Forecast:
 
 
 class WindowColumns:
-    """The rows of the window as columns, and what they say of each client, arrays of shape (N,).
+    """The rows of the window as columns, and counts for each client, arrays of shape (N,).
 
     Args:
         rounds: of the window.
@@ -93,7 +93,7 @@ class WindowColumns:
         reasons: why the update was not used, as in `Round`, (R,).
         replies: how many replies of each client came.
         late: how many of them came late.
-        rounds_late: by how many rounds together.
+        rounds_late: by how many rounds in total.
         unused: how many of its updates were not used.
         last_reason: the reason of the last one; −1: none.
     """
@@ -109,7 +109,7 @@ class WindowColumns:
         self.rounds_late = np.bincount(self.clients[replied], lateness[replied], minlength=size)
         self.unused = np.bincount(self.clients[unused], minlength=size)
         self.last_reason = np.full(size, -1)
-        self.last_reason[self.clients[unused]] = self.reasons[unused]  # the last one stays
+        self.last_reason[self.clients[unused]] = self.reasons[unused]  # the last one wins
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +186,7 @@ class Status:
 
 
 def measure_status(window: LedgerWindow, federation: str, shares: FairShares) -> Status | None:
-    """Return what a window says; None if no round has ended.
+    """Return the status that a window shows; None if no round has ended.
 
     The influence is that of plain averaging, Σ_t q_t^n over the window, normalised, and the L1 skew
     has the audit's 95% interval.
@@ -223,9 +223,9 @@ def find_states(totals: ClientTotals, first: int, last: int) -> Ints:
     """Return the state of each client after round `last`, as an index in CLIENT_STATES.
 
     never: not seen in any round. present: seen in the last round. gone: silent for longer than
-    habits explain (`find_silence_limits`), while others are there (`find_common_silences`); for as
-    many rounds as the window has, from then on. absent: not seen in the window, and not called
-    gone, or no longer. away: any other silent client.
+    habits explain (`find_silence_limits`), while others are there (`find_common_silences`); a
+    client stays gone for as many rounds as the window has. absent: not seen in the window, and not,
+    or no longer, called gone. away: any other silent client.
 
     Args:
         totals: of the clients.

@@ -1,4 +1,4 @@
-"""The page of a monitor: one self-contained HTML page that fetches itself again."""
+"""The page of a monitor: one self-contained HTML page that refreshes itself."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _SCRIPT = _FOLDER.joinpath("watch.js").read_text(encoding="utf-8")
 
 _ROWS = 100  # of the table of clients
 _BARS, _STRIP = 100, 60  # rounds in the chart, and in a client's row
-_FEWEST_BARS = 30  # for which the chart has room
+_FEWEST_BARS = 30  # the chart has room for at least so many
 _LISTED = 5  # names in a sentence
-_STALLED = 10  # rounds take this many times as long as usual
+_STALLED = 10  # times the usual length of a round, after which a federation counts as stalled
 _STALLED_SECONDS = 60.0
 
 
@@ -70,7 +70,7 @@ class Query:
         return cls(sort if known else "", fields.get("find", [""])[0][:200])
 
     def link(self, column: str) -> str:
-        """Return the address's query that sorts by a column, the other way if it is sorted so."""
+        """Return the query string that sorts by a column, or reverses its order if it does."""
         first, second = (column, f"-{column}") if column in _ASCENDING else (f"-{column}", column)
         sort = second if self.sort == first else first
         return urlencode({"sort": sort} | ({"find": self.find} if self.find else {}))
@@ -270,7 +270,7 @@ def _list_rows(status: Status, chosen: Ints, now: float) -> list[dict[str, Any]]
 
 
 def _draw_strip(stages: Ints) -> list[dict[str, int]]:
-    """Return the runs of rounds with the same stage, without those in which it was not there."""
+    """Return the runs of rounds with the same stage, except where the client was not seen."""
     bounds = np.flatnonzero(np.diff(stages, prepend=-2, append=-2))
     runs = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     return [{"stage": int(stages[a]), "x": a, "width": b - a} for a, b in runs if stages[a] >= 0]

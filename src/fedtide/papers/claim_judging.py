@@ -20,7 +20,7 @@ DECIDED: dict[Outcome, str] = {"reproduced": "Holds", "not reproduced": "Does no
 Rows = Mapping[Scale, Sequence[Row]]
 
 _AT_END = ("last", "mean", "worst-of-last")
-"""What a measure takes of a metric, if it is its value towards the end of a run."""
+"""The kinds of measures (`take`) that read a metric's value towards the end of a run."""
 
 _SHORT = 60.0  # seconds: more seeds are needed where a run takes less
 

@@ -1,4 +1,4 @@
-"""Exports a published experiment as a sweep file, the start of an experiment of one's own."""
+"""Exports a published experiment as a sweep file, to start your own experiment from."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ def run_paper(
     """Run the planned runs that have no matching record, and return the records of all of them.
 
     Runs with the same settings, in this or another experiment, are run once: each gets a record
-    with the measures of its own experiment, be it from a record that holds them already. Where an
-    earlier record lacks one of them, the run is repeated, and replaces that record, too. An
-    interrupted run resumes at its checkpoint. A run that diverges is recorded as diverged.
+    with the measures of its own experiment, from an existing record if that has them. If an earlier
+    record lacks one of them, the run is repeated, and replaces that record, too. An interrupted run
+    resumes at its checkpoint. A run that diverges is recorded as diverged.
 
     Args:
         paper: the published experiment.
@@ -100,10 +100,10 @@ def _experiment_of(run: PlannedRun, paper: PaperExperiment) -> PaperExperiment:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What a run has given.
+    """The outcome of a run.
 
     Args:
-        metrics: one row per evaluation; none of a run that diverged.
+        metrics: one row per evaluation; no rows if the run diverged.
         seconds: the time of training and evaluation.
         stopped: why it ended before its last round, if it did.
         rounds: the completed rounds; None: those of the last evaluation.
@@ -139,7 +139,7 @@ def _write(
 def _write_all(
     outcome: RunOutcome, group: Sequence[PlannedRun], paper: PaperExperiment, records: Path
 ) -> None:
-    """Write the records of a group, of which no other process has run anything."""
+    """Write the records of a group, none of which another process has run."""
     for run in group:
         of_run = _experiment_of(run, paper)
         metrics = outcome.metrics
@@ -190,7 +190,7 @@ def _train(
 
 
 def _read_outcome(run: PlannedRun, folder: RunFolder) -> RunOutcome:
-    """Return what a run has given that has finished or diverged.
+    """Return the outcome of a run that has finished or diverged.
 
     Raises:
         InvalidInputError: it failed for another reason.

@@ -67,8 +67,8 @@ class PaperExperiment:
         deterministic: whether no number depends on the seed, so that one seed is enough.
         compute: the computation that replaces training, if any.
         derive: the function that adds columns to a run's metrics, if any.
-        no_data: the data set's name, such as "CIFAR-100", if the project has no copy of it; its
-            claims wait for it, and are counted apart, until there are records.
+        no_data: the data set's name, such as "CIFAR-100", if the project has no copy of it; until
+            there are records, the claims wait for it, and are counted separately.
         figure: the metric of the figure and the options of its axes.
         laptop: the smaller version; None: the published size is small enough.
     """

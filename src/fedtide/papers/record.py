@@ -108,7 +108,7 @@ class Record:
         )
 
     def _find(self, measure: Measure, known: Mapping[str, Measure]) -> float | None:
-        """Return a measure of the run that this is the record of.
+        """Return a measure of the recorded run.
 
         Raises:
             LookupError: the record does not hold it.

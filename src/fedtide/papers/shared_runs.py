@@ -39,7 +39,7 @@ def find_identical(run: PlannedRun, runs: Sequence[PlannedRun]) -> list[PlannedR
 
 @cache
 def _candidates() -> Mapping[Any, Sequence[PlannedRun]]:
-    """Return the planned runs of all experiments by what is cheap to compare."""
+    """Return the planned runs of all experiments, by a key that is cheap to compare."""
     runs: dict[Any, list[PlannedRun]] = defaultdict(list)
     for name in names():
         paper = load(name)

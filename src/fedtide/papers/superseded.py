@@ -34,7 +34,7 @@ def superseded(
 def _difference(record: Record, run: PlannedRun) -> str:
     """Return the settings of a record that differ from those of its planned run, in words.
 
-    What only one of the two names is left out if there are others: it is usually newer.
+    Settings that only one of the two has are left out if others differ: they are usually newer.
     """
     try:
         settings = Experiment.from_dict(record.settings).to_dict()

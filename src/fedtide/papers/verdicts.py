@@ -360,7 +360,7 @@ def _slope(points: NDArray[np.float64]) -> float:
     if not np.isfinite(points).all():
         with np.errstate(invalid="ignore"):
             return float((offsets * points).sum())
-    # from the first one on: equal points must have the slope 0, not that of rounding
+    # relative to the first: equal points must have the slope 0, not one from rounding
     return float(offsets @ (points - points[0]) / (offsets @ offsets))
 
 

@@ -1,8 +1,8 @@
 """Client participation, round by round.
 
-An availability process gives the available clients, a selection chooses among them, and a dropout
-model decides which of those report back; `Schedule` composes the three. No process draws random
-numbers for absent clients, so a round costs O(available clients).
+An availability process determines the available clients, a selection chooses among them, and a
+dropout model decides which of those report back; `Schedule` composes the three. No process draws
+random numbers for absent clients, so a round costs O(available clients).
 """
 
 from fedtide.participation.availability.base import (

@@ -29,10 +29,10 @@ class Dropout(ABC):
     """A dropout model: a value (a frozen dataclass)."""
 
     def for_population(self, population: Population) -> Dropout:
-        """Return the model for these clients: itself, unless it needs to know something of them.
+        """Return the model for these clients: itself, unless it needs to know something about them.
 
         Raises:
-            InvalidInputError: a parameter that does not fit them.
+            InvalidInputError: a parameter does not fit them.
         """
         return self
 
@@ -40,7 +40,7 @@ class Dropout(ABC):
     def draw_mask(self, seed: int, t: int, clients: Ids) -> NDArray[np.bool_]:
         """Return whether each client reports in round t; a pure function of (seed, t, clients).
 
-        The clients are all that were selected; the array cannot be written to.
+        `clients` are all selected clients; the array cannot be written to.
         """
 
     @property
@@ -48,8 +48,8 @@ class Dropout(ABC):
     def reporting_probability(self) -> float | NDArray[np.float64] | None:
         """The long-run probability that a selected client reports, one for all or one per client.
 
-        Of shape (N,) in the latter case; None: unknown. Known rates are multiplied by it, so a mean
-        over clients whose probabilities differ would give each of them a wrong rate.
+        Shape (N,) in the latter case; None: unknown. Known rates are multiplied by it, so a mean of
+        differing probabilities would make the clients' rates wrong.
         """
 
 
@@ -66,7 +66,7 @@ class NoDropout(Dropout):
 
 @configurable
 class RandomDropout(Dropout):
-    """Each selected client fails to report with a probability, independently of all else.
+    """Each selected client fails to report with a probability, independently of everything else.
 
     Args:
         probability: of failing, within [0, 1].
@@ -97,9 +97,9 @@ class RandomDropout(Dropout):
 class Stragglers(Dropout):
     """The server closes a round before the slowest of the selected clients have reported.
 
-    Client n needs the time d_t^n = m_n exp(σ z_n + τ e_t^n) for its part in round t, with
-    independent standard normal z_n, for its speed, and e_t^n, for what happens in this round. It
-    reports if d_t^n is at most the deadline, and among the `close_after` shortest of the round.
+    Client n needs the time d_t^n = m_n exp(σ z_n + τ e_t^n) in round t, with independent standard
+    normal z_n for the client's speed and e_t^n for the variation in this round. It reports if d_t^n
+    is at most the deadline and among the `close_after` shortest of the round.
 
     So slow clients report less often than fast ones. Asking 130 clients to get 100 reports, as in
     Bonawitz et al., "Towards Federated Learning at Scale" (2019), is `UniformOf(size=130)` with
@@ -107,13 +107,13 @@ class Stragglers(Dropout):
     late updates are not used, and a client that was late can be selected in the next round.
 
     Args:
-        close_after: with how many reports a round ends; None: it waits for all.
-        deadline: the time after which it ends, in the unit of the times; None: never.
-        times: m_n > 0, (N,) or by name, for clients that are slow for a reason, such as many
-            samples; None: 1.
-        spread: σ >= 0, by how much speeds differ that are drawn: with 1, two thirds of the clients
-            are within a factor of 2.7 of the median. None: 1, or 0 where times are given.
-        jitter: τ >= 0, by how much the rounds of a client differ.
+        close_after: the number of reports after which a round ends; None: it waits for all.
+        deadline: the time after which it ends, in the unit of `times`; None: never.
+        times: m_n > 0, (N,) or by name, for known differences in speed, such as from unequal
+            numbers of samples; None: 1.
+        spread: σ >= 0, the spread of the drawn speeds: with 1, two thirds of the clients are within
+            a factor of 2.7 of the median. None: 1, or 0 if `times` are given.
+        jitter: τ >= 0, the variation between the rounds of a client.
 
     Raises:
         InvalidInputError: neither `close_after` nor a deadline, fewer than one report, a deadline
@@ -175,4 +175,4 @@ class Stragglers(Dropout):
 
     @property
     def reporting_probability(self) -> None:
-        """None: it depends on the speed of each client, and on who else is selected."""
+        """None: it depends on each client's speed and on which others are selected."""

@@ -39,7 +39,7 @@ def participation_weights(
         rounds: the number of rounds to simulate if no exact result is known.
 
     Raises:
-        InvalidInputError: parameters that do not fit the population, `rounds` that are no whole
+        InvalidInputError: parameters that do not fit the population, `rounds` that is not a whole
             number of at least 1, or no participants at all.
 
     >>> participation_weights(SubsetLaw([[0, 1], [0]], [0.5, 0.5]), Population(clients=2))

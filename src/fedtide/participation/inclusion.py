@@ -13,11 +13,11 @@ _MAX_TABLE = 4_000_000
 """The largest size of a dynamic-programming table, in numbers (32 MB)."""
 
 _MAX_INTERVALS = 2**17
-"""The finest trapezoid rule that is tried."""
+"""The number of intervals of the finest trapezoid rule that is tried."""
 
 _CERTAIN, _NEVER = np.log(60), -50.0
-"""The log w_n s from which on T_n <= s is certain (but for e^{−60}), and before which it never is
-(but for e^{−50})."""
+"""The log w_n s above which T_n <= s is certain (but for e^{−60}), and below which it never
+happens (but for e^{−50})."""
 
 
 def inclusion_probabilities(weights: ArrayLike, size: int) -> NDArray[np.float64]:
@@ -27,10 +27,10 @@ def inclusion_probabilities(weights: ArrayLike, size: int) -> NDArray[np.float64
 
         P(n ∈ S) = ∫ w_n e^{−w_n s} P( #{m ≠ n : T_m <= s} <= M − 1 ) ds.
 
-    The inner probability is that of a sum of independent coins, computed for each s by dynamic
-    programming; the integral by the trapezoid rule in about log s, whose intervals are halved until
-    no result changes by more than 1e-11 of itself and all add up to M. Costs O(N M) for each of
-    about a hundred nodes; weights of many orders of magnitude need thousands, cheaper ones.
+    The inner probability, that of a sum of independent coins, is computed by dynamic programming
+    for each s; the integral by the trapezoid rule in roughly log s, whose intervals are halved
+    until no result changes by more than 1e-11 of itself and all add up to M. Costs O(N M) for each
+    of about a hundred nodes; weights of many orders of magnitude need thousands of cheaper nodes.
 
     Args:
         weights: w_n >= 0, shape (N,); at least `size` of them positive.
@@ -58,9 +58,9 @@ def inclusion_probabilities(weights: ArrayLike, size: int) -> NDArray[np.float64
 def _integrate_positive(log_w: _Array, size: int) -> _Array:
     """Return the integrals of all n, given the logarithms of w_n / max w.
 
-    Nothing happens before log s = a, the lesser of 0, where the heaviest client is expected, and of
-    when M clients are. So log s = a + u − e^{−u}: even steps from there on, and before it a double-
-    exponential end.
+    The integrand is negligible well before log s = a, the smaller of 0, where the heaviest client
+    is expected, and the log s at which M clients are expected. Hence log s = a + u − e^{−u}:
+    even steps after a, and a double-exponential tail before it.
     """
     if len(log_w) == size:
         return np.ones(len(log_w))
@@ -102,9 +102,9 @@ def _sum_integrand(log_w: _Array, size: int, start: float, u: _Array) -> _Array:
 def _probability_before_full(log_ws: _Array, size: int) -> _Array:
     """Return P( #{m ≠ n : T_m <= s} <= M − 1 ) for each n, given log w_n s of shape (Q, N).
 
-    Clients that are certain, or never there, at all Q times are no coins: with very different
-    weights nearly all clients are one or the other. The result for certain ones is put to 0, since
-    their densities are.
+    Clients that are certainly drawn, or certainly not, at all Q times are not treated as coins:
+    with very different weights nearly all clients are one or the other. The result for those
+    certainly drawn is set to 0, since their densities are 0.
     """
     certain = log_ws.min(axis=0) > _CERTAIN
     never = log_ws.max(axis=0) < _NEVER - np.log(len(certain))
@@ -112,7 +112,7 @@ def _probability_before_full(log_ws: _Array, size: int) -> _Array:
     result = np.zeros_like(log_ws)
     places = size - np.count_nonzero(certain)
     if places > 0:
-        # The last coin never shows heads: it stands for the clients that are never there.
+        # The last coin never shows heads: it stands for the clients that are never drawn.
         ws = np.pad(np.exp(log_ws[:, coins]), ((0, 0), (0, 1)))
         others = _probability_others_at_most(-np.expm1(-ws), np.exp(-ws), min(places, ws.shape[1]))
         result[:, coins] = others[:, :-1]
@@ -126,7 +126,7 @@ def _log_products(log_w: _Array, log_s: _Array | float) -> _Array:
 
 
 def _integration_range(log_w: _Array, size: int) -> tuple[float, float]:
-    """Return the log s at which M times T_n <= s are expected, and that of the range's end.
+    """Return the log s at which M times T_n <= s are expected, and the end of the range.
 
     The number of T_n > s has mean ν(s) = Σ e^{−w s}; it is at least k = N − M with probability at
     most exp(k − ν + k log(ν/k)) (Chernoff bound), which is e^{−45} at the end of the range.
@@ -144,7 +144,7 @@ def _integration_range(log_w: _Array, size: int) -> tuple[float, float]:
 
     from scipy.optimize import brentq  # slow to import and rarely needed
 
-    # ν(s) >= N − N s before, and ν(s) <= N e^{−1000} after.
+    # Brackets: ν(s) >= N − N s at `before`, and ν(s) <= N e^{−1000} at `after`.
     before, after = -np.log(len(log_w)) - 1, np.log(1000) - log_w.min()
     middle = brentq(lambda log_s: log_mean(log_s) - np.log(remaining), before, after)
     return middle, brentq(log_tail, middle, after)

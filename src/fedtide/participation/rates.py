@@ -172,7 +172,7 @@ def resolve_rates(
 
 
 def check_rates(rates: Rates, field: str = "rates") -> None:
-    """Raise InvalidInputError, naming `field`, for rates that fit no population."""
+    """Raise InvalidInputError, naming `field`, for rates that cannot fit any population."""
     if not isinstance(rates, RateLaw):
         require_probabilities(field, in_any_order(rates))
 

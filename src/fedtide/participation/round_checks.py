@@ -1,4 +1,4 @@
-"""Checks of what processes, selections and dropout models of the user's own give."""
+"""Checks of what user-defined processes, selections and dropout models return."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fedtide.participation.availability.base import AvailableClients, Ids
 from fedtide.validation import Numbers, require_one_per_client, require_probabilities
 
 _TRIED = (3, 7, 15, 31, 63)
-"""The rounds that are compared when a schedule is tried out; a state may change rarely."""
+"""The rounds that are compared when a schedule is tried out: a hidden state may change rarely."""
 _SECONDS = 0.1
-"""After this time no round beyond the next of these is tried."""
+"""After this time, the trial ends at the next of these rounds."""
 _STAGES = {"participation": "available", "selection": "selected", "dropout": "reported"}
 """What each part of a schedule decides."""
 
 
 def check_stream(method: str, found: Any, expected: type) -> None:
-    """Raise InvalidInputError unless a method gave a stream of the class that is expected."""
+    """Raise InvalidInputError unless a method returned a stream of the expected class."""
     if not isinstance(found, expected):
         raise InvalidInputError(
             f"{method}: it returned {found!r:.60}; return a stream, derived from "
@@ -42,7 +42,7 @@ def check_length(found: Any) -> None:
 
 
 def check_known_rates(found: Any, clients: int) -> Numbers:
-    """Return the rates that a process says it knows, (N,).
+    """Return a process's `known_rates`, (N,).
 
     Raises:
         InvalidInputError: anything but a probability for each of the N clients.
@@ -57,10 +57,10 @@ def check_known_rates(found: Any, clients: int) -> Numbers:
 
 
 def check_available(found: Any, t: int, clients: int) -> AvailableClients:
-    """Return what a process gave in round t.
+    """Return the clients that a process made available in round t.
 
     Raises:
-        InvalidInputError: anything but sorted ids of the N clients, with a weight of each or none.
+        InvalidInputError: anything but sorted ids of the N clients, with a weight for each or none.
 
     >>> check_available(AvailableClients(np.array([2, 1])), t=7, clients=3)
     Traceback (most recent call last):
@@ -77,7 +77,7 @@ def check_available(found: Any, t: int, clients: int) -> AvailableClients:
 
 
 def check_selected(found: Any, t: int, available: Ids) -> Ids:
-    """Return what a selection gave in round t.
+    """Return the clients that a selection selected in round t.
 
     Raises:
         InvalidInputError: anything but sorted ids of available clients.
@@ -94,10 +94,10 @@ def check_selected(found: Any, t: int, available: Ids) -> Ids:
 
 
 def check_reported(found: Any, t: int, count: int) -> NDArray[np.bool_]:
-    """Return whether each of so many selected clients reports, as a dropout model drew it.
+    """Return a dropout model's mask: whether each of `count` selected clients reports.
 
     Raises:
-        InvalidInputError: anything but a truth value for each of them: numbers would be positions.
+        InvalidInputError: anything but a boolean for each: numbers would be taken as positions.
 
     >>> check_reported(np.array([1, 0]), t=7, count=2)
     Traceback (most recent call last):
@@ -117,7 +117,7 @@ def check_repeatable(stream: Any, start: Callable[[], Any]) -> None:
     """Raise InvalidInputError if the participants of a round depend on the rounds asked for before.
 
     Args:
-        stream: of a schedule, of which no round was asked for; it is used up.
+        stream: of a schedule, before any round was asked for; unusable afterwards.
         start: starts the same schedule again.
     """
     for t, participants, again in _try_out(stream, start):
@@ -135,7 +135,7 @@ def check_repeatable(stream: Any, start: Callable[[], Any]) -> None:
 def _try_out(stream: Any, start: Callable[[], Any]) -> list[tuple[int, Any, Any]]:
     """Return some rounds, each with its participants and those of a stream that skips the others.
 
-    User code may raise anything, and will where a run asks for that round.
+    Any exception of user code ends the trial; it will occur again when a run asks for that round.
     """
     length = stream.length or _TRIED[-1] + 1
     compared = [t for t in _TRIED if t < length] or [length - 1]
@@ -158,7 +158,7 @@ def _try_out(stream: Any, start: Callable[[], Any]) -> list[tuple[int, Any, Any]
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Drop what this thread logs."""
+    """Drop the log messages of this thread."""
     thread = threading.get_ident()
 
     def is_of_others(record: logging.LogRecord) -> bool:

@@ -61,7 +61,7 @@ class Participants:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The participants of each round: some are available, of these some selected, some report.
+    """The participants of each round: some are available, some of these selected, and some report.
 
     Args:
         process: the availability process.
@@ -69,7 +69,7 @@ class Schedule:
         dropout: which of the selected clients report back.
 
     Raises:
-        InvalidInputError: one of them is of another kind.
+        InvalidInputError: one of them is not an instance of its base class, such as Selection.
 
     >>> from fedtide.participation import Full
     >>> running = Schedule(Full()).start(Population(clients=2), seed=0)
@@ -86,27 +86,27 @@ class Schedule:
         for name, kind in kinds.items():
             if not isinstance(part := getattr(self, name), kind):
                 raise InvalidInputError(
-                    f"{name}: {part!r:.60} is of another kind; give an object of a class derived "
-                    f"from {kind.__name__}"
+                    f"{name}: {part!r:.60} is not an instance of {kind.__name__}; give an object "
+                    "of a class derived from it"
                 )
 
     def start(self, population: Population, seed: int) -> ScheduleStream:
         """Start the availability process and the selection.
 
-        A process, selection or dropout model of the user's own is tried out before, to see whether
-        a round depends on the rounds that were asked for.
+        A user-defined process, selection or dropout model is first tried out, to see whether a
+        round depends on which rounds were asked for before it.
 
         Raises:
-            InvalidInputError: a parameter does not fit the population, or a process, selection or
-                dropout model of the user's own breaks its contract.
+            InvalidInputError: a parameter does not fit the population, or a user-defined process,
+                selection or dropout model breaks its contract.
         """
         start = partial(self._start, population, seed)
         stream = start()
         if not stream.involves_own:
             return stream
-        with silence():  # it has logged what there is to say
+        with silence():  # the first start has logged everything
             check_repeatable(stream, start)
-            return start()  # anew, as a process may be its own stream
+            return start()  # again: a process may be its own stream, which the check has used
 
     def _start(self, population: Population, seed: int) -> ScheduleStream:
         with error_prefix("participation"):
@@ -130,10 +130,11 @@ class Schedule:
         """Return each client's long-run probability of reporting, (N,); None: unknown.
 
         Known if the process knows its rates, every available client is selected, and the dropout
-        model knows with which probability it reports.
+        model knows its probability of reporting.
 
         Raises:
-            InvalidInputError: a process or dropout model of the user's own gives no probabilities.
+            InvalidInputError: a user-defined process or dropout model gives values that are not
+                probabilities.
         """
         own, all_selected = is_own(type(self.process)), self._selects_all(population.clients)
         if not (own or all_selected):  # a process may have to read a whole log
@@ -156,7 +157,7 @@ class Schedule:
         None: unknown.
 
         Raises:
-            InvalidInputError: that of a dropout model of the user's own is not within [0, 1].
+            InvalidInputError: a user-defined dropout model gives one outside [0, 1].
         """
         probabilities = self._reporting_probabilities(population)
         return None if probabilities is None else float(probabilities.mean())
@@ -172,7 +173,7 @@ class Schedule:
         return found
 
     def _reporting_probabilities(self, population: Population) -> NDArray[np.float64] | None:
-        """Return those of the dropout model, shape (1,) or (N,); None: unknown."""
+        """Return the dropout model's probabilities, shape (1,) or (N,); None: unknown."""
         given = self._dropout_of(population).reporting_probability
         if given is None:
             return None
@@ -184,7 +185,7 @@ class Schedule:
         return found
 
     def _selects_all(self, clients: int) -> bool:
-        """Return whether every available one of so many clients is selected."""
+        """Return whether all available clients are selected, in a population of `clients`."""
         chosen = self.selection
         if is_own(type(chosen)):  # such as a class derived from All
             return False
@@ -192,20 +193,20 @@ class Schedule:
 
 
 def _is_own(specification: object, stream: object) -> bool:
-    """Return whether the user wrote either: own processes may begin streams of fedtide's."""
+    """Return whether either is user-defined: such a process may start one of fedtide's streams."""
     return is_own(type(specification)) or is_own(type(stream))
 
 
 class ScheduleStream:
     """A started schedule, asked for rounds in increasing order; rounds may be skipped.
 
-    `checked` says whether the clients that the process and the selection give are checked.
+    `checked` says whether the clients returned by the process and by the selection are checked.
 
-    Two schedules that are started alike give the same round t, whichever rounds were asked for
-    before: if the selection is stateful, it also steps through the rounds that are skipped.
+    Two schedules started alike give the same round t, whichever rounds were asked for before: if
+    the selection is stateful, it also goes through the skipped rounds.
 
     Attributes:
-        length: the number of rounds that the process covers; None: endless.
+        length: the number of rounds that the process covers; None: unlimited.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ class ScheduleStream:
 
     @property
     def involves_own(self) -> bool:
-        """Whether the process, the selection or the dropout model is the user's own."""
+        """Whether the process, the selection or the dropout model is user-defined."""
         return self._checks_available or self._checks_selected or is_own(type(self._dropout))
 
     def round(self, t: int) -> Participants:
@@ -235,7 +236,7 @@ class ScheduleStream:
 
         Raises:
             ValueError: t is not larger than every round asked for before.
-            InvalidInputError: a process, selection or dropout model of the user's own breaks its
+            InvalidInputError: a user-defined process, selection or dropout model breaks its
                 contract.
         """
         skipped = self._order.advance(t)
@@ -257,7 +258,7 @@ class ScheduleStream:
     def _select(self, t: int, available: AvailableClients) -> Ids:
         if not self._checks_selected:
             return self._selection.select(t, available)
-        # Its own stream would lose the clients that a selection shuffles in place.
+        # A selection that shuffled them in place would change the arrays of the stream.
         clients, weights = _read_only(available.clients), available.weights
         shown = AvailableClients(clients, None if weights is None else _read_only(weights))
         return check_selected(self._selection.select(t, shown), t, available.clients)

@@ -1,4 +1,4 @@
-"""The console of all commands, which no name in what it prints can control."""
+"""The console of all commands; names in the output cannot send control characters to it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.measure import Measurement
 from rich.segment import Segment
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but for tabs and line breaks, and marks that reverse the direction of text."""
+"""Control characters except tabs and line breaks, and marks that reverse the text direction."""
 
 
 class _WithoutControls:
-    """What is shown, with a � for every control character in its text."""
+    """A renderable with � in place of every control character in its text."""
 
     def __init__(self, shown: ConsoleRenderable) -> None:
         self._shown = shown
@@ -34,7 +34,7 @@ class _RemoveControls(RenderHook):
 
 
 def new_console() -> Console:
-    r"""Return a console that prints no control characters but its own.
+    r"""Return a console that prints no control characters other than its own.
 
     >>> new_console().print("site-a\x1b[2J", markup=False)
     site-a�[2J

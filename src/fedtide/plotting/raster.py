@@ -13,7 +13,7 @@ from fedtide.plotting.style import label_rounds
 
 Ints = NDArray[np.int64]
 
-_CELLS = (240, 600)  # rows and columns at most; a cell is the mean over its clients and rounds
+_CELLS = (240, 600)  # most rows and columns; a cell shows the mean over its clients and rounds
 _SHADES = 24  # few, so that the image compresses well
 
 
@@ -24,7 +24,7 @@ def draw_raster(
 
     Args:
         panel: where to draw.
-        entries: clients and their rounds, in parts of any size.
+        entries: arrays of clients and of the rounds they took part in, in parts of any size.
         counts: in how many rounds each client took part, shape (N,).
         first: the first round.
         length: the number of rounds.

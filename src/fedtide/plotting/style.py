@@ -23,7 +23,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#0
 """Okabe and Ito's palette, which colour-blind readers can tell apart, without its pale yellow."""
 
 DASHES = ("-", "--", "-.", ":")
-"""Line styles; after seven methods the colours repeat with the next one."""
+"""Line styles; after seven methods the colours repeat with the next line style."""
 
 MARKERS = dict(zip(DASHES, "os^D", strict=True))
 """The marker of a method where its line style cannot be seen."""
@@ -46,7 +46,7 @@ _USUAL_COLOURS = {
     "mifa": 4,
     "scaffold": 4,
 }
-"""The colours of frequent names, chosen so that those compared with one another differ."""
+"""The colours of frequent names; methods often compared with one another have different ones."""
 
 Styles = Mapping[str, dict[str, Any]]
 """The colour and line style of each method, as arguments of Matplotlib's functions."""
@@ -72,14 +72,14 @@ STYLE: dict[Any, Any] = {
 }
 """Matplotlib's settings for every figure."""
 
-_UNNAMED = re.compile("$|_child[0-9]+$|_nolegend_$")  # Matplotlib's labels of what has none
-_LETTERS = 13.0  # of a legend's text per inch
+_UNNAMED = re.compile("$|_child[0-9]+$|_nolegend_$")  # Matplotlib's default labels
+_LETTERS = 13.0  # letters per inch of a legend's text
 _HANDLE = 9  # letters, the width of an entry's line and its space
 _LEGEND_LINE = 0.19  # inches
 
 
 class ShownFigure(Figure):
-    """A figure that a notebook shows, which it does with Matplotlib's own only after pyplot."""
+    """A figure that notebooks show; Matplotlib's own figures need pyplot to be imported."""
 
     def _repr_png_(self) -> bytes:
         picture = BytesIO()
@@ -94,10 +94,10 @@ def new_figure(
     width_ratios: Sequence[float] | None = None,
     rows: int = 1,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure (inches) and its panels row by row.
+    """Return a figure, sized in inches, and its panels row by row.
 
-    Panels in one row share their vertical axis, unless `width_ratios` are given. Their titles and
-    labels may name what users called something, so they are not read as formulas.
+    Panels in one row share their vertical axis, unless `width_ratios` are given. Titles and labels
+    may contain names that users chose, so they are not read as formulas.
     """
     with mpl.rc_context(STYLE):
         figure = ShownFigure(figsize=(width, height), layout="constrained")
@@ -117,8 +117,8 @@ def new_figure(
 def method_styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the colour and line style of each method.
 
-    They depend on the names, not on their order, and a further method changes those of another
-    one only if both ask for the same colour.
+    They depend on the names, not on their order. Adding a method changes the style of another only
+    if both prefer the same colour.
 
     >>> method_styles(["fedau", "fedavg"])["fedavg"]
     {'color': '#0072B2', 'linestyle': '-'}
@@ -152,7 +152,7 @@ def shorten(name: str, most: int = 18) -> str:
 
 
 def place_legend(*panels: Axes) -> None:
-    """Put one legend for these panels of a figure below it, where it covers no data."""
+    """Put one legend for these panels below the figure, where it covers no data."""
     handles: list[Any] = [h for p in panels for h in (*p.get_children(), *p.containers)]
     found = {
         label: handle

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import TextType
 
-_NAME_SHARE = 0.45  # of the terminal that the first columns may take together
+_NAME_SHARE = 0.45  # most of the terminal's width that the first columns may take
 _LAYOUT: dict[str, Any] = {
     "box": box.SIMPLE_HEAD,
     "header_style": "bold",
@@ -22,10 +22,10 @@ _LAYOUT: dict[str, Any] = {
 
 
 class WideTable(Table):
-    """A table whose first columns are repeated in every block, if it is wider than the terminal.
+    """A table that is split into blocks, each with the first columns, if the terminal is narrow.
 
-    The first columns are folded where they are long, so that no part of a name is hidden; the
-    others are never wrapped.
+    Long entries of the first columns are folded, so that no part of a name is hidden; the other
+    columns are never wrapped.
 
     Args:
         first: how many columns are repeated; they identify the rows.

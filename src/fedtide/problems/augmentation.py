@@ -1,7 +1,7 @@
 """Random augmentations of the images in a minibatch, with independent draws for each sample.
 
-Colour augmentations work on pixels, integers of 0..255 as in image programs; Wang & Ji (2024) apply
-them on CIFAR-100 before the crop and the flip. Geometric augmentations work on standardised images.
+Colour augmentations work on integer pixels 0..255, as in image programs; Wang & Ji (2024) apply
+them to CIFAR-100 before the crop and the flip. Geometric augmentations work on standardised images.
 Each function takes images of shape (M, C, H, W) and one random word per image, shape (M,); all but
 `pad_crop` and `jitter` change an image with probability 1/2 (the lower half of the words).
 """

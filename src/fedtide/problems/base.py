@@ -20,7 +20,7 @@ from fedtide.randomness import extend_hash, random_words
 Batch = tuple[Tensor, ...]
 """The arguments of a loss besides the parameters: a client's minibatch, or a cohort's."""
 BatchInputs = tuple[Tensor, ...]
-"""What batches are computed from: indices of samples, random words, clients' functions."""
+"""The tensors that batches are computed from: sample indices, random words, clients' functions."""
 BufferMode = Literal["average", "local"]
 """Whether buffers are averaged over the clients after each round, or every client keeps its own."""
 Gradient = Callable[..., tuple[Params, Params]]
@@ -31,7 +31,7 @@ _NARROWEST = 32  # samples; a step with fewer takes about as long
 
 
 def batch_widths(samples: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Return how wide minibatches of so many samples are, if none has more than `most`.
+    """Return the padded widths of minibatches of these sizes, none of which exceeds `most`.
 
     >>> batch_widths(np.array([3, 40, 64, 65]), most=100)
     array([ 32,  64,  64, 100])
@@ -81,9 +81,9 @@ class BatchPlan:
 
     @property
     def widths(self) -> NDArray[np.int64] | None:
-        """How wide the minibatches of each client are, shape (S,); None if all are as wide as B.
+        """The width of each client's minibatches, shape (S,); None if all have the width B.
 
-        That is the number of samples of its largest one, rounded up to a power of two of at least
+        It is the size of its largest minibatch, rounded up to a power of two of at least
         `_NARROWEST`, because trainers capture the steps once for every width; at most B.
         """
         if self.mask is None or self.mask.shape[2] <= _NARROWEST:
@@ -120,7 +120,7 @@ class Evaluation:
     """The metrics of a model.
 
     Args:
-        metrics: of the problem by name, such as `loss` or `test_accuracy` (0 to 1).
+        metrics: by name, such as `loss` or `test_accuracy` (0 to 1).
         clients: per-client metrics by name, each of shape (N,); `loss` is F_n(x).
         lower_is_better: the base names of metrics that are better if smaller, such as `mae` for
             `train_mae` and `test_mae`, and `loss`; empty: the names of the metrics decide (see
@@ -145,12 +145,12 @@ class Task(ABC):
         buffer_mode: "average" or "local", see `BufferMode`.
         fewest_samples: how many samples a minibatch needs, such as 2 for batch normalisation.
         is_recurrent: whether the network has recurrent layers, whose loops over the positions of a
-            sequence are long when they are written out.
+            sequence are long when unrolled.
         mixes_samples: whether the samples of a minibatch influence one another, so that padding
             would change its loss.
         class_names: the classes of the network's outputs, in their order, if they were given as
             text; else None.
-        warnings: sentences on figures that need care, kept with those of the run.
+        warnings: sentences on metrics to be read with care, kept with the warnings of the run.
         evaluated_samples: how many samples an evaluation goes through; 0 if that costs nothing.
         batch_data: the tensors that `batch` reads besides its arguments; see `with_batch_data`.
         seed_family: equal for tasks of one problem, device and dtype that were prepared for
@@ -196,9 +196,9 @@ class Task(ABC):
 
     @abstractmethod
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
-        """Return what the batches of the local steps are computed from, parts of shape (I, S, ...).
+        """Return the tensors from which the batches of all local steps are computed, (I, S, ...).
 
-        A part that is the same for all steps may have the shape (1, S, ...).
+        A tensor that is the same for all steps may have the shape (1, S, ...).
         """
 
     def batch(self, *inputs: Tensor) -> Batch:
@@ -213,8 +213,8 @@ class Task(ABC):
     def with_batch_data(self, data: tuple[Tensor, ...]) -> Task:
         """Return the task with other tensors as `batch_data`, whose `batch` reads them.
 
-        So captured steps take the data as arguments, and serve tasks with other data, too. A task
-        with `batch_data` must implement it.
+        Captured steps can thus take the data as arguments and also serve tasks with other data. A
+        task with `batch_data` must implement it.
         """
         return self
 
@@ -261,15 +261,15 @@ class Task(ABC):
             x: the model, shape (d,).
             clients: whether per-client metrics are needed; without them, millions of clients are
                 possible.
-            buffers: the buffers, shape (d_b,), or (N, d_b) if every client has its own: then its
-                metrics are measured with its own, and the others with their mean. None: the initial
-                ones.
+            buffers: the buffers, shape (d_b,), or (N, d_b) if every client has its own: per-client
+                metrics are then measured with these, and all others with their mean. None: the
+                initial ones.
         """
 
     def evaluate_clients(
         self, x: Tensor, clients: NDArray[np.int64], buffers: Tensor | None = None
     ) -> dict[str, NDArray[np.float64]]:
-        """Return figures of models that differ between clients, each on the client's own samples.
+        """Return metrics of models that differ between clients, each on the client's own samples.
 
         Args:
             x: the model of each client, shape (S, d), or one for all, (d,).
@@ -297,7 +297,7 @@ class Task(ABC):
 
         Args:
             x: the model, shape (d,).
-            buffers: as `evaluate` takes them; of clients' own ones, the network gets the mean.
+            buffers: as in `evaluate`; if every client has its own, the network gets their mean.
 
         Raises:
             InvalidInputError: the problem has no network.
@@ -316,7 +316,7 @@ class Task(ABC):
 
 
 def loss_gradient(loss: Callable[..., tuple[Tensor, Params]]) -> Gradient:
-    """Return the gradient of a loss with respect to its first argument, named tensors.
+    """Return a function that computes the gradient of a loss in its first argument, named tensors.
 
     Equivalent to `torch.func.grad`, whose first use imports the compiler and takes a second: too
     long for a client of a deployment, which answers each message in a new process.
@@ -324,8 +324,8 @@ def loss_gradient(loss: Callable[..., tuple[Tensor, Params]]) -> Gradient:
     Args:
         loss: such as `Task.loss_and_buffers`: returns a scalar and the new buffers.
 
-    The gradient is returned with the new buffers. It raises InvalidInputError if the loss is not a
-    single number.
+    The function returns the gradient and the new buffers, and raises InvalidInputError if the loss
+    is not a single number.
     """
 
     def gradient(params: Params, *args: Any) -> tuple[Params, Params]:
@@ -353,10 +353,10 @@ def require_single_number(loss: Tensor) -> None:
 
 
 def each_step(inputs: BatchInputs, steps: int) -> Iterator[BatchInputs]:
-    """Yield the inputs of each step; () if its batch is that of the step before.
+    """Yield the inputs of each step; () if it has the same batch as the step before.
 
     Args:
-        inputs: parts of shape (I, S, ...) or (1, S, ...).
+        inputs: tensors of shape (I, S, ...) or (1, S, ...).
         steps: I.
     """
     fixed = all(len(part) == 1 for part in inputs)
@@ -378,11 +378,11 @@ class Problem(ABC):
                 it, and everything else is float32.
 
         Raises:
-            InvalidInputError: data that are missing or do not fit.
+            InvalidInputError: data are missing or do not fit.
         """
 
     def fingerprint(self) -> str | None:
-        """Return a hash of the content of the data, by which a resumed run notices a change.
+        """Return a hash of the data's content, by which a resumed run notices a change.
 
         None if the fields of the problem determine the data.
         """

@@ -49,10 +49,10 @@ class Classification(Problem):
         normalise: a mean and a standard deviation for pixels / 255 instead of the data set's own;
             (0.5, 0.5) as Yan et al., (0, 1) for pixels in [0, 1], "pixels" for each pixel's own.
         samples: use only the first `samples` training samples; None: all.
-        buffers: what becomes of running statistics; see `Supervised`.
+        buffers: how running statistics are handled; see `Supervised`.
 
     Raises:
-        InvalidInputError: an unknown name or a parameter out of range; when prepared, data that are
+        InvalidInputError: an unknown name or a parameter out of range; in `prepare`, data that are
             not available, a partition that leaves a client without samples, or a model that does
             not fit the data.
 

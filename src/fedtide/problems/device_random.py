@@ -11,7 +11,7 @@ from torch import Tensor
 _MASK = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9
 WORDS = 1 << 32
-"""How many words there are: a word is uniform on 0..WORDS-1."""
+"""The number of different words: a word is uniform on 0..WORDS-1."""
 
 
 def words(key: Tensor, stream: int, index: Tensor) -> Tensor:

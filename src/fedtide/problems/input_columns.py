@@ -22,14 +22,14 @@ from fedtide.problems.datasets.table_columns import (
 )
 
 Inputs = str | Sequence[str] | Mapping[str, str | Sequence[str]]
-"""Which columns the network gets: a name, several in order, or by the name of the argument."""
+"""Which columns the network gets: one name, several in order, or a mapping by argument name."""
 
 _logger = logging.getLogger("fedtide")
 
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
-_LARGE = 100.0  # a standard deviation of a column, and a ratio of the reach of two
-_MOST_ROWS = 10_000  # of which scales are computed
+_LARGE = 100.0  # above it, warn: a standard deviation, or a ratio of two columns' largest values
+_MOST_ROWS = 10_000  # the number of rows from which scales are computed
 
 
 def column_names(inputs: Inputs) -> list[str]:
@@ -64,7 +64,7 @@ def read_inputs(
     Args:
         table: the rows.
         inputs: which columns.
-        lengths: to which the sequences of a column are padded, as `sequence_lengths` says.
+        lengths: the length to which each column's sequences are padded, from `sequence_lengths`.
 
     Raises:
         InvalidInputError: a column that is missing or holds text, numbers that are not finite, or
@@ -143,7 +143,7 @@ def _argument(table: Table, entry: str | Sequence[str], lengths: Mapping[str, in
     arguments = _arguments(table, entry, lengths)
     if len(arguments) != 1:
         raise InvalidInputError(
-            f"inputs: {list(entry)} are not one number each; only such columns form a vector"
+            f"inputs: {list(entry)} do not hold one number per row; only such columns form a vector"
         )
     return arguments[0]
 
@@ -193,8 +193,8 @@ def _input_column(table: Table, name: str, lengths: Mapping[str, int]) -> Column
 
 
 def _normalise_dtype(values: NDArray[Any]) -> NDArray[Any]:
-    """Return truth values and halves as float32, other numbers of a type that PyTorch has, integers
-    as int64; uint8 pixels are kept."""
+    """Return booleans and float16 as float32, integers as int64, and other numbers in a type that
+    PyTorch has; uint8 pixels are kept."""
     if values.dtype.kind in "iu" and not (values.ndim >= 3 and values.dtype == np.uint8):
         return values.astype(np.int64)
     if values.dtype == np.bool_ or values.dtype == np.float16:

@@ -75,6 +75,6 @@ def to_channels_last(tensor: Tensor) -> Tensor:
     if tensor.dim() != 4:
         return tensor
     if tensor.shape[1] == 1:
-        # The numbers lie alike in both formats; convolutions return the one that the strides name.
+        # Both formats have the same layout here; convolutions return the one that the strides name.
         return tensor.contiguous().squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
     return tensor.contiguous(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""Trials of a loss or metric of the user's: what it returns, and whether samples influence it."""
+"""Trials of a user-defined loss or metric: its output, and whether samples influence each other."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _logger = logging.getLogger("fedtide")
 
 LossT = TypeVar("LossT", bound=Callable[..., Any])
 
-_TRIED = 32  # samples on which a function is tried
+_TRIED = 32  # the number of samples on which a function is tried
 
 
 def adapt_loss(loss: LossT, device: torch.device, dtype: torch.dtype) -> LossT:
-    """Return a loss whose tensors, such as weights of classes, have this device and this dtype.
+    """Return a loss whose tensors, such as class weights, have this device and this dtype.
 
-    One without tensors, such as a function, is returned as it is.
+    A loss without tensors, such as a function, is returned as it is.
 
     Raises:
         InvalidInputError: it has tensors and cannot be copied.
@@ -64,18 +64,18 @@ def check_functions(
 
     Args:
         functions: the loss, as `loss`, and the metrics by name.
-        kind: of targets that the loss expects; None: it is a function of the user's.
+        kind: of targets that the loss expects; None: the loss is user-defined.
         classes: C; 0 if targets are not classes.
         model: the network.
         samples: the training samples.
-        arguments: returns those of the network for some samples.
+        arguments: returns the network's arguments for some samples.
 
     Returns:
-        Whether the loss of a sample depends on which others are beside it.
+        Whether the loss of a sample depends on the other samples of the batch.
 
     Raises:
-        InvalidInputError: the network's outputs do not fit, a function is not one of each sample,
-            or the loss cannot be differentiated.
+        InvalidInputError: the network's outputs do not fit, a function does not give one number
+            per sample, or the loss cannot be differentiated.
     """
     example = samples.example
     fields = {n if n == "loss" else f"metrics.{n}": function for n, function in functions.items()}
@@ -132,7 +132,7 @@ def _check_gradient(
     loss: LossFunction,
     example: DeviceSamples,
 ) -> None:
-    """Check that the loss has a gradient with respect to the network's parameters alone."""
+    """Check that the loss has a gradient with respect to the network's parameters and no others."""
     key = torch.zeros((), dtype=torch.int64, device=example.target.device)
     leaves = {name: p.detach().requires_grad_() for name, p in model.params.items()}
     try:
@@ -175,9 +175,9 @@ def _check_independence(
     """Return whether the loss of a sample depends on others; refuse a metric for which it does.
 
     Args:
-        fields: the loss and the metrics, by what an error names.
+        fields: the loss and the metrics, by their names in errors.
         outputs: the network's, for the samples.
-        samples: those of `trial_rows`.
+        samples: the samples of `trial_rows`.
     """
     batch = (samples.target, *samples.masks)
     for field, function in fields.items():
@@ -194,7 +194,7 @@ def _check_independence(
     for field in dependent:
         if field != "loss":
             raise InvalidInputError(
-                f"{field}: its value for a sample depends on the others, so figures of "
+                f"{field}: its value for a sample depends on the others, so metrics of "
                 "clients would be wrong; compute it from each sample alone, and scores of a "
                 "whole set from the outputs of result.module()"
             )
@@ -213,7 +213,7 @@ def refuse_other_parameters(losses: Tensor, known: Iterable[Tensor]) -> None:
     """
     if hidden := find_parameter(losses, known):
         raise InvalidInputError(
-            f"loss: it depends on {hidden} outside the model, which has its first values "
+            f"loss: it depends on {hidden} outside the model, which keeps its initial values "
             "throughout; compute what it needs in forward, and return it with the outputs"
         )
 
@@ -224,7 +224,7 @@ def require_per_sample(
     """Raise InvalidInputError unless the function gives one number for each of a few samples.
 
     Args:
-        field: what the errors name.
+        field: the name in errors.
         function: the loss or metric.
         outputs: the network's, for these samples.
         target: (B, ...).
@@ -232,7 +232,7 @@ def require_per_sample(
 
     Raises:
         InvalidInputError: it fails, changes the targets, draws from a global generator, keeps
-            something from call to call, or returns something else than (B,).
+            state from call to call, or does not return shape (B,).
     """
     shapes = f"outputs {_shape(outputs)} and targets {_shape(target)} of {len(target)} samples"
     try:
@@ -259,7 +259,7 @@ def require_per_sample(
         raise InvalidInputError(
             f"{field}: it keeps a count or a mean from call to call, which clients, and training "
             "and evaluation, would share; compute it from outputs and targets alone, and keep "
-            "notes for yourself in a dictionary"
+            "records of your own in a dictionary"
         )
 
 
@@ -267,9 +267,9 @@ def require_shape(field: str, values: object, outputs: Any, target: Tensor) -> N
     """Raise InvalidInputError unless values of a function are one number for each sample.
 
     Args:
-        field: what the error names.
-        values: what a loss or metric has returned.
-        outputs: what it was given, for the error.
+        field: the name in the error.
+        values: the return value of a loss or metric.
+        outputs: the outputs that it was given, for the error.
         target: (B, ...).
     """
     count = len(target)
@@ -288,7 +288,7 @@ def require_shape(field: str, values: object, outputs: Any, target: Tensor) -> N
 
 
 def _read_state(function: object) -> Attributes:
-    """Return what a module keeps: its buffers, and plain attributes of it; {} for a function."""
+    """Return the state of a module: its buffers and plain attributes; {} for a function."""
     if not isinstance(function, nn.Module):
         return {}
     buffers = {f"buffer {name}": buffer.clone() for name, buffer in function.named_buffers()}
@@ -306,17 +306,17 @@ def trial_rows(target: Tensor) -> Tensor:
 def depends_on_others(
     field: str, function: LossFunction, outputs: Tensor, target: Tensor, *masks: Tensor
 ) -> bool:
-    """Return whether the function's value for a sample depends on which others are beside it.
+    """Return whether the function's value for a sample depends on the others in the batch.
 
     Args:
-        field: what the error names.
+        field: the name in the error.
         function: the loss or metric.
         outputs: the network's, for the samples of `trial_rows`.
         target: (B, ...).
         masks: none, or that of sequences, (B, L).
 
     Raises:
-        InvalidInputError: it does because broadcasting pairs every output with every target.
+        InvalidInputError: it does, because broadcasting pairs every output with every target.
 
     >>> outputs, target = torch.ones(3, 1), torch.tensor([1.0, 2.0, 3.0])
     >>> def loss(z, y):
@@ -341,7 +341,7 @@ def depends_on_others(
 
 
 def _depends(function: LossFunction, *batch: Tensor) -> bool | None:
-    """Return whether a sample has another value in this batch than beside itself; None: unknown."""
+    """Return whether samples have other values here than in batches of copies; None: unknown."""
     try:
         every = torch.arange(len(batch[0]), device=batch[0].device)
         beside = [function(*(part[row.expand(2)] for part in batch))[0] for row in every]
@@ -355,7 +355,7 @@ def _depends(function: LossFunction, *batch: Tensor) -> bool | None:
 
 
 def _pairs_all(function: LossFunction, outputs: Tensor, target: Tensor, *masks: Tensor) -> bool:
-    """Return whether the samples are independent as soon as outputs have the target's shape."""
+    """Return whether the samples are independent once outputs and target have the same shape."""
     if outputs.numel() != target.numel() or outputs.shape == target.shape:
         return False
     same = [(outputs.view_as(target), target), (outputs, target.view_as(outputs))]
@@ -373,11 +373,11 @@ def _shape(values: object) -> str:
 
 
 def warn_of_probabilities(module: nn.Module, loss: LossFunction, outputs: object) -> None:
-    """Warn if a network ends in the sigmoid or softmax that its loss applies, too.
+    """Warn if a network ends in the sigmoid or softmax that its loss also applies.
 
     Args:
         module: the network.
-        loss: of fedtide's, or any other, of which nothing is known.
+        loss: one of fedtide's losses, or any other, of which nothing is known.
         outputs: the network's for some samples.
     """
     if loss is bce:

@@ -67,7 +67,7 @@ def huber(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor
 def bce(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return −y log σ(z) − (1 − y) log(1 − σ(z)) for logits z and targets y in [0, 1].
 
-    With several targets per sample (labels that may apply together), the mean over them.
+    With several targets per sample (multi-label), the mean over them.
     """
     logits = match_target(outputs, target)
     return average_positions(
@@ -76,10 +76,10 @@ def bce(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def match_target(outputs: Tensor, target: Tensor) -> Tensor:
-    """Return the outputs in the shape of the target, where a last dimension of 1 may be missing.
+    """Return the outputs in the shape of the target; they may differ by a last dimension of 1.
 
     Raises:
-        ValueError: they differ by more: subtracting them would pair every output with every target.
+        ValueError: they differ by more: subtraction would pair every output with every target.
     """
     if outputs.dim() == target.dim() + 1 and outputs.shape[-1] == 1:
         outputs = outputs.squeeze(-1)
@@ -124,14 +124,14 @@ TARGET_KINDS: dict[LossFunction, TargetKind] = {
     bce: "numbers",
     next_token: "tokens",
 }
-"""What each loss expects as target; a function of the user's gets targets as they are stored."""
+"""The targets that each loss expects; a user-defined function gets them as they are stored."""
 
 
 def resolve_function(field: str, given: object, known: Mapping[str, object]) -> Any:
-    """Return what a name or an import path stands for; anything but text is returned as it is.
+    """Return the function that a name or an import path refers to; other values as they are.
 
     Args:
-        field: what an error names.
+        field: the name in an error.
         given: a name in `known`, "package.module:function", or not text.
         known: functions by name.
 
@@ -153,8 +153,8 @@ def resolve_loss(loss: str | LossFunction) -> tuple[LossFunction, TargetKind | N
     """Return a loss, and the targets that it expects (None: as they are stored).
 
     Raises:
-        InvalidInputError: an unknown name, something that is not a function, or a module with
-            parameters that nothing would train.
+        InvalidInputError: an unknown name, something that is not a function, or a module whose
+            parameters would not be trained.
     """
     function = resolve_function("loss", loss, LOSSES)
     if not callable(function):
@@ -169,7 +169,7 @@ def resolve_loss(loss: str | LossFunction) -> tuple[LossFunction, TargetKind | N
         if names:
             raise InvalidInputError(
                 f"loss: nothing would train its parameters {list_names(names)}; make them part of "
-                "the model, which may return them beside its outputs, or freeze them with "
+                "the model, which may return them with its outputs, or freeze them with "
                 "loss.requires_grad_(False)"
             )
     return function, TARGET_KINDS.get(function)

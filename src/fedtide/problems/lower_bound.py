@@ -36,7 +36,7 @@ class LowerBound4D(Problem):
 
     Args:
         noise: the standard deviation of ξ; 0 gives exact gradients.
-        logged: what the metric `loss` is: "consistent", (F_0 + F_1) / 2, which contains
+        logged: the metric `loss`: "consistent", (F_0 + F_1) / 2, which contains
             (L + λ) / 8 · x_4²; or "published", as the authors' program logs it, with
             (L + λ) / 4 · x_4². The choice changes the published round counts (800 and 1900 instead
             of 600 and 1500).

@@ -32,16 +32,16 @@ Ints = NDArray[np.int64]
 
 _logger = logging.getLogger("fedtide")
 
-_UNEVEN = 1.5  # how many times larger than the smallest class the largest is
-_MOST_RECALLS = 20  # classes whose recalls are columns of their own
+_UNEVEN = 1.5  # the ratio of the largest class to the smallest, above which classes are uneven
+_MOST_RECALLS = 20  # the largest number of classes whose recalls are reported one by one
 
 MetricFunction = Callable[..., Tensor]
-"""Takes what a loss takes and returns one number per sample, (B,)."""
+"""Takes the arguments of a loss and returns one number per sample, (B,)."""
 
 
 @configurable
 class Metric:
-    """A figure of merit of each sample.
+    """A metric with one value per sample.
 
     Args:
         function: takes outputs (B, ...), targets (B, ...) and, for sequences, a mask (B, L);
@@ -70,7 +70,7 @@ def accuracy(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Ten
 
 
 def next_token_accuracy(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the share of tokens that the logits before them predict."""
+    """Return the share of tokens predicted by the logits before them."""
     return accuracy(outputs[:, :-1], target[:, 1:], None if mask is None else mask[:, 1:])
 
 
@@ -88,7 +88,7 @@ _BUILT_IN = {*LOSSES.values(), *(metric.function for metric in METRICS.values())
 
 _RESERVED = ("loss", "client", "round", "samples", "rate", "participation", "weight")
 _PREFIXES = ("train_", "test_", "client_", "personalised_", "class_weighted_")
-"""What the columns of results are called already."""
+"""Names that other columns of the results already have."""
 
 DEFAULT_METRICS: dict[str, tuple[str, ...]] = {
     "cross_entropy": ("accuracy",),
@@ -151,7 +151,7 @@ def _resolve(name: str, given: object, warn: bool) -> Metric:
 
 
 def _find(name: str, given: object) -> Metric | MetricFunction:
-    """Return the metric or the function that is given by itself, by name or by an import path."""
+    """Return a metric or function that is given directly, by name or by import path."""
     found: object = resolve_function("metrics", given, METRICS)
     if not isinstance(found, Metric) and not callable(found):
         raise InvalidInputError(
@@ -167,10 +167,10 @@ def _short(name: str) -> str:
 
 
 def count_all(function: MetricFunction) -> MetricFunction:
-    """Return a loss or metric for several targets per sample, which no padding of inputs concerns.
+    """Return a loss or metric for several targets per sample that ignores the inputs' padding.
 
-    Those with a name take the mean over all targets, whatever the mask; a function of the user's
-    gets the mask as before.
+    Built-in ones take the mean over all targets, whatever the mask; a user-defined function still
+    gets the mask.
     """
     return partial(_without_mask, function) if function in _BUILT_IN else function
 
@@ -199,7 +199,7 @@ def weigh_classes(recalls: Floats, shares: Floats) -> Floats:
         shares: of each class in the samples of a client, (N, C).
 
     Returns:
-        Shape (N,); NaN for a client that holds untested classes only.
+        Shape (N,); NaN for a client that only holds untested classes.
     """
     present = np.isfinite(recalls)
     with np.errstate(invalid="ignore"):

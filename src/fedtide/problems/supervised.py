@@ -69,42 +69,42 @@ class Supervised(Problem):
             Hugging Face hub, "femnist", "shakespeare" or "stackoverflow".
         inputs: the columns that the network gets. One name: the column as it is stored. Several:
             each is an argument of `forward`, in order, except that columns with one number per row
-            form one vector together. A mapping passes them by the names of `forward`'s arguments.
+            are combined into one vector. A mapping passes them by `forward`'s argument names.
             Integers stay integers, encoded images and uint8 arrays of two or more dimensions per
             sample become standardised pixels, and lists or arrays of different lengths are padded
-            with zeros; then `forward` gets `mask` (True: not padded) or, as networks of Hugging
-            Face call it, `attention_mask` (1: not padded), if it has an argument of that name, and
-            the loss gets the mask.
+            with zeros; the loss then gets the mask, and so does `forward` if it has an argument
+            `mask` (True: not padded) or, as in Hugging Face networks, `attention_mask` (1: not
+            padded).
         target: the column that the loss compares outputs with, or several numeric ones. Text is
             encoded as classes in sorted order. None: the first input (self-supervised).
         clients: the column that names the client of each sample, or a number of clients, with
             `partition`.
-        test: the test samples, in the same ways, or a number within (0, 1): the share of every
+        test: the test samples, given like `train`, or a number within (0, 1): the share of every
             client's samples that is held out at random, if no two clients share samples. If it has
-            the column that names clients, figures of a client are measured on its own test samples.
-            None: no test set.
+            the column that names clients, each client's metrics are measured on its own test
+            samples. None: no test set.
         partition: which client holds which training samples, if `clients` is a number; numeric
             targets count as ten classes, by quantile. A partition, or a partitioner object of
             flwr-datasets.
         model: a `torch.nn.Module` (which is copied), a class or function that returns one, an
             import path "package.module:Class", a name in `MODELS`, or a mapping with `type`. Layers
-            in evaluation mode (`layer.eval()`) keep their statistics and drop nothing; a network
-            that is in evaluation mode as a whole is trained as a whole.
+            in evaluation mode (`layer.eval()`) keep their statistics and apply no dropout, but a
+            network that is in evaluation mode as a whole is trained as a whole.
         loss: "cross_entropy" (the classes are the last dimension of the logits, also where each
             pixel or position has a class), "mse", "mae", "huber", "bce", "next_token", or a
             function of (outputs, target), with padded sequences (outputs, target, mask), that
             returns the loss of each sample, (B,), from torch operations; also by import path.
         metrics: one or several names such as "accuracy", or by name a function like a loss, or a
             `Metric`, which says whether lower is better; None: those that suit the loss. For a
-            function its name decides: losses and errors are better when lower, all else when
-            higher, with a warning if the name says neither.
-        buffers: what becomes of running statistics, as of BatchNorm: "average" over each cohort
+            function its name decides: losses and errors are better when lower, everything else
+            when higher, with a warning if the name does not tell.
+        buffers: how running statistics, as of BatchNorm, are handled: "average" over each cohort
             with equal weights, or "local", where every client keeps its own (FedBN).
         normalise: a mean and a standard deviation for pixels / 255; None: (0.5, 0.5). Columns of
             numbers reach the network as they are.
 
     Raises:
-        InvalidInputError: an unknown name or a value out of range; when prepared, data that are
+        InvalidInputError: an unknown name or a value out of range; in `prepare`, data that are
             missing or do not fit.
 
     >>> rows = {"x": [[0.0], [1.0], [2.0], [3.0]], "y": [0.0, 2.0, 4.0, 6.0], "who": list("aabb")}
@@ -130,7 +130,7 @@ class Supervised(Problem):
         check_constants(self.normalise)
         if isinstance(self.clients, str) != (self.partition is None):
             raise InvalidInputError(
-                "partition: it has no use if clients is a column; leave it out"
+                "partition: it has no effect if clients is a column; leave it out"
                 if isinstance(self.clients, str)
                 else "partition: missing; say how the samples are divided, such as Iid()"
             )
@@ -146,7 +146,7 @@ class Supervised(Problem):
             if isinstance(self.partition, Partition) and self.partition.shares_samples:
                 raise InvalidInputError(
                     f"test: with {type(self.partition).__name__} clients share samples, so that a "
-                    "share of them would be tested on what others train on; give a table of test "
+                    "client would be tested on samples that others train on; give a table of test "
                     "samples"
                 )
         names = column_names(self.inputs)
@@ -299,8 +299,8 @@ class Supervised(Problem):
             )
         if strangers:
             _logger.warning(
-                "test: %s not in train (%s); their samples count in figures of the whole test set "
-                "only",
+                "test: %s not in train (%s); their samples count only in metrics of the whole test "
+                "set",
                 f"{quantify(len(strangers), 'client')} {'is' if len(strangers) == 1 else 'are'}",
                 listed,
             )
@@ -348,7 +348,7 @@ def _require_two_tokens(target: Target) -> None:
 
 
 def _plain_columns(table: Table) -> dict[str, NDArray[Any]]:
-    """Return the columns with one value per row, by which a partition may divide the rows."""
+    """Return the columns with one value per row, which a partition may use to divide the rows."""
     plain = {}
     for name in table.names:
         with suppress(InvalidInputError):  # neither numbers nor text: of no use here

@@ -1,4 +1,4 @@
-"""The samples of a supervised problem, in memory and on the device, and who holds which."""
+"""The samples of a supervised problem, in memory and on the device, and which client holds them."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Samples(Generic[ArrayT]):
 
     @property
     def example(self) -> Samples[ArrayT]:
-        """Two samples for a trial: the first ones, or a single one twice."""
+        """Two samples for a trial run: the first two, or the only one twice."""
         return self.select([0, min(1, len(self) - 1)])
 
     def select(self, rows: Any) -> Samples[ArrayT]:
-        """Return these rows: indices, a slice, or truth values."""
+        """Return these rows, given as indices, a slice or a boolean mask."""
         return Samples(
             tuple(part[rows] for part in self.inputs),
             self.target[rows],
@@ -69,8 +69,8 @@ class SupervisedData:
         shards: which client holds which training samples.
         labels: the label of each training sample for class shares, (n,); None without.
         classes: C; 0 if targets are not classes.
-        names: how each of the network's arguments is passed: by keyword, or None by position.
-        class_names: what the classes are called, if they were given as text.
+        names: the keyword by which each of the network's arguments is passed; None: by position.
+        class_names: the names of the classes, if they were given as text.
         test_owners: the client whose test part each test sample is in, (n_test,), −1 for none;
             None if clients have no test parts.
         masks_target: whether the mask of padded sequences is also that of the targets.
@@ -110,8 +110,8 @@ def hold_out(
 ) -> tuple[StoredSamples, Shards, StoredSamples, Ints]:
     """Set aside a share of every client's samples as its test part, at random.
 
-    A client with m samples keeps at least one for training and gives up round(share · m). No two
-    clients may hold the same sample, as one would be tested on what the other trains on.
+    A client with m samples gives up round(share · m), but keeps at least one for training. No two
+    clients may hold the same sample: one would be tested on what the other trains on.
 
     Args:
         samples: all samples.
@@ -120,7 +120,7 @@ def hold_out(
         seed: of the draw.
 
     Raises:
-        InvalidInputError: no client would give up a sample, or clients share samples.
+        InvalidInputError: no client would give up a sample, or two clients share one.
 
     Returns:
         The training samples, who holds which, the test samples, and the owner of each, (n_test,).
@@ -129,8 +129,8 @@ def hold_out(
     owners, held = shards.list_pairs()
     if np.bincount(held).max() > 1:
         raise InvalidInputError(
-            "test: the partition gives samples to more than one client, so that a share of them "
-            "would be tested on what others train on; give a table of test samples"
+            "test: the partition gives samples to more than one client, so that a client would be "
+            "tested on samples that others train on; give a table of test samples"
         )
     tested = np.minimum(np.rint(share * sizes).astype(np.int64), sizes - 1)
     if not tested.any():

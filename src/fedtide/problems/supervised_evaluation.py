@@ -21,7 +21,7 @@ from fedtide.problems.supervised_data import DeviceSamples, SupervisedData
 Floats = NDArray[np.float64]
 
 Forward = Callable[[Tensor, Tensor | None], Callable[[DeviceSamples], Any]]
-"""Returns, for a model (d,) and running statistics (d_b,), what gives the outputs for samples."""
+"""Returns, for a model (d,) and running statistics (d_b,), a function from samples to outputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class SupervisedEvaluator:
     `train_loss`, `test_loss` and `train_M`, `test_M` for every metric M are means over samples;
     `loss` is the objective (1/N) Σ_n F_n(x), or the mean over samples if clients are not evaluated.
     If the test set is unbalanced, `test_balanced_accuracy` is the mean of the classes' accuracies,
-    each of which is `test_recall_CLASS`, unless a metric of the user's has that name.
+    each of which is `test_recall_CLASS`, unless one of the user's metrics has that name.
 
     For each client, `loss` is F_n(x), and M is measured on its own training samples. If clients
     have test parts, `test_loss` and `test_M` are measured on them (NaN without one). If they do
@@ -41,12 +41,12 @@ class SupervisedEvaluator:
     Args:
         data: the samples, and who holds which.
         functions: the loss and the metrics of each sample, by name.
-        lower_is_better: the names of those of which lower values are better.
+        lower_is_better: the names of those for which lower values are better.
         class_shares: of each client, (N, C); None if clients have none.
         forward: the network.
         apart: whether the samples of a forward pass influence one another, so that the samples of
             each client need a pass of their own.
-        chunk: how many samples a forward pass takes otherwise.
+        chunk: how many samples a forward pass takes if they do not.
     """
 
     data: SupervisedData
@@ -58,7 +58,7 @@ class SupervisedEvaluator:
     chunk: int
 
     def evaluate(self, x: Tensor, clients: bool, buffers: Tensor | None) -> Evaluation:
-        """Return the figures of the model x, see `Task.evaluate`."""
+        """Return the metrics of the model x, see `Task.evaluate`."""
         data, shards = self.data, self.data.shards
         own = buffers if buffers is not None and buffers.dim() == 2 else None
         shared = buffers if own is None else own.mean(dim=0)
@@ -92,7 +92,7 @@ class SupervisedEvaluator:
     def evaluate_clients(
         self, x: Tensor, clients: Ints, buffers: Tensor | None
     ) -> dict[str, Floats]:
-        """Return the figures of models that differ between clients, see `Task.evaluate_clients`."""
+        """Return the metrics of models that differ between clients, see `Task.evaluate_clients`."""
         rows = []
         for place, client in enumerate(clients):
             model = x if x.dim() == 1 else x[place]
@@ -103,7 +103,7 @@ class SupervisedEvaluator:
         return _by_name(rows)
 
     def _test_figures(self, x: Tensor, client: int, buffers: Tensor | None) -> dict[str, float]:
-        """Return the figures of a client's model on its test part or, weighted, on the test set."""
+        """Return the metrics of a client's model on its test part or, weighted, on the test set."""
         data, shares = self.data, self._weighing_shares
         if data.test is None:
             return {}
@@ -117,7 +117,7 @@ class SupervisedEvaluator:
         return {"class_weighted_test_accuracy": float(weigh_classes(recalls, shares)[client])}
 
     def _client_test_figures(self, test: Mapping[str, Floats]) -> dict[str, Floats]:
-        """Return the figures of all clients for one model, given those of the test samples."""
+        """Return the test metrics of each client for one model, given those of each sample."""
         figures: dict[str, Floats] = {}
         owners, shares = self.data.test_owners, self._weighing_shares
         if owners is not None:
@@ -168,7 +168,7 @@ class SupervisedEvaluator:
         """Return `_measure` of the test samples.
 
         Raises:
-            InvalidInputError: the network fails on them, as on a token that training never had.
+            InvalidInputError: the network fails on them, as on a token that training did not have.
         """
         try:
             return self._measure(x, samples, buffers, self.data.test_owners)
@@ -192,8 +192,8 @@ class SupervisedEvaluator:
             x: the model, (d,).
             samples: n samples.
             buffers: running statistics, (d_b,).
-            owners: the client of each sample, (n,); None: they belong together. It matters only
-                for samples that influence one another.
+            owners: the client of each sample, (n,); None: all samples belong together. Only used
+                if samples influence one another.
         """
         forward = self.forward(x, buffers)
         parts: dict[str, list[Tensor]] = {name: [] for name in self.functions}
@@ -229,6 +229,6 @@ def evaluation_chunk(module: nn.Module, device: torch.device) -> int:
 
 
 def _by_name(rows: Iterable[Mapping[str, float]]) -> dict[str, Floats]:
-    """Return the figures of each client, (S,), from those of one client after another."""
+    """Return arrays of shape (S,) by name from the metrics of S clients, one mapping each."""
     rows = list(rows)
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}

@@ -42,12 +42,12 @@ from fedtide.problems.supervised_evaluation import (
 _logger = logging.getLogger("fedtide")
 
 _TOKENIZERS_MASK = "attention_mask"
-"""What networks of Hugging Face call it; their tokenizers give 1 and 0 instead of truth values."""
+"""The mask's name in Hugging Face networks, whose tokenizers give 1 and 0 instead of booleans."""
 _MOST_SHARES = 100_000_000
-"""How many class shares of clients are kept, of 8 bytes: N times the number of classes."""
+"""The largest number of class shares, N times the number of classes, kept at 8 bytes each."""
 _APART = (
     "problem.loss: in this model or loss the samples of a minibatch influence one another, so the "
-    "figures of a client take all its samples as one minibatch and depend on how many it holds; "
+    "metrics of a client take all its samples as one minibatch and depend on how many it holds; "
     "compare clients of one size"
 )
 
@@ -63,7 +63,7 @@ class SupervisedTask(Task):
         module: the network, with its initial parameters, on the device and in the dtype of the run.
         loss: of each sample.
         metrics: of each sample, by name.
-        buffers: what becomes of running statistics.
+        buffers: how running statistics are handled.
         augmentations: names of augmentations of the only input, in order.
         pixels: how pixels were standardised; for augmentations.
         training_dtype: the dtype of the network's computations in training.
@@ -202,14 +202,14 @@ class SupervisedTask(Task):
     ) -> Evaluation:
         """Return losses and metrics over the training and the test set, without augmentation.
 
-        See `SupervisedEvaluator` for what they are.
+        `SupervisedEvaluator` lists them.
         """
         return self._evaluator.evaluate(x, clients, buffers)
 
     def evaluate_clients(
         self, x: Tensor, clients: Ints, buffers: Tensor | None = None
     ) -> dict[str, Floats]:
-        """Return figures as those of `evaluate`, each of shape (S,)."""
+        """Return metrics like the per-client ones of `evaluate`, each of shape (S,)."""
         return self._evaluator.evaluate_clients(x, clients, buffers)
 
     @property
@@ -225,7 +225,7 @@ class SupervisedTask(Task):
         )
 
     def _forward(self, x: Tensor, buffers: Tensor | None) -> Callable[[DeviceSamples], Any]:
-        """Return what gives the outputs of the model x with these running statistics."""
+        """Return a function that computes the outputs of model x with these running statistics."""
         params = {name: self.to_memory_format(t) for name, t in self.layout.unflatten(x).items()}
         named = self.unflatten_buffers(buffers)
 
@@ -289,7 +289,7 @@ class SupervisedTask(Task):
         return False
 
     def _untested_clients(self) -> list[str]:
-        """Return a sentence on clients that no figure on test samples covers, if there are any."""
+        """Return a sentence on clients without test samples, if there are any."""
         owners, clients = self.data.test_owners, self.population.clients
         missing = 0 if owners is None else clients - len(np.unique(owners[owners >= 0]))
         if not missing:
@@ -297,7 +297,7 @@ class SupervisedTask(Task):
         return [
             f"problem.test: {missing:,} of {clients:,} clients "
             f"{'has' if missing == 1 else 'have'} no test samples, as with too few to give one up; "
-            "the test figures of clients, such as the worst tenth, leave them out"
+            "test metrics of clients, such as the worst tenth, leave them out"
         ]
 
     @torch.no_grad()

@@ -25,8 +25,8 @@ from fedtide.problems.losses import TargetKind
 
 _logger = logging.getLogger("fedtide")
 
-_BINS = 10  # of a numeric target, for partitions by class
-_MOST_CLASSES = 1000  # that are allowed even if there are fewer training samples
+_BINS = 10  # quantile bins of a numeric target, for partitions by class
+_MOST_CLASSES = 1000  # as many are allowed even if there are fewer training samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +36,9 @@ class Target:
     Args:
         parts: of the training and the test samples, (n, ...): int64 classes or tokens, or
             floating-point numbers.
-        masks: False where the sequences of a target are padded, (n, L); None: it is no sequence,
-            or all have one length.
-        names: what the classes were called, if they were text.
+        masks: False where the sequences of a target are padded, (n, L); None: it is not a sequence,
+            or all have the same length.
+        names: the names of the classes, if they were text.
     """
 
     parts: Sequence[NDArray[Any]]
@@ -63,7 +63,7 @@ def read_target(
         tables: of the training and the test samples.
         target: a column, or several numeric ones.
         kind: what the loss expects; None: as stored.
-        length: to which sequences are padded at least; None: to that of the longest.
+        length: to which sequences are at least padded; None: that of the longest.
 
     Raises:
         InvalidInputError: a column that is missing or does not fit the loss, or classes in the
@@ -100,7 +100,7 @@ def read_target(
 
 
 def _pad_alike(columns: Sequence[Column], name: str | Sequence[str]) -> Sequence[Column]:
-    """Return targets of training and test samples, all as sequences if those of one are padded."""
+    """Return the targets of training and test samples, all as sequences if any are padded."""
     if not any(isinstance(column, Ragged) for column in columns):
         return columns
     if any(isinstance(column, np.ndarray) and column.ndim == 1 for column in columns):
@@ -170,7 +170,7 @@ def count_classes(target: Target, kind: TargetKind | None) -> int:
         kind: what the loss expects; None: as stored.
 
     Raises:
-        InvalidInputError: a loss of classes, and whole numbers so large that they are amounts.
+        InvalidInputError: the loss expects classes, but whole numbers are too large to be classes.
     """
     if kind == "numbers" or target.train.dtype.kind != "i":
         return 0
@@ -203,7 +203,7 @@ def count_classes(target: Target, kind: TargetKind | None) -> int:
 
 
 def _may_be_classes(target: NDArray[Any]) -> bool:
-    """Return whether whole numbers, (n,), can be classes: none is negative or a large amount."""
+    """Return whether whole numbers, (n,), can be classes: none is negative or very large."""
     most = max(_MOST_CLASSES, len(target))
     return bool(target.min(initial=0) >= 0 and target.max(initial=0) < most)
 
@@ -211,8 +211,8 @@ def _may_be_classes(target: NDArray[Any]) -> bool:
 def partition_labels(target: NDArray[Any], kind: TargetKind | None, classes: int) -> Ints | None:
     """Return the label by which partitions group samples, (n,); None: they have none.
 
-    It is the class, or for a number its tenth of the training data (by quantile); of whole numbers
-    that are no classes, each is a label if there are up to ten.
+    It is the class, or for a number its decile in the training data; up to ten different whole
+    numbers that are not classes are labels themselves.
 
     Args:
         target: of the training samples, (n, ...).

@@ -20,7 +20,7 @@ from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Tas
 from fedtide.problems.layout import Params
 
 Objective = Literal["uniform", "samples"] | Sequence[float] | Mapping[Name, float]
-"""The a_n: 1 / N, the share of all samples, or numbers (a list or by name) over their sum."""
+"""The a_n: 1 / N, the share of all samples, or given numbers (a list or by name) over their sum."""
 
 
 class WeightedTask(Task):
@@ -83,7 +83,7 @@ class WeightedTask(Task):
     def evaluate(
         self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
     ) -> Evaluation:
-        """Return the original evaluation with `loss` = Σ a_n F_n; client figures are unweighted."""
+        """Return the original evaluation with `loss` = Σ a_n F_n; client metrics are unweighted."""
         result = self._task.evaluate(x, buffers=buffers)
         loss = float(self._weights @ result.clients["loss"])
         return replace(result, metrics={**result.metrics, "loss": loss})
@@ -91,7 +91,7 @@ class WeightedTask(Task):
     def evaluate_clients(
         self, x: Tensor, clients: NDArray[np.int64], buffers: Tensor | None = None
     ) -> dict[str, NDArray[np.float64]]:
-        """Return the unweighted figures of the original task."""
+        """Return the unweighted metrics of the original task."""
         return self._task.evaluate_clients(x, clients, buffers)
 
     def module(self, x: Tensor, buffers: Tensor | None = None) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What people look at: tables and figures of finished runs."""
+"""Tables, figures and HTML pages about runs."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ def write_report(
     Args:
         page: the file, such as "report.html"; ~ is the home folder, also in `runs`.
         runs: folders with runs, or results of runs with a folder.
-        target: METRIC=LEVEL, such as "test_accuracy=0.9": what it takes to reach it.
-        smooth: the share of the evaluations to smooth curves over.
+        target: METRIC=LEVEL, such as "test_accuracy=0.9", to report what it takes to reach it.
+        smooth: the share of the evaluations over which curves are averaged.
 
     Raises:
-        InvalidInputError: no run, a result without a folder, a folder that cannot be read, or a
-            page that cannot be written.
+        InvalidInputError: there is no run, a result has no folder, a folder cannot be read, or the
+            page cannot be written.
     """
     page = expand_home(page)
     check_page(page)

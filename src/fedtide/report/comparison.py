@@ -41,7 +41,7 @@ class Column:
     std: bool = False
 
 
-_LONG = 1e6  # from here on numbers are rounded to three digits
+_LONG = 1e6  # larger numbers are rounded to three digits
 
 COLUMNS = (
     Column("test_accuracy", "test\naccuracy %", percent=True, std=True),
@@ -61,11 +61,11 @@ COLUMNS = (
 """The columns of a comparison; those that no run has are left out.
 
 Worst tenth: the mean test accuracy of the tenth of the clients with the lowest; spread: its
-standard deviation over the clients. Clients without test samples of their own have class-weighted
-test accuracies: those of the classes on the common test set, weighted by the client's shares of the
-classes. The problem's own test metrics or, without any test metric, the test loss come before these
-columns. The training loss is given twice: the mean over clients, or the objective of the
-experiment, which is the goal, and weighted by how often each client took part (Rahimi & Kalogerias
+standard deviation over the clients. If clients have no test samples of their own, their test
+accuracies are class-weighted: the accuracies of the classes on the common test set, weighted by the
+client's shares of the classes. These columns follow the problem's own test metrics or, if there is
+no test metric, the test loss. The training loss is given twice: as the goal (the mean over clients,
+or the experiment's objective), and weighted by how often each client took part (Rahimi & Kalogerias
 2025, equation 3), which is what plain averaging minimises.
 """
 
@@ -109,7 +109,7 @@ def compare_problems(runs: Iterable[LoadedRun]) -> pl.DataFrame:
 
 
 def shown_columns(frame: pl.DataFrame, weighted: bool = False) -> list[Column]:
-    """Return the columns that a comparison has; own metrics that are shares are in per cent.
+    """Return the columns of a comparison; a problem's own metrics are in per cent if shares.
 
     Args:
         frame: the comparison.
@@ -130,7 +130,7 @@ def shown_columns(frame: pl.DataFrame, weighted: bool = False) -> list[Column]:
 
 
 def _columns(keys: Iterable[str]) -> list[Column]:
-    """Return `COLUMNS`, and before them those of the problem's own test metrics."""
+    """Return the columns of the problem's own test metrics, followed by `COLUMNS`."""
     names = [key.removesuffix("_std") for key in keys]
     metrics = own_test_metrics(names)
     is_alone = len(metrics) == 1 and "test_accuracy" not in names
@@ -148,7 +148,7 @@ def _columns(keys: Iterable[str]) -> list[Column]:
 def comparison_table(runs: Iterable[LoadedRun]) -> WideTable:
     """Return the comparison of runs of one problem as a table for a terminal.
 
-    It has several blocks if the terminal is narrow.
+    It is split into several blocks if the terminal is narrow.
     """
     table = WideTable()
     rows = comparison_cells(runs)
@@ -160,7 +160,7 @@ def comparison_table(runs: Iterable[LoadedRun]) -> WideTable:
 
 
 def comparison_cells(runs: Iterable[LoadedRun]) -> list[dict[str, str]]:
-    """Return the comparison of runs of one problem as text: for each method, cells by title."""
+    """Return the comparison of runs of one problem as text: cells by title, for each method."""
     runs = list(runs)
     frame = compare_runs(runs)
     columns = shown_columns(frame, weights_clients(runs))
@@ -171,7 +171,7 @@ def comparison_cells(runs: Iterable[LoadedRun]) -> list[dict[str, str]]:
 
 
 def print_comparison(runs: Iterable[LoadedRun], console: Console) -> None:
-    """Print a table for each problem; if there are several, under the name of the problem."""
+    """Print a table for each problem, under the problem's name if there are several."""
     problems = split_by_problem(runs)
     for number, (name, group) in enumerate(problems):
         if len(problems) > 1:
@@ -180,7 +180,7 @@ def print_comparison(runs: Iterable[LoadedRun], console: Console) -> None:
 
 
 def format_cell(row: dict[str, Any], column: Column) -> str:
-    """Return a value of the comparison as text: empty without one, in words if not finite."""
+    """Return a value of the comparison as text: empty if missing, in words if not finite."""
     mean, std = row[column.key], row[f"{column.key}_std"]
     if mean is None:
         return ""
@@ -194,7 +194,7 @@ def format_cell(row: dict[str, Any], column: Column) -> str:
 def format_mean(mean: float, std: float | None, digits: int) -> str:
     """Return a mean over seeds as text, with its standard deviation if that is known and finite.
 
-    Numbers of which so many decimals would show one digit or none have three digits.
+    A number of which this many decimals would show fewer than two digits gets three digits.
 
     >>> format_mean(0.98765, 0.01234, 3), format_mean(1.5e9, None, 3)
     ('0.988 ± 0.012', '1.5e+09')

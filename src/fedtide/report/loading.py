@@ -44,19 +44,19 @@ class LoadedRun:
     """A finished run, or one under way that was evaluated at least once.
 
     Args:
-        folder: its folder; of a run in memory, one that does not exist.
+        folder: its folder; for a run in memory, one that does not exist.
         experiment: its resolved experiment, as plain data.
         metrics: one row per evaluation.
         clients: one row per client.
-        rounds_per_second: training speed, evaluations excluded; None under way.
+        rounds_per_second: training speed, evaluations excluded; None if the run is under way.
         ended: the number of rounds in its log: fewer than the experiment's if a callback stopped
-            the run, or under way.
-        directions: whether lower is better, for the metrics of which the run has recorded it.
+            the run or it is under way.
+        directions: whether lower is better, for the metrics for which the run has recorded it.
         warnings: sentences on what went wrong, such as a diverged loss.
         fingerprints: of the data, files and code that it used; empty if they are not known.
-        participation: its participation log; None: in its folder.
+        participation: its participation log; None: it is in the folder.
         is_finished: whether it has finished.
-        given: its algorithm, of a run in memory; None: `experiment` describes it.
+        given: the algorithm of a run in memory; None: `experiment` describes it.
         dimension: d, the number of parameters that are trained; None if it is not recorded.
     """
 
@@ -76,7 +76,7 @@ class LoadedRun:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What the run has in common with the runs of the same method under other seeds."""
+        """The fields that all runs of the same method share, whatever their seeds."""
         kept = {key: v for key, v in self.experiment.items() if key not in _SEED_OR_EXECUTION}
         code_and_files = {**self.fingerprints.get("files", {}), **self.fingerprints.get("code", {})}
         hashes = {"data": self.fingerprints.get("data"), **code_and_files}
@@ -84,7 +84,7 @@ class LoadedRun:
 
     @cached_property
     def identity(self) -> str:
-        """A text that is equal for the runs of one method."""
+        """A text that is equal for all runs of one method."""
         return canonical_json(self.fields)
 
     @property
@@ -102,9 +102,9 @@ class LoadedRun:
 
     @property
     def update_bytes(self) -> int | None:
-        """The bytes that a client exchanges for one update, of float32; None if not known.
+        """The bytes that a client exchanges for one update in float32; None if not known.
 
-        The data of a method that pools them do not count.
+        Data that a centralised method collects do not count.
         """
         if self.dimension is None or self.algorithm is None or self.algorithm.centralised:
             return None
@@ -164,7 +164,7 @@ class LoadedRun:
 def own_test_metrics(names: Iterable[str]) -> list[str]:
     """Return the problem's own test metrics, or the test loss if there is no other test metric.
 
-    Recalls of classes do not count.
+    Recalls of single classes are left out.
 
     >>> own_test_metrics(["loss", "test_loss", "test_mae"]), own_test_metrics(["loss", "test_loss"])
     (['test_mae'], ['test_loss'])
@@ -181,7 +181,7 @@ Groups = Mapping[str, Sequence[LoadedRun]]
 
 @dataclass(frozen=True)
 class OmittedRun:
-    """A run that failed, has not ended yet and is not shown, cannot be read, or repeats another.
+    """A run that is not shown: it failed, has not ended, cannot be read, or repeats another.
 
     Args:
         folder: its folder.
@@ -216,8 +216,8 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[LoadedRun], list[Omit
     """Return the runs to show and the others; each folder counts once.
 
     Methods are in the order of the folders, those of a sweep in the order of its file; the runs of
-    a method are ordered by seed. Shown are the finished runs, and those under way whose method has
-    no finished run: a mean over seeds must not mix the two.
+    a method are ordered by seed. All finished runs are shown; runs under way only if their method
+    has no finished run, because a mean over seeds must not mix the two.
 
     Raises:
         InvalidInputError: a folder that is missing or holds no run.
@@ -239,7 +239,7 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[LoadedRun], list[Omit
 
 
 def find_repeats(runs: Iterable[LoadedRun]) -> list[OmittedRun]:
-    """Return the runs of an experiment and seed that an earlier one has; each seed counts once."""
+    """Return the runs that repeat the experiment and the seed of an earlier one."""
     first: dict[tuple[str, int], LoadedRun] = {}
     repeats = []
     for run in runs:
@@ -252,7 +252,7 @@ def find_repeats(runs: Iterable[LoadedRun]) -> list[OmittedRun]:
 
 
 def _run_folders(folder: Path) -> list[Path]:
-    """Return the folders of runs in and below a folder, also of one without its experiment."""
+    """Return the run folders in and below a folder, including any that lack their experiment."""
     found = set[Path]()
     with suppress(OSError):  # the path is too long
         found = {path.parent for path in folder.glob("**/experiment.yaml")}
@@ -264,9 +264,9 @@ def _run_folders(folder: Path) -> list[Path]:
 
 
 def _in_file_order(top: Path, runs: Iterable[Path]) -> list[Path]:
-    """Return folders of runs below `top`, sorted, but methods of a sweep in the order of its file.
+    """Return the run folders below `top` sorted, with a sweep's methods in the order of its file.
 
-    The folder of a sweep has a folder for each of its methods.
+    A sweep's folder has one folder for each of its methods.
     """
 
     @cache
@@ -287,7 +287,7 @@ def _in_file_order(top: Path, runs: Iterable[Path]) -> list[Path]:
 
 
 def _relative(path: Path) -> Path:
-    """Return the path relative to the working directory if it lies below."""
+    """Return the path relative to the working directory if it is below that."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
@@ -362,10 +362,10 @@ class _DamagedError(InvalidInputError):
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Name the file in errors from reading it.
+    """Turn any error from reading a file into a _DamagedError that names the file.
 
     Raises:
-        _DamagedError: reading it fails in any way.
+        _DamagedError: reading the file fails in any way.
     """
     hint = "restore it, or run the experiment again in another folder"
     try:
@@ -384,7 +384,7 @@ def _require(found: Iterable[str], names: Iterable[str]) -> None:
 
 
 def _load_under_way(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun | None:
-    """Return a run that has not ended; None if it failed, or without an evaluation or a log yet."""
+    """Return a run that has not ended; None if it failed or has no evaluation or log yet."""
     metrics, parts = folder.read_metrics(), folder.read_log()
     if folder.failure.exists() or metrics.is_empty() or not parts or not folder.clients.exists():
         return None
@@ -422,8 +422,8 @@ def group_by_method(runs: Iterable[LoadedRun]) -> dict[str, list[LoadedRun]]:
     """Return the runs of each method, one per seed, in the order in which the methods appear.
 
     Runs belong to one method if they differ only in the seed and in how they were executed, and
-    used the same data and code. Two methods with the same name are told apart by the fields in
-    which they differ. The name of a method whose runs are under way says how far they are.
+    used the same data and code. Methods with the same name are told apart by the fields in which
+    they differ. The name of a method whose runs are under way says how far they have got.
     """
     groups: dict[str, dict[int, LoadedRun]] = {}
     for run in runs:
@@ -450,7 +450,7 @@ def split_by_problem(runs: Iterable[LoadedRun]) -> list[tuple[str, list[LoadedRu
 def _describe_problem(run: LoadedRun) -> dict[str, Any]:
     """Return the problem and its objective as plain data.
 
-    A problem in memory that plain data cannot describe is known by its type alone.
+    A problem in memory that plain data cannot describe is represented by its type alone.
     """
     problem = run.experiment["problem"]
     if not isinstance(problem, Mapping):
@@ -473,7 +473,7 @@ def _name_problems(problems: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _how_far(group: Sequence[LoadedRun]) -> str:
-    """Return the last round evaluated if runs are under way, of the one that is least far."""
+    """Return the last evaluated round of the slowest run if runs are under way."""
     rounds = [int(run.metrics["round"][-1]) for run in group if not run.is_finished]
     return f" (round {min(rounds):,} of {group[0].experiment['rounds']:,})" if rounds else ""
 
@@ -483,7 +483,7 @@ _MAX_FIELDS = 3  # in a method's label
 
 
 def _labels(runs: Sequence[LoadedRun]) -> list[str]:
-    """Return a distinct name for each; runs of one name get the fields in which they differ."""
+    """Return a distinct name for each run: equal names get the fields in which they differ."""
     same: dict[str, list[LoadedRun]] = {}
     for run in runs:
         same.setdefault(run.method, []).append(run)
@@ -515,7 +515,7 @@ def _differences(runs: Sequence[LoadedRun]) -> list[str]:
 
 
 def abbreviate(values: Sequence[str], most: int) -> list[str]:
-    """Return texts of at most about `most` characters each, cut where they do not differ.
+    """Shorten texts to about `most` characters each, cutting where they do not differ.
 
     >>> abbreviate(["aaaaaaaaab", "aaaaaaaaac", "a"], 6)
     ['…aab', '…aac', 'a']
@@ -532,7 +532,7 @@ def abbreviate(values: Sequence[str], most: int) -> list[str]:
 
 
 def _common_length(one: str, other: str) -> int:
-    """Return how many characters two texts have in common at their beginning."""
+    """Return the length of the common prefix of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -546,9 +546,9 @@ def differing_fields(flat: Sequence[Mapping[str, Any]]) -> list[str]:
 def flatten_alike(
     plains: Sequence[Mapping[str, Any]], without: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return the dotted names and values of the fields of each; `without` names keys to skip.
+    """Return the dotted names and values of each mapping's fields; `without` names keys to skip.
 
-    A mapping is a field of its own where another one has no mapping in its place.
+    A mapping stays whole if another one has something other than a mapping in its place.
 
     >>> flatten_alike([{"rates": 0.1, "seed": 3}, {"rates": {"north": 0.1}}], without=["seed"])
     [{'rates': 0.1}, {'rates': {'north': 0.1}}]

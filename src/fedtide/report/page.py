@@ -72,8 +72,8 @@ class Section:
     Args:
         name: distinguishes the problem from the others.
         groups: its runs, by method.
-        target: what it takes to reach a level.
-        styles: of its methods; a name has the same style in every section.
+        target: what it takes the methods to reach a level of a metric.
+        styles: of its methods; a method name has the same style in every section.
         figures: its figures, by heading.
     """
 
@@ -92,11 +92,11 @@ def make_sections(
     Args:
         runs: finished runs.
         wanted: a target, METRIC=LEVEL; None: the level that all methods of a problem reach.
-        smooth: the share of the evaluations to smooth curves over.
+        smooth: the share of the evaluations over which curves are averaged.
 
     Raises:
-        InvalidInputError: no runs, a target whose metric some run lacks, a target for several
-            problems, or a share outside [0, 1].
+        InvalidInputError: there are no runs, some run lacks the metric of the target, a target is
+            given for several problems, or the share is outside [0, 1].
     """
     if not 0 <= smooth <= 1:
         raise InvalidInputError(f"smooth: {smooth} is not a share from 0 to 1; give 0.01")
@@ -131,8 +131,8 @@ def render_page(
 
     Args:
         sections: the sections.
-        omitted: the runs that are in no figure.
-        refresh: after how many seconds a browser loads the page again; None: never.
+        omitted: the runs that are not shown in any figure.
+        refresh: the seconds after which a browser reloads the page; None: it does not.
     """
     template = files("fedtide.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
     environment = jinja2.Environment(
@@ -152,10 +152,10 @@ def render_page(
 def read_sections(
     folders: Iterable[str | Path], wanted: str | None = None, smooth: float = 0.0
 ) -> tuple[list[Section], list[OmittedRun]]:
-    """Return the sections of a report on the runs in these folders, and the runs in none of them.
+    """Return the sections of a report on the runs in these folders, and the runs left out.
 
     Raises:
-        InvalidInputError: as `find_runs` and `make_sections`; no run has begun.
+        InvalidInputError: as for `find_runs` and `make_sections`, or there is no run to show.
     """
     shown, omitted = find_runs(folders)
     if omitted and not shown:
@@ -201,7 +201,7 @@ def _versions() -> str:
 
 
 def _embed_figures(figures: Sequence[ReportFigure], section: int, level: int) -> Markup:
-    """Return figures as HTML, with captions, and titles as headings of this level."""
+    """Return figures as HTML with captions and, as headings of this level, titles."""
     parts = []
     for one in figures:
         wide = ' class="wide"' if one.figure.get_figwidth() > 6 else ""
@@ -246,7 +246,7 @@ def _content(section: Section) -> dict[str, Any]:
 
 
 def verdict(groups: Groups) -> str:
-    """Return which method does best, how clearly, and which diverged, in a sentence or two."""
+    """Say in a sentence or two which method does best, how clearly, and which diverged."""
     metric = headline_metric(groups)
     ends = last_values(groups, metric)
     if not ends:
@@ -265,9 +265,9 @@ def verdict(groups: Groups) -> str:
 def _rank(ends: Mapping[str, Mapping[int, float]], metric: str, is_lower: bool) -> str:
     """Return which method does best and how clearly, given the last values by seed.
 
-    A method is clearly worse if the interval of its gaps to the best one is above 0. With level
-    1 − 0.05 / m for m other methods, the method that is truly the best is among those named, with a
-    probability of 95 %.
+    A method is clearly worse if the confidence interval of its mean gap to the best one is above 0.
+    The level is 1 − 0.05 / m for m other methods, so that the truly best method is among those
+    named with a probability of 95 %.
     """
     means = {method: mean_and_std([*values.values()])[0] for method, values in ends.items()}
     best, *others = sorted(ends, key=lambda method: means[method] * (1 if is_lower else -1))
@@ -286,14 +286,14 @@ def _rank(ends: Mapping[str, Mapping[int, float]], metric: str, is_lower: bool) 
 
 
 def _gaps(values: Mapping[int, float], best: Mapping[int, float], is_lower: bool) -> Floats:
-    """Return by how much values are worse than those of the best method, in each common seed."""
+    """Return how much worse values are than those of the best method, for each common seed."""
     seeds = [seed for seed in values if seed in best]
     gaps = np.array([values[seed] - best[seed] for seed in seeds], dtype=float)
     return gaps if is_lower else -gaps
 
 
 def _is_above_zero(gaps: Floats, level: float) -> bool:
-    """Return whether the whole interval of their mean is; no interval is, of less than two."""
+    """Return whether the whole confidence interval of the mean gap is; false for fewer than two."""
     with np.errstate(over="ignore", invalid="ignore"):
         return len(gaps) > 1 and bool(gaps.mean() > t_margin(gaps, level))
 
@@ -312,13 +312,13 @@ def _format_level(metric: str, values: Mapping[int, float]) -> str:
 
 
 def _warnings(groups: Groups) -> list[str]:
-    """Return what runs warn of, each sentence with its method and seed."""
+    """Return the warnings of runs, each with its method and seed."""
     runs = [(method, run) for method, group in groups.items() for run in group]
     return [f"{m}, seed {r.experiment['seed']}: {text}" for m, r in runs for text in r.warnings]
 
 
 def _comparison(groups: Groups, styles: Styles) -> dict[str, Any]:
-    """Return the heads, rows and legend of the comparison, with the L1 skew as last column."""
+    """Return the head, rows and legend of the comparison, with the L1 skew as the last column."""
     frame = compare_runs(run for group in groups.values() for run in group)
     weighted = weights_clients(run for group in groups.values() for run in group)
     columns = shown_columns(frame, weighted)
@@ -351,9 +351,9 @@ def _legend(columns: Iterable[Column], weighted: bool) -> str:
     if weighted:
         parts.append(
             "Loss: the objective with the experiment's weights of the clients, which is the goal, "
-            "and weighted by how often each took part besides. L1 skew: Σ |w_n − 1/N| with the "
-            "weights w_n that updates had, 0 to 2: how far the objective that was really minimised "
-            "is from the goal, as its weights scale the losses."
+            "and the same weighted additionally by how often each client took part. L1 skew: "
+            "Σ |w_n − 1/N|, 0 to 2, with the weights w_n of the updates: how far the objective "
+            "that was really minimised is from the goal, whose weights scale the losses instead."
         )
     else:
         parts.append(
@@ -365,7 +365,7 @@ def _legend(columns: Iterable[Column], weighted: bool) -> str:
 
 
 def _explain_missing_influence(groups: Groups) -> list[str]:
-    """Return why methods have neither influences nor an L1 skew, one text for each reason."""
+    """Say why methods have neither influence nor L1 skew: one text for each reason."""
     unavailable = [method for method, group in groups.items() if group[0].algorithm is None]
     others = [
         method
@@ -378,8 +378,8 @@ def _explain_missing_influence(groups: Groups) -> list[str]:
         if group[0].weights_tell_influence and all(client_influence(run) is None for run in group)
     ]
     reasons = {
-        "Clients count in rounds in which they do not take part, too: by what is kept of them "
-        "(updates, control variates, models), because they train all the same, or because the data "
+        "Clients count in rounds in which they do not take part, too: through their stored "
+        "updates, control variates or models, because they train nevertheless, or because the data "
         "are pooled. So the weights of updates do not tell whose objective was minimised.": others,
         "The class of the method is not available here.": unavailable,
         "None of their updates was used.": unused,
@@ -392,9 +392,9 @@ def _explain_missing_influence(groups: Groups) -> list[str]:
 
 
 def _target(target: Target) -> dict[str, Any]:
-    """Return the heads and rows of what it takes to reach a target.
+    """Return the head and rows of the table of what it takes to reach a target.
 
-    What is exchanged is left out if it is known of no method.
+    The column of exchanged bytes is left out if they are known for no method.
     """
     heads = ["runs that reach it", "rounds", "updates"]
     rows = [
@@ -412,7 +412,7 @@ def _target(target: Target) -> dict[str, Any]:
 
 
 def _byte_unit(most: float) -> tuple[float, str]:
-    """Return the size and the name of a unit for numbers of bytes up to this one.
+    """Return the size and the name of a unit that suits byte counts up to `most`.
 
     >>> _byte_unit(2.5e9), _byte_unit(300.0)
     ((1000000000.0, 'GB'), (1.0, 'bytes'))
@@ -437,7 +437,7 @@ def _format_count(mean: float, std: float) -> str:
 
 
 def _format_mean_sizes(groups: Groups) -> str:
-    """Return the mean cohort size, or the least and the largest if methods differ in it."""
+    """Return the mean cohort size as text, or its range over the methods if they differ."""
     means = [run.cohort_sizes.mean() for _, run in unique_participation(groups)]
     return "–".join(dict.fromkeys(f"{mean:,.1f}" for mean in (min(means), max(means))))
 

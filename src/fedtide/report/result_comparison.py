@@ -22,16 +22,16 @@ from fedtide.simulation.run_folder import RunFolder
 from fedtide.validation import expand_home
 
 Comparable = Result | Results | str | Path
-"""What can be compared: results, or folders of runs."""
+"""What can be compared: results, or folders with runs."""
 
 _DEFAULT_NAME = "run"
-_WIDTH = 120  # characters of the table as text
+_WIDTH = 120  # of the table as text, in characters
 
 
 class Comparison:
     """Runs side by side: one row per method, mean ± standard deviation over its seeds.
 
-    Each problem has a table and a row of panels of its own, because losses and accuracies of
+    Each problem has its own table and its own row of panels, because losses and accuracies of
     different problems are not comparable.
 
     Args:
@@ -75,15 +75,16 @@ class Comparison:
 
 
 def compare(*runs: Comparable, **labelled: Comparable) -> Comparison:
-    """Compare runs: the table of `fedtide compare`, also of results in memory.
+    """Compare runs as `fedtide compare` does, including results in memory.
 
     Args:
-        runs: results, results of several seeds, or folders of runs; a method is called by the name
-            of its experiment, or else by its type.
+        runs: results, results of several seeds, or folders with runs; a method is called by the
+            name of its experiment, or else by its type.
         labelled: the same, with the name of the method as keyword.
 
     Raises:
-        InvalidInputError: nothing to compare, something else, or a folder without a run.
+        InvalidInputError: there is nothing to compare, an argument is neither a result nor a
+            folder, or a folder has no run.
 
     >>> import fedtide as ft
     >>> problem = ft.problems.Quadratic(matrices=[[[1.0]], [[1.0]]], centers=[[0.0], [1.0]])

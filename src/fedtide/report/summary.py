@@ -1,4 +1,4 @@
-"""Quantities of finished runs that their metrics do not hold: targets reached, influence, bins."""
+"""Quantities derived from finished runs: targets reached, influence, bins by participation."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def lower_is_better(groups: Groups, metric: str) -> bool:
 
 
 def headline_metric(groups: Groups) -> str:
-    """Return the metric of verdicts and default targets.
+    """Return the metric for verdicts and default targets.
 
-    It is test accuracy if all runs have it, or the test loss if that is their only test metric, or
-    else the training loss.
+    It is the test accuracy if all runs have it, the test loss if that is their only test metric,
+    and otherwise the training loss.
     """
     runs = [run for group in groups.values() for run in group]
     if all("test_accuracy" in run.metrics.columns for run in runs):
@@ -35,14 +35,14 @@ def headline_metric(groups: Groups) -> str:
 
 
 def count_seeds(groups: Groups) -> str:
-    """Return of how many seeds the methods have runs, as text: "5 seeds", "1 to 5 seeds"."""
+    """Return the number of seeds per method as text, such as "5 seeds" or "1 to 5 seeds"."""
     fewest, most = (pick(map(len, groups.values())) for pick in (min, max))
     numbers = f"{fewest} to {most}" if fewest < most else f"{most}"
     return f"{numbers} seed{'s' if most > 1 else ''}"
 
 
 def last_values(groups: Groups, metric: str) -> dict[str, dict[int, float]]:
-    """Return the last value of a metric by seed; methods of which a run lacks it are left out."""
+    """Return the last value of a metric by seed, for the methods whose runs all have it."""
     found = {
         method: {run.experiment["seed"]: run.final_value(metric) for run in group}
         for method, group in groups.items()
@@ -55,14 +55,14 @@ def last_values(groups: Groups, metric: str) -> dict[str, dict[int, float]]:
 
 
 def has_diverged(values: Mapping[int, float]) -> bool:
-    """Return whether a run ended with a value that is not finite."""
+    """Return whether any run ended with a value that is not finite."""
     return not np.isfinite(list(values.values())).all()
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the standard deviation; 0 of one value, and NaN of none.
+    """Return the mean and the standard deviation, which is 0 for one value; NaN for none.
 
-    Values of runs that diverged may be infinite, or have infinite squares.
+    Values of diverged runs may be infinite, or have infinite squares.
     """
     if not values:
         return float("nan"), float("nan")
@@ -79,9 +79,9 @@ class TargetRow:
         method: its name.
         reached: how many of its runs reach the target.
         runs: how many runs it has.
-        rounds, updates: mean and standard deviation over the runs that reach it; NaN without any.
-        exchanged: the same of the bytes that clients receive and send for these updates, with
-            numbers of 4 bytes; None if they are not known.
+        rounds, updates: mean and standard deviation over the runs that reach it; NaN if none does.
+        exchanged: the same for the bytes that clients receive and send for these updates, at 4
+            bytes per number; None if they are not known.
     """
 
     method: str
@@ -99,7 +99,7 @@ class Target:
     Args:
         metric: its name.
         level: reached from below, or from above if lower is better; NaN if all methods diverged.
-        rows: one for each method; none without a level.
+        rows: one for each method; empty if there is no level.
     """
 
     metric: str
@@ -112,11 +112,11 @@ def measure_target(groups: Groups, wanted: str | None = None) -> Target:
 
     Args:
         groups: the runs of each method.
-        wanted: METRIC=LEVEL; None: the level of the headline metric that all methods reach, apart
-            from those of which a run diverged.
+        wanted: METRIC=LEVEL; None: the level of the headline metric that all methods reach, leaving
+            out methods with a diverged run.
 
     Raises:
-        InvalidInputError: not METRIC=LEVEL, or a metric that some run lacks.
+        InvalidInputError: not METRIC=LEVEL, or some run lacks the metric.
     """
     if wanted:
         metric, level = _parse_target(groups, wanted)
@@ -178,11 +178,11 @@ def _first_round(run: LoadedRun, metric: str, level: float) -> int | None:
 
 
 def client_influence(run: LoadedRun) -> Floats | None:
-    """Return each client's share in everything that moved the model, shape (N,), summing to 1.
+    """Return each client's share in all that moved the model, shape (N,), summing to 1.
 
-    That is w_n in Σ w_n F_n, the objective that the run really minimised: Σ_t a_t^n normalised over
-    n, where a_t^n is the factor with which client n's update entered the step of round t. None if
-    no update was used, or if weights do not tell how much clients count
+    This is w_n in Σ w_n F_n, the objective that the run really minimised: Σ_t a_t^n normalised over
+    n, where a_t^n is the factor with which client n's update entered the step of round t. Return
+    None if no update was used, or if weights do not tell how much clients count
     (`Algorithm.uses_absent_clients`).
     """
     if not run.weights_tell_influence:
@@ -197,7 +197,7 @@ def client_influence(run: LoadedRun) -> Floats | None:
 def l1_skew(run: LoadedRun) -> float | None:
     """Return Σ |w_n − 1/N|: 0 if all clients count alike, at most 2.
 
-    1/N holds for every objective: those other than the plain mean scale the losses, not the
+    The goal is 1/N for every objective, because weights of an objective scale the losses, not the
     weights of the updates.
     """
     shares = client_influence(run)
@@ -205,9 +205,9 @@ def l1_skew(run: LoadedRun) -> float | None:
 
 
 def client_metric(run: LoadedRun) -> str | None:
-    """Return the column of the clients' table that best says how well the model serves each.
+    """Return the column of the clients' table that best tells how well the model serves each.
 
-    That is a figure on test samples if there is one, and rather a metric than a loss.
+    Columns measured on test samples come first, and metrics before losses.
     """
     columns = run.clients.columns
     own = [column for column in columns if column.startswith("test_") and column != "test_loss"]
@@ -218,14 +218,14 @@ def client_metric(run: LoadedRun) -> str | None:
 
 
 def smooth(values: Floats, share: float) -> Floats:
-    """Return the moving average over a share of the entries, as the papers smooth their curves.
+    """Return the moving average over a share of the entries, which is how the papers smooth curves.
 
     >>> smooth(np.array([0.0, 3.0, 6.0, 9.0]), 0.5)
     array([0. , 1.5, 4.5, 7.5])
     """
     width = max(1, round(share * len(values)))
     ends = range(1, len(values) + 1)
-    # each on its own: a loss that diverged spoils the windows that it is in, and no others
+    # window by window, so that a diverged loss spoils only the windows that contain it
     with np.errstate(over="ignore", invalid="ignore"):
         return np.array([values[max(0, end - width) : end].mean() for end in ends])
 
@@ -251,7 +251,8 @@ def participation_key(run: LoadedRun) -> str:
 def unique_participation(groups: Groups) -> list[tuple[str, LoadedRun]]:
     """Return one run per distinct participation, with the names of the methods that share it.
 
-    Methods that drop updates use fewer of the same participants, so these differ, too.
+    A method that drops updates uses fewer of the same participants, so its participation is
+    distinct, too.
     """
     found: dict[str, tuple[list[str], LoadedRun]] = {}
     for method, group in groups.items():

@@ -14,7 +14,7 @@ TABLE_SUFFIXES = (".csv", ".md", ".tex")
 """The formats in which a table can be saved."""
 
 _SPEED = next(column.title for column in COLUMNS if column.key == "rounds_per_second")
-"""The title of what is no property of a method, but of a machine; CSV has it, as it has all."""
+"""The title of the column that depends on the machine, not the method; only CSV contains it."""
 
 Rows = list[list[str]]
 
@@ -22,8 +22,8 @@ Rows = list[list[str]]
 def write_table(runs: Iterable[LoadedRun], path: Path) -> None:
     """Write the comparison of runs as CSV, Markdown or LaTeX, chosen by the suffix of `path`.
 
-    CSV has the mean and the standard deviation of each column as numbers of their own. If the runs
-    are of several problems, the first column is the `problem`.
+    CSV has separate columns for means and standard deviations. If the runs are of several problems,
+    the first column is the `problem`.
 
     Raises:
         InvalidInputError: another suffix, or the file cannot be written.
@@ -38,7 +38,7 @@ def write_table(runs: Iterable[LoadedRun], path: Path) -> None:
 
 
 def _read_rows(runs: Iterable[LoadedRun]) -> Rows:
-    """Return the titles, then a row per method, as text."""
+    """Return the titles, followed by a row per method, as text."""
     problems = split_by_problem(runs)
     rows = [
         ({"problem": name} if len(problems) > 1 else {}) | cells
@@ -51,7 +51,7 @@ def _read_rows(runs: Iterable[LoadedRun]) -> Rows:
 
 
 def _to_markdown(rows: Rows) -> str:
-    r"""Return a table of Markdown.
+    r"""Return a table in Markdown.
 
     >>> print(_to_markdown([["method", "loss"], ["a|b", "0.1"]]))
     | method | loss |
@@ -65,7 +65,7 @@ def _to_markdown(rows: Rows) -> str:
 
 
 def _to_latex(rows: Rows) -> str:
-    r"""Return a table of LaTeX, with the rules of booktabs.
+    r"""Return a table in LaTeX, with the rules of booktabs.
 
     >>> print(_to_latex([["method", "accuracy %"], ["a_1", "96.1 ± 0.5"]]))
     % needs \usepackage{booktabs}

@@ -51,11 +51,11 @@ class WeightHistory:
 def history(run: LoadedRun) -> WeightHistory | None:
     """Return the weight of every update of a run, which tells how much its client counted.
 
-    With most methods, weights depend on who took part and not on what was learnt, so the algorithm
+    With most methods, weights depend on who took part and not on what was learnt. So the algorithm
     is replayed on the log with a model of one number and updates of 0, for at most 5000 rounds; a
-    user's own one for all, to compare it with the run. None if it cannot be replayed, if the replay
-    of all rounds weights clients otherwise than the run did, as when its weights follow the
-    updates, or if weights do not tell how much clients count.
+    user's own algorithm for all rounds, to compare its weights with those of the run. Return None
+    if it cannot be replayed, if the replay of all rounds gives other weights than the run (because
+    they depend on the updates), or if weights do not tell how much clients count.
     """
     algorithm, kinds = run.algorithm, field_types(Experiment)
     if algorithm is None or not run.weights_tell_influence or algorithm.weights_follow_updates:
@@ -63,7 +63,7 @@ def history(run: LoadedRun) -> WeightHistory | None:
     is_own = any(find_own(algorithm))
     ended = run.ended if is_own else min(run.ended, _ROUNDS)
     cohorts = list(_cohorts(run, ended))
-    failures = Exception if is_own else InvalidInputError  # an own one may need a real model
+    failures = Exception if is_own else InvalidInputError  # a user's own may need a real model
     try:
         local, mechanism = (
             BUILDER.build(kinds[key], run.experiment.get(key), key) for key in ("local", "privacy")

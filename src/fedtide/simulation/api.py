@@ -110,17 +110,17 @@ def simulate(
 ) -> Result | Results:
     """Run an experiment, given as objects or as plain data.
 
-    The arguments are the fields of `Experiment`, which explains them, and
+    The arguments are the fields of `Experiment`, which explains them, and these:
 
     Args:
-        seeds: several seeds instead of `seed`, run one after another; the results come as `Results`
-            and the folder `out` has one run folder `seed-SEED` for each.
+        seeds: several seeds instead of `seed`, run one after another; the call then returns
+            `Results`, and `out` gets one run folder, `seed-SEED`, for each.
         out: the run folder to write; None: run in memory.
         resume: whether to continue the run in the folder: an interrupted one, or a finished one
-            that had fewer `rounds`; "force": also if its data, files or imported code have changed
+            that had fewer `rounds`; "force": even if its data, files or imported code have changed
             since it began.
-        progress: whether to show rounds, speed and the remaining time on standard error; None: in a
-            terminal and in a notebook.
+        progress: whether to show rounds, speed and the remaining time on standard error; None: only
+            in a terminal or a notebook.
         callbacks: objects that watch the run and may end it early, such as
             `ft.callbacks.EarlyStopping`.
         cluster: the address of a Ray cluster (HOST:PORT, or "auto") whose workers train the
@@ -128,7 +128,7 @@ def simulate(
         workers: how many workers of the cluster to use; None: as many as it has room for.
 
     Raises:
-        InvalidInputError: any input that cannot be used.
+        InvalidInputError: an input cannot be used.
 
     >>> import fedtide as ft
     >>> result = ft.simulate(
@@ -171,7 +171,7 @@ def run(
     The other arguments are those of `simulate`.
 
     Raises:
-        InvalidInputError: a file or a value that cannot be used, in one sentence.
+        InvalidInputError: the file or a value cannot be used.
     """
     experiment = Experiment.load(path, overrides)
     with (
@@ -185,7 +185,7 @@ def run(
 def _show_progress(
     wanted: bool | None, experiment: Experiment, seeds: Sequence[int], callbacks: Iterable[Callback]
 ) -> Iterator[tuple[Callback, ...]]:
-    """Yield the callbacks, with one that shows the progress if that is wanted."""
+    """Yield the callbacks, plus a progress bar if one is wanted."""
     watchers = check_callbacks(callbacks)
     if wanted is False:
         yield watchers
@@ -207,7 +207,7 @@ def _execute_seeds(
     callbacks: Sequence[Callback],
     cluster: RayCluster | None,
 ) -> Results:
-    """Run an experiment under each seed; with `out`, all folders are checked before the first."""
+    """Run an experiment with each seed; all folders are checked before the first run starts."""
     runs = [replace(experiment, seed=seed) for seed in seeds]
     folders = [None if out is None else Path(out) / f"seed-{run.seed}" for run in runs]
     for run, folder in zip(runs, folders, strict=True):
@@ -225,7 +225,7 @@ def _check_seeds(seeds: Any, seed: int) -> list[int]:
     """Return the seeds as a list.
 
     Raises:
-        InvalidInputError: not a list of different whole numbers, or given besides `seed`.
+        InvalidInputError: not a list of different whole numbers, or given together with `seed`.
     """
     hint = "give different numbers, such as seeds=[0, 1, 2]"
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):

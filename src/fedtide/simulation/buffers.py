@@ -1,4 +1,4 @@
-"""Running statistics of networks over the rounds: averaged over the clients, or kept by each."""
+"""Running statistics of networks over the rounds: averaged over clients, or kept by each client."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fedtide.problems.base import BufferMode
 class Buffers:
     """The buffers of a run, such as the running statistics of batch normalisation.
 
-    With mode "average" all clients start a round from the same buffers, and afterwards these become
-    the mean over the clients whose updates are used, each with the same weight: weights of an
-    algorithm may be far above 1, which makes no sense for a variance. A round without updates keeps
-    them. With "local" every client keeps its own between its rounds (FedBN: Li et al., "FedBN:
-    Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021, keeps the
-    layers' parameters local as well).
+    With mode "average", all clients start a round from the same buffers. These are then replaced by
+    the mean over the clients whose updates are used, with equal weights, because an algorithm's
+    weights may be far above 1, which makes no sense for a variance; a round without updates changes
+    nothing. With "local", every client keeps its own buffers from round to round. (FedBN keeps the
+    parameters of these layers local as well: Li et al., "FedBN: Federated Learning on Non-IID
+    Features via Local Batch Normalization", ICLR 2021.)
 
     Args:
         start: initial buffers, shape (d_b,).
@@ -47,7 +47,7 @@ class Buffers:
 
         Args:
             task: what is learnt.
-            centralised: whether a single client with all data trains, whose buffers are shared.
+            centralised: whether a single client trains on all data; its buffers count as shared.
         """
         if task.start_buffers is None:
             return None
@@ -55,13 +55,13 @@ class Buffers:
         return cls(task.start_buffers, mode, task.population.clients)
 
     def of(self, clients: Tensor) -> Tensor:
-        """Return where these clients, shape (S,), start, shape (S, d_b)."""
+        """Return the initial buffers, shape (S, d_b), of these clients, shape (S,)."""
         if self._mode == "local":
             return self.values[clients]
         return self.values.expand(len(clients), -1)
 
     def absorb(self, clients: Tensor, trained: Tensor) -> None:
-        """Take over the buffers (S, d_b) of clients (S,) whose updates are used."""
+        """Take the buffers (S, d_b) of clients (S,) whose updates are used."""
         if self._mode == "local":
             self.values[clients] = trained
             return
@@ -69,7 +69,7 @@ class Buffers:
         self._count += len(clients)
 
     def end_round(self) -> None:
-        """Replace shared buffers by the mean of those that were absorbed in this round."""
+        """Replace shared buffers by the mean of those absorbed in this round."""
         if self._count:
             self.values = (self._sum / self._count).to(self.values.dtype)
             self._sum, self._count = torch.zeros_like(self._sum), 0

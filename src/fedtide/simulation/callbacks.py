@@ -21,10 +21,10 @@ from fedtide.validation import require_at_least
 
 @dataclass
 class _Improvement:
-    """How long ago a sequence of values had its lowest one.
+    """How long ago a sequence of values had its lowest value.
 
     Attributes:
-        values: how many there were.
+        values: how many there have been.
         best: the lowest one.
         since: how many came after it.
 
@@ -48,7 +48,7 @@ class _Improvement:
 
 
 class RunView:
-    """What a callback sees of a run, and how it ends it.
+    """What a callback sees of a run; `stop` ends the run.
 
     Args:
         run: the run.
@@ -67,7 +67,7 @@ class RunView:
 
     @property
     def experiment(self) -> Experiment:
-        """What is run."""
+        """The experiment that is run."""
         return self._run.experiment
 
     @property
@@ -82,7 +82,7 @@ class RunView:
 
     @property
     def metrics(self) -> Sequence[Mapping[str, Any]]:
-        """One mapping per evaluation, also of those before an interruption; the last is newest."""
+        """One mapping per evaluation, oldest first, including those before an interruption."""
         return self._run.metrics
 
     @property
@@ -93,24 +93,24 @@ class RunView:
 
     @property
     def clients(self) -> pl.DataFrame:
-        """One row per client: participation so far, and metrics of the last evaluation."""
+        """One row per client: participation so far, and the metrics of the last evaluation."""
         return self._run.clients_so_far()
 
     def lower_is_better(self, metric: str) -> bool:
-        """Return whether a smaller value of a metric is better: by its problem, or its name."""
+        """Return whether a smaller value of a metric is better, as its problem or name says."""
         evaluation = self._run.evaluation
         declared = {} if evaluation is None else declared_directions(evaluation)
         return lower_is_better(metric, declared)
 
     def count_without_improvement(self, metric: str, lower: bool, min_delta: float) -> int:
-        """Return how many evaluations follow the last one that was better than all before it.
+        """Return how many evaluations there have been since the last improvement.
 
         Args:
-            metric: a metric of the evaluations; a value that is missing or NaN improves nothing.
+            metric: a metric of the evaluations; a missing value or NaN is no improvement.
             lower: whether a smaller value is better.
-            min_delta: by how much a value must be better than the best one before to count.
+            min_delta: an improvement is a value that beats the best one before by more than this.
         """
-        # Each evaluation is looked at once, as a long run has very many.
+        # Look at each evaluation only once, as a long run has very many.
         found = self._improvements.setdefault((metric, lower, min_delta), _Improvement())
         for row in self.metrics[found.values :]:
             value = row[metric]
@@ -128,11 +128,11 @@ class RunView:
 
 
 class Callback:
-    """Watches a run; derive from it and override what is needed.
+    """Watches a run; derive from this class and override the methods you need.
 
-    The methods are called in the process that runs the experiment. With several seeds one object
+    The methods are called in the process that runs the experiment. With several seeds, one object
     sees one run after another. A resumed run calls `on_start` with the metrics so far; a run that
-    had finished before is only read, so nothing is called.
+    has already finished is only read, so no method is called.
 
     >>> import fedtide as ft
     >>> class Print(ft.callbacks.Callback):
@@ -156,34 +156,34 @@ class Callback:
     """
 
     def on_activity(self, activity: str) -> None:
-        """What the run is busy with while no round ends, also before it starts.
+        """Called when an activity in which no round ends begins or ends, also before `on_start`.
 
         Args:
-            activity: "preparing the problem", "measuring trainers", "compiling the local steps";
-                empty when it has ended.
+            activity: such as "preparing the problem", "measuring trainers" or "compiling the local
+                steps"; empty when it has ended.
         """
 
     def on_start(self, run: RunView) -> None:
-        """Before the first round in this process, and before the initial model is evaluated."""
+        """Called before the first round in this process and before the first evaluation."""
 
     def on_evaluation(self, run: RunView) -> None:
-        """After each evaluation; `run.metrics[-1]` holds its metrics."""
+        """Called after each evaluation; `run.metrics[-1]` holds its metrics."""
 
     def on_round_end(self, run: RunView) -> None:
-        """After each round, and after its evaluation if one was due."""
+        """Called after each round, and after its evaluation if one was due."""
 
     def on_end(self, run: RunView) -> None:
-        """After the last round, when the results are complete and written."""
+        """Called after the last round, when the results are complete and written."""
 
     def on_error(self, run: RunView, error: BaseException) -> None:
-        """When the run is interrupted or fails; the error is raised again afterwards."""
+        """Called when the run is interrupted or fails; the error is raised again afterwards."""
 
 
 def check_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
     """Return the callbacks as a tuple.
 
     Raises:
-        InvalidInputError: something else among them, or a callback that is not in a list.
+        InvalidInputError: not a list, or something in it is not a callback.
     """
     watchers = tuple(callbacks) if isinstance(callbacks, Iterable) else (callbacks,)
     for watcher in watchers:
@@ -204,12 +204,13 @@ class EarlyStopping(Callback):
     Args:
         metric: a metric of the evaluations.
         patience: how many evaluations without improvement end the run, at least 1.
-        min_delta: by how much a value must be better than the best one before to count, at least 0.
-        lower_is_better: None: as the problem says, or by the metric's name: true of losses and
-            errors.
+        min_delta: an improvement is a value that beats the best one before by more than this, at
+            least 0.
+        lower_is_better: whether a smaller value is better; None: as the problem says, or else as
+            the name suggests (true for losses and errors).
 
     Raises:
-        InvalidInputError: a value outside its range; during a run, a metric that it lacks.
+        InvalidInputError: a value outside its range; during a run, the run has no such metric.
     """
 
     metric: str = "loss"

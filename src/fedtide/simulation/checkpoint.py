@@ -22,12 +22,12 @@ from fedtide.atomic_io import write_atomically
 from fedtide.simulation.run_folder import numbered
 
 _LARGEST_HEADER = 10_000_000
-"""Bytes of facts up to which they are in the header; safetensors takes 100 MB, with escapes."""
+"""The most bytes of facts kept in the header, which safetensors limits to 100 MB with escapes."""
 _FACTS = "_facts"
-"""The name of the tensor that holds longer ones, as UTF-8."""
+"""The name of the tensor that holds larger facts, as UTF-8."""
 
 _COPIES = sys.platform == "win32"
-"""Whether tensors are copied from a checkpoint: a file that is mapped cannot be replaced there."""
+"""Whether to copy tensors out of a checkpoint: Windows cannot replace a file that is mapped."""
 
 _logger = logging.getLogger("fedtide")
 
@@ -48,7 +48,7 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint, field: str = "out") -> None:
-    """Write a checkpoint and remove all but the last two; an error names the field."""
+    """Write a checkpoint and remove all but the last two; errors name `field`."""
     tensors = {name: t.detach().contiguous().cpu() for name, t in checkpoint.tensors.items()}
     facts = json.dumps({"round": checkpoint.round, **checkpoint.facts})
     metadata = {"facts": facts, "checksum": _checksum(tensors, facts)}
@@ -61,7 +61,7 @@ def save(folder: Path, checkpoint: Checkpoint, field: str = "out") -> None:
         field,
     )
     for old in numbered(folder, "safetensors")[:-2]:
-        with suppress(PermissionError):  # on Windows, of a file that a backup is reading
+        with suppress(PermissionError):  # on Windows, if a backup is reading the file
             old.unlink()
 
 
@@ -104,7 +104,7 @@ def _load(path: Path) -> Checkpoint | None:
 
 
 def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
-    """Return a SHA-256 over the names, values and facts of a checkpoint."""
+    """Return the SHA-256 of the names, values and facts of a checkpoint."""
     digest = hashlib.sha256(facts.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

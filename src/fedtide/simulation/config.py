@@ -1,8 +1,8 @@
 """Conversion of plain data (the content of a YAML file) to the objects of an experiment, and back.
 
-Every configurable object is a frozen dataclass. Registries map `type` names to classes, any other
-class is named by its import path, and the annotations of the fields say what goes where, so a new
-method or process needs no code here.
+Every configurable object is a frozen dataclass. Registries map `type` names to classes; any other
+class is named by its import path. The annotations of the fields say what they take, so a new method
+or process needs no code here.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from fedtide.errors import InvalidInputError, did_you_mean, first_line
 from fedtide.import_paths import import_object, import_path_of, is_import_path, is_own
 
 Registries = Mapping[type, Mapping[str, type]]
-"""For each base class, its classes by the name that `type:` takes."""
+"""For each base class, the classes derived from it by their `type` name."""
 
 
 class Builder:
     """Builds objects from plain data, and plain data from objects.
 
     Args:
-        registries: of all base classes.
-        named_only: further classes with a `type` name that are not built here.
+        registries: the derived classes of each base class, by `type` name.
+        named_only: further classes with a `type` name, which are not built here.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class Builder:
         self._names = {cls: name for table in tables for name, cls in table.items()}
 
     def build(self, kind: Any, value: Any, path: str = "") -> Any:
-        """Return what `value` describes, as `kind` (an annotation) asks for.
+        """Return the object that `value` describes, of the type that `kind` asks for.
 
         Args:
-            kind: a base class with a table, a dataclass, or any annotation that pydantic knows.
-            value: plain data, or an object that is ready.
-            path: where in the experiment the value stands, for complaints.
+            kind: a registered base class, a dataclass, or any annotation that pydantic supports.
+            value: plain data, or a finished object.
+            path: where in the experiment the value stands, for error messages.
 
         Raises:
-            InvalidInputError: with the path of the field and a hint.
+            InvalidInputError: the value does not fit; names the path of the field.
         """
         if isinstance(value, Mapping) and "in_memory" in value:
             raise InvalidInputError(
@@ -90,9 +90,9 @@ class Builder:
     def to_dict(self, thing: Any) -> Any:
         """Return plain data from which `build` makes an equal object.
 
-        Classes without a `type` name and functions are written as import paths. Tables, data sets,
-        networks and mappings of arrays are described by a fingerprint: `build` refuses them, but
-        equal data have equal descriptions.
+        Functions, and classes without a `type` name, are written as import paths. Tables, data
+        sets, networks and mappings of arrays are described by a fingerprint, which is equal for
+        equal data but which `build` refuses.
 
         Raises:
             InvalidInputError: an object that plain data cannot describe.
@@ -124,9 +124,9 @@ class Builder:
         )
 
     def find_key(self, cls: type, name: str) -> list[str]:
-        """Return the dotted keys that end in `name` and stand nearest below a dataclass.
+        """Return the dotted keys that end in `name` at the shallowest level below a dataclass.
 
-        They are those of any class that a field may hold, at most two levels below.
+        The search covers all classes that fields may hold, down to two levels.
         """
         level = [("", cls)]
         for _ in range(3):
@@ -141,7 +141,7 @@ class Builder:
         return []
 
     def _classes_of(self, kind: Any) -> list[type]:
-        """Return the dataclasses of which a field with this annotation may hold an object."""
+        """Return the dataclasses whose objects a field with this annotation may hold."""
         found: list[type] = []
         for annotation in get_args(kind) if is_union(kind) else (kind,):
             member = get_origin(annotation) or annotation
@@ -152,12 +152,12 @@ class Builder:
         return found
 
     def _type_name(self, cls: type) -> str | None:
-        """Return the `type` of a class; None if the field that it stands in implies it."""
+        """Return the `type` of a class; None if the field that holds it implies the class."""
         implied = not is_own(cls) and not issubclass(cls, self._bases)
         return self._names.get(cls) or (None if implied else import_path_of(cls))
 
     def _build_registered(self, base: type, value: Any, path: str) -> Any:
-        """Return an object of a registered or imported class: from it, its name, or a mapping."""
+        """Return an object of a registered or imported class from itself, a name or a mapping."""
         if isinstance(value, base):
             return value
         table = self.registries[base]
@@ -226,7 +226,7 @@ def refuse_unknown_keys(
         given: the keys of the mapping.
         known: the keys that it may have.
         path: of the mapping.
-        find: returns the dotted keys that end in a name, for the hint.
+        find: returns the dotted keys that end in a given name, for the hint.
     """
     for key in given:
         if key not in known:
@@ -242,7 +242,7 @@ def refuse_unknown_keys(
 def refuse_missing_keys(
     given: Collection[Any], required: Iterable[str], path: str = "", cls: type | None = None
 ) -> None:
-    """Raise InvalidInputError if the mapping at this path, of fields of `cls`, lacks keys."""
+    """Raise InvalidInputError if the mapping at this path lacks required fields of `cls`."""
     if missing := [name for name in required if name not in given]:
         first, *others = (_join(path, name) for name in missing)
         hint = f"values to it and to {', '.join(others)}"
@@ -271,7 +271,7 @@ def _import_class(name: str, base: type, path: str) -> type:
     """Return the class at an import path.
 
     Raises:
-        InvalidInputError: it cannot be imported, or is not a dataclass below `base`.
+        InvalidInputError: it cannot be imported, or is not a dataclass derived from `base`.
     """
     field = _join(path, "type")
     cls = import_object(name, field)
@@ -312,7 +312,7 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     try:
         built = _adapter(kind).validate_python(value)
     except ValidationError as error:
-        if isinstance(value, np.ndarray | Tensor):  # where only lists are taken
+        if isinstance(value, np.ndarray | Tensor):  # for a field that takes only lists
             return _convert(kind, value.tolist(), path)
         if not fits(kind, value):
             raise InvalidInputError(explain_mismatch(path, kind, value)) from None

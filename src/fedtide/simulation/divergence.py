@@ -17,7 +17,7 @@ from fedtide.simulation.experiment import OnNonfinite
 from fedtide.training import devices
 
 Flags = tuple[torch.Tensor, torch.Tensor]
-"""Clients, (S,), and on the device which of their updates are finite, (S,)."""
+"""Clients, shape (S,), and, on the device, whether each one's update is finite, shape (S,)."""
 
 
 class DivergenceError(InvalidInputError):
@@ -31,10 +31,10 @@ def drop_or_raise_nonfinite(
     population: Population,
     buffers: torch.Tensor | None,
 ) -> tuple[ClientUpdates, torch.Tensor | None]:
-    """Return the updates of round t that are finite, with finite buffers, and these buffers.
+    """Return the updates of round t that are finite, including their buffers, and these buffers.
 
     Raises:
-        DivergenceError: one is not, and `on_nonfinite` is "stop".
+        DivergenceError: an update is not finite, and `on_nonfinite` is "stop".
     """
     rows = _rows(updates, buffers)
     if all(map(has_finite_sum, rows)):
@@ -48,22 +48,22 @@ def drop_or_raise_nonfinite(
 
 
 def has_finite_sum(tensor: torch.Tensor | None) -> bool:
-    """Return whether the sum of all numbers is finite; then all of them are. True for None."""
+    """Return whether the sum of all numbers is finite, so that all of them are; true for None."""
     return tensor is None or math.isfinite(tensor.sum())
 
 
 def flag_finite(updates: ClientUpdates, buffers: torch.Tensor | None) -> Flags:
-    """Return the clients of updates, and which are finite, (S,), without waiting for a GPU."""
+    """Return the clients, and which of their updates are finite, without waiting for a GPU."""
     return updates.clients, _are_finite(_rows(updates, buffers))
 
 
 def _rows(updates: ClientUpdates, buffers: torch.Tensor | None) -> list[torch.Tensor]:
-    """Return all that the clients sent that has a row for each, such as (S, d)."""
+    """Return all tensors that the clients sent with one row per client, such as (S, d)."""
     return [r for r in (updates.deltas, updates.gradients, buffers) if r is not None]
 
 
 def _are_finite(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return of which clients all numbers are finite, (S,)."""
+    """Return for which clients all numbers are finite, shape (S,)."""
     return torch.stack([torch.isfinite(row).all(dim=1) for row in rows]).all(dim=0)
 
 
@@ -74,15 +74,15 @@ def check_step(
     too_high: str,
     unread: Sequence[Flags] | None,
 ) -> None:
-    """Check that the step of round t is finite; else `too_high` are the fields to lower.
+    """Check that the step of round t is finite.
 
     Args:
         info: of the round.
         t: the round.
         population: the clients.
-        too_high: the fields.
-        unread: the flags of the updates, which were absorbed before their flags were read: on a
-            GPU, all of a round are read at once. None: every update was checked before.
+        too_high: the fields to lower if it is not, for the message.
+        unread: flags of updates that were absorbed without looking at them, because on a GPU the
+            flags of a round are read all at once. None: every update has been checked.
 
     Raises:
         DivergenceError: an update is not finite, or finite updates led to a step that is not.
@@ -102,7 +102,7 @@ def check_step(
 
 
 def check_loss(evaluation: Evaluation, ended: int, population: Population, too_high: str) -> None:
-    """Check that the loss after `ended` rounds is finite; else `too_high` are the fields to lower.
+    """Check that the loss after `ended` rounds is finite; the message says to lower `too_high`.
 
     Raises:
         DivergenceError: it is not.
@@ -131,7 +131,7 @@ def _not_finite(clients: Ids, t: int, population: Population) -> DivergenceError
 
 
 def _list_clients(clients: Ids, population: Population) -> str:
-    """Return the names of the first of these clients in parentheses, for an error message."""
+    """Return the names of the first few of these clients in parentheses, for an error message."""
     if len(clients) == 0:
         return ""
     more = ", ..." if len(clients) > 8 else ""

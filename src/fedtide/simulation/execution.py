@@ -1,4 +1,4 @@
-"""How a run was computed: what decides the last bits of its result, but not what it learns."""
+"""How a run was computed: what affects the last bits of its result, but not what it learns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Execution = dict[str, Any]
 
 
 def describe_execution(trainer: str, device: str) -> Execution:
-    """Return how this process computes; with a cluster, it is not the one that trains.
+    """Return how this process computes; with a cluster, training happens in other processes.
 
     Args:
         trainer: its name.
@@ -34,7 +34,7 @@ def describe_execution(trainer: str, device: str) -> Execution:
 
 
 def continue_executions(before: Sequence[Execution], now: Execution) -> list[Execution]:
-    """Return the executions of a run that goes on: another one only where something differs.
+    """Return the executions of a continued run; `now` is appended only if it differs from the last.
 
     >>> continue_executions([{"threads": 1}], {"threads": 1})
     [{'threads': 1}]

@@ -67,7 +67,7 @@ HOW = (
     "record_iterates",
     "trainer",
 )
-"""The fields of an experiment that say how it is computed, not what is learnt."""
+"""The fields of an experiment that affect how it is computed, not what is learnt."""
 
 
 Dtype = Literal["float32", "float64", "bfloat16"]
@@ -90,16 +90,16 @@ class Evaluate:
     Args:
         every: in rounds, counted from the initial model; 0: only after the last round. None: every
             ten rounds; or, where an evaluation goes through more samples than a round of training,
-            as rarely as it takes to evaluate a tenth as many as are trained on, but at least ten
-            times in a run.
-        last: in these last rounds of the run the model is evaluated every ten rounds, or as often
-            as `every` says if that is more often; 0: as before. For figures that are a mean over
-            the last rounds, in runs that are too long to be evaluated so often throughout.
-            `EarlyStopping` counts evaluations, and so loses patience sooner there.
+            so rarely that at most a tenth as many samples are evaluated as are trained on, but at
+            least ten times in a run.
+        last: a number of rounds at the end of the run in which the model is evaluated every ten
+            rounds, or as often as `every` says if that is more often; 0: none. Meant for results
+            that are means over the last rounds of runs too long to evaluate this often throughout.
+            `EarlyStopping` counts evaluations, so its patience runs out in fewer rounds there.
         clients: whether each client is evaluated as well; switch it off for millions of clients.
         personalise: local steps by which every client fine-tunes the final model on its own
-            samples, for the columns `personalised_...` of the clients' table; 0: none. Without test
-            samples of the clients, these are measured on the samples used for fine-tuning.
+            samples, for the columns `personalised_...` of the clients' table; 0: none. If clients
+            have no test samples, these are measured on the samples used for fine-tuning.
 
     Raises:
         InvalidInputError: a negative number.
@@ -117,10 +117,10 @@ class Evaluate:
         require_at_least("personalise", self.personalise, 0)
 
     def interval(self, rounds: int, cost: float) -> int:
-        """Return how many rounds lie between two evaluations; 0: all of them.
+        """Return the number of rounds between evaluations; 0: only the last round is evaluated.
 
         Args:
-            rounds: of the run.
+            rounds: the length of the run.
             cost: of an evaluation, in rounds of training.
 
         >>> usual = Evaluate()
@@ -135,7 +135,7 @@ class Evaluate:
         return max(_USUAL_INTERVAL, min(affordable, rounds // _LEAST_EVALUATIONS))
 
     def is_due(self, ended: int, rounds: int, interval: int) -> bool:
-        """Return whether the model is evaluated after `ended` of the rounds of a run.
+        """Return whether the model is evaluated after `ended` of the run's `rounds`.
 
         >>> often_at_last = Evaluate(every=400, last=20)
         >>> [t for t in range(1001) if often_at_last.is_due(t, rounds=1000, interval=400)]
@@ -151,9 +151,10 @@ class Checkpoints:
     """When the checkpoints of a run with a folder are written; results do not depend on it.
 
     Args:
-        seconds: between two checkpoints, or more: twenty times as long as the last one took to
-            write, up to ten minutes, so that large states take about a twentieth of the run's time.
-        every: in rounds, in addition; None: by the clock alone.
+        seconds: between two checkpoints; or twenty times as long as the last one took to write, up
+            to ten minutes, if that is more, so that checkpoints take about a twentieth of the run's
+            time.
+        every: additionally, after every so many rounds; None: by the clock alone.
 
     Raises:
         InvalidInputError: negative seconds, or less than one round.
@@ -184,12 +185,12 @@ class Experiment:
             of all samples), or a weight per client, in a list or by name.
         selection: which of the available clients are selected.
         dropout: the dropout model: which of the selected clients report.
-        privacy: clipping and noise around the method's sums (`fedtide.privacy`); the noise is drawn
-            from `seed`, so anyone who knows it can subtract the noise. None: none.
+        privacy: clipping of updates and noise on the method's sums (`fedtide.privacy`); the noise
+            is drawn from `seed`, so anyone who knows the seed can subtract it. None: neither.
         evaluation: when the model is evaluated.
-        dtype: of the model and the data. With "bfloat16", networks compute gradients in it, while
-            the model, the updates and the evaluation are float32: faster on processors with matrix
-            units for it, and rounded to three digits.
+        dtype: of the model and the data. With "bfloat16", networks compute gradients in bfloat16
+            (three digits), while the model, the updates and the evaluation are float32; faster on
+            processors with matrix units for bfloat16.
         device: such as "cpu" or "cuda".
         trainer: "reference" (readable, slow), "stacked" (a chunk of clients at once), "compiled"
             (the same, compiled), "threaded" (one client per thread, for convolutions and recurrent
@@ -204,11 +205,11 @@ class Experiment:
         record_iterates: whether to keep x_0, ..., x_T.
         chunk: how many clients train and are absorbed together at most, such as 5 to share a cohort
             of 25 among five workers of a cluster; None: as many as `max_stack_bytes` allows.
-        max_stack_bytes: the memory that the updates of clients trained together may take (on a GPU
-            at least a sixteenth of its memory: `chunk` bounds it below that), and with `epochs` the
-            plan of their minibatches; larger cohorts train in chunks, with the same result up to
-            rounding. More than the default is slower, because such memory is allocated again in
-            every round.
+        max_stack_bytes: the memory that the updates of clients trained together may take, and with
+            `epochs` the plan of their minibatches. On a GPU the updates may always take a sixteenth
+            of its memory; use `chunk` for less. Larger cohorts train in chunks, with the same
+            result up to rounding. More than the default is slower, because such memory is allocated
+            again in every round.
 
     Raises:
         InvalidInputError: a value outside its range.
@@ -252,7 +253,7 @@ class Experiment:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Experiment:
-        """Return the experiment described by plain data (a parsed file) or finished objects."""
+        """Return the experiment described by plain data (a parsed file), objects, or a mixture."""
         refuse_unknown_fields(plain, [field.name for field in fields(cls)])
         _refuse_dataset(plain.get("problem"))
         experiment: Experiment = BUILDER.build(cls, dict(plain))
@@ -263,8 +264,8 @@ class Experiment:
         """Return the experiment of a YAML file, with overrides such as `algorithm.cutoff=20`.
 
         Raises:
-            InvalidInputError: a file that cannot be read, or anything in it that cannot be used,
-                such as several seeds.
+            InvalidInputError: the file cannot be read, or something in it cannot be used, such as
+                several seeds.
         """
         plain = override(read_yaml(path), overrides)
         for key in ("base", *SWEEP_KEYS):
@@ -288,7 +289,7 @@ def refuse_unknown_fields(given: Iterable[Any], known: Collection[str]) -> None:
 
 
 def _refuse_dataset(problem: Any) -> None:
-    """Raise InvalidInputError for the name of a data set in place of a problem."""
+    """Raise InvalidInputError if the problem is the name of a data set."""
     name = problem.get("type") if isinstance(problem, Mapping) else problem
     if isinstance(name, str) and name in ("digits", *KNOWN):
         raise InvalidInputError(
@@ -301,7 +302,7 @@ def _refuse_dataset(problem: Any) -> None:
 def read_yaml(
     path: str | Path, hint: str = "an experiment begins with `problem:`"
 ) -> dict[str, Any]:
-    """Return the mapping that a YAML file holds; `hint` says what the file should say.
+    """Return the mapping in a YAML file; `hint` tells what belongs in such a file.
 
     Raises:
         InvalidInputError: no such file, not YAML, or not a mapping.
@@ -367,7 +368,7 @@ def put(plain: dict[str, Any], keys: list[str], value: Any) -> None:
 def flatten(
     plain: Mapping[str, Any], whole: Container[str] = (), path: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and the value of every field; those in `whole` are not divided.
+    """Yield the dotted key and the value of every field; keys in `whole` are not flattened.
 
     >>> dict(flatten({"local": {"lr": 0.1}, "seed": 3}))
     {'local.lr': 0.1, 'seed': 3}
@@ -381,7 +382,7 @@ def flatten(
 
 
 SWEEP_KEYS = ("seeds", "methods", "grid", "list", "strategy")
-"""The keys that a file of several runs has beside those of an experiment."""
+"""The keys that a file of several runs may have in addition to those of an experiment."""
 
 REQUIRED = tuple(
     field.name

@@ -1,4 +1,4 @@
-"""In which fields two experiments differ."""
+"""The fields in which two experiments differ."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from fedtide.simulation.experiment import BUILDER, Experiment
 def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys in which two experiments, as plain data, differ, with both values.
 
-    Where an earlier version that did not know a field has written one of them, the field has its
-    default.
+    A field that is missing because an earlier version wrote the experiment has its default.
     """
     return _compare(_complete(before), _complete(now))
 
 
 def _complete(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an experiment as an earlier version wrote it, with the defaults of later fields.
+    """Return an experiment written by an earlier version, with the defaults of later fields.
 
-    What cannot be built, as data that were in memory, stays as it is.
+    What cannot be built, such as data that were in memory, stays as it is.
     """
     completed = {}
     for known in fields(Experiment):

@@ -1,4 +1,4 @@
-"""Fingerprints of what a run reads and imports, by which a resumed run notices changes."""
+"""Fingerprints of all that a run reads and imports, so that a resumed run notices changes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from fedtide.simulation.task_cache import content_key
 from fedtide.validation import expand_home
 
 Fingerprints = Mapping[str, Any]
-"""`data`: of the problem's data, or None; `files`: of the files that the participation names;
-`code`: of the modules of imported classes and functions, and of the user's own modules that these
-import. Each a SHA-256."""
+"""SHA-256 hashes. `data`: of the problem's data, or None; `files`: of the files that the
+participation names; `code`: of the modules of imported classes and functions, and of the user's
+own modules that these import."""
 
 
 def fingerprint_experiment(experiment: Experiment) -> Fingerprints:
     """Return the SHA-256 of the data, files and code that an experiment uses.
 
     Raises:
-        InvalidInputError: data that cannot be read.
+        InvalidInputError: the data cannot be read.
     """
     with error_prefix("problem"):
         data = once(content_key(experiment.problem), experiment.problem.fingerprint)
@@ -56,7 +56,7 @@ def list_changes(before: Fingerprints, now: Fingerprints) -> list[str]:
 
 
 def hash_files(parts: Mapping[str, Any]) -> dict[str, str]:
-    """Return the hash of every file that an object or one in it names, by its dotted field."""
+    """Return the hash of every file that objects, or objects in them, name, by dotted field."""
     found = {}
     for name, part in parts.items():
         for path, thing in _walk(name, part):
@@ -68,7 +68,7 @@ def hash_files(parts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def hash_code(parts: Iterable[Any]) -> dict[str, str]:
-    """Return the hash of the source of every module that classes and functions come from.
+    """Return the hash of the source of every module that defines a class or function used.
 
     Args:
         parts: objects, or plain data that name classes by their import paths.
@@ -93,12 +93,12 @@ def _add_module(name: str, file: str | Path | None, files: dict[str, Path]) -> N
 
 @lru_cache(maxsize=512)
 def _imports(name: str, file: Path, _sha256: str) -> set[str]:
-    """Return the modules that the code of a module may import: all that stand after `import`."""
+    """Return the modules that the code of a module may import: all that its imports name."""
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     found: set[str] = set()
     try:
         nodes = [*ast.walk(ast.parse(file.read_bytes()))]
-    except (SyntaxError, ValueError):  # which importing it reports
+    except (SyntaxError, ValueError):  # reported when the module is imported
         return found
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -112,7 +112,7 @@ def _imports(name: str, file: Path, _sha256: str) -> set[str]:
 
 
 def _own_file(module: str) -> Path | None:
-    """Return the file of a module that is neither installed nor part of a library, unimported."""
+    """Return the file of a user's own module without importing it; None for installed ones."""
     top, *rest = module.split(".")
     if top in LIBRARIES:
         return None
@@ -130,11 +130,11 @@ def _own_file(module: str) -> Path | None:
 
 
 def _field_types(thing: Any) -> Mapping[str, Any]:
-    """Return the annotations of the fields of a dataclass object; none of anything else."""
+    """Return the annotations of the fields of a dataclass object; {} for anything else."""
     cls: type = type(thing)
     try:
         return field_types(cls) if is_dataclass(cls) else {}
-    except NameError:  # what only a type checker imports
+    except NameError:  # an import for type checkers only
         return {}
 
 
@@ -156,11 +156,11 @@ def _walk(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _modules(thing: Any) -> set[str]:
-    """Return the modules whose code makes an object what it is, except those of libraries."""
+    """Return the modules that define an object's behaviour, except those of libraries."""
     if is_import_path(thing):
         try:
             thing = import_object(thing, "path")
-        except InvalidInputError:  # another text with a colon, or an error when it is used
+        except InvalidInputError:  # other text with a colon, or fails again when used
             return set()
     if isinstance(thing, nn.Module):
         named = [cls for module in thing.modules() for cls in type(module).__mro__]

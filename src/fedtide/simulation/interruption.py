@@ -13,7 +13,7 @@ from fedtide.errors import Interrupted
 class Interruption:
     """A context in which Ctrl-C and SIGTERM only set `requested`; a second Ctrl-C ends at once.
 
-    Signals can be handled in the main thread only; in other threads the context does nothing.
+    Only the main thread can handle signals; in other threads the context does nothing.
 
     Attributes:
         requested: whether the run was asked to end.

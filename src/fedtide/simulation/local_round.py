@@ -29,13 +29,13 @@ from fedtide.training.trainers.select import TrainerName, choose_trainer
 _logger = logging.getLogger("fedtide")
 
 ChunkResult = tuple[ClientUpdates | WeightedTotal, Tensor | None]
-"""The updates of a chunk, or their sum, and its clients' buffers, (S, d_b), if there are any."""
+"""A chunk's updates, or their sum, and its clients' buffers, shape (S, d_b); None: no buffers."""
 
 TrainRoundChunks = Callable[[Iterator[Chunk], float, Buffers | None], Iterator[ChunkResult]]
-"""Trains the chunks of a round at a learning rate, from the buffers, and yields them in order."""
+"""Trains the chunks of a round, given γ_t and the run's buffers; yields results in order."""
 
 Weigh = Callable[[ClientUpdates], Tensor | None]
-"""Returns the weights with which a sum may take the place of a chunk's updates, or None."""
+"""Returns the weights a_n if the sum Σ a_n Δ_n may replace a chunk's updates, otherwise None."""
 
 _COPIED = 2**21  # bytes up to which concatenating chunks is cheaper than absorbing each
 
@@ -46,10 +46,10 @@ class _PlannedChunk:
 
     Args:
         instructions: how they train.
-        cohort: who.
+        cohort: the clients and their participation weights.
         plan: their minibatches.
         lr: γ_t.
-        buffers: where their buffers start, shape (S, d_b); None: there are none.
+        buffers: their initial buffers, shape (S, d_b); None: there are none.
     """
 
     instructions: Instructions
@@ -59,7 +59,7 @@ class _PlannedChunk:
     buffers: Tensor | None
 
     def select(self, which: NDArray[np.int64]) -> _PlannedChunk:
-        """Return the clients at these positions."""
+        """Return the part of the chunk with the clients at these positions."""
         return _PlannedChunk(
             self.instructions.select(which),
             self.cohort.select(which),
@@ -73,20 +73,20 @@ class LocalRound:
     """Plans minibatches, trains clients and collects their updates.
 
     Args:
-        task: what is learnt; the pooled task for a method without federation.
+        task: what is learnt; the pooled task for a centralised method.
         local: what a client does in a round.
         seed: of the minibatches.
         trainer: its name.
-        clients: roughly how many client updates these local steps compute in this process.
+        clients: roughly how many client updates this process will compute with these local steps.
         compile: whether compiling is allowed.
 
     Attributes:
-        planner: of the minibatches; its `steps_taken` belongs to a checkpoint.
+        planner: plans the minibatches; a checkpoint stores its `steps_taken`.
         trainer: the trainer in use.
-        choice: the trainer and why it was chosen, for people.
+        choice: the trainer and why it was chosen, as text.
 
     Raises:
-        InvalidInputError: local training that does not fit the task.
+        InvalidInputError: the local training does not fit the task.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class LocalRound:
         self.trainer, self.choice = choose_trainer(trainer, task, local, clients, compile)
 
     def limit_threads(self) -> AbstractContextManager[None]:
-        """Return the context in which a round runs, see `Trainer.own_threads`."""
+        """Return the context in which a round must run; see `Trainer.own_threads`."""
         return single_threaded() if self.trainer.own_threads else nullcontext()
 
     def evaluation_cost(self, cohort: float) -> float:
-        """Return what an evaluation costs at most, in rounds in which so many clients train.
+        """Return an upper bound on the cost of an evaluation, in rounds with `cohort` clients.
 
-        A sample that is only evaluated needs a third of the operations of one that is trained on,
-        but outside of compiled blocks: with the smallest models it takes almost as long.
+        Evaluating a sample takes a third of the operations of training on it, but outside of
+        compiled blocks: with the smallest models it takes almost as long.
         """
         trained = cohort * self.planner.samples_per_round
         return self._task.evaluated_samples / trained if trained else 0.0
@@ -124,8 +124,8 @@ class LocalRound:
         """Return how many clients train together if their updates may take `max_bytes`.
 
         Args:
-            max_bytes: the memory of their updates.
-            most: the largest number; None: no other limit.
+            max_bytes: the memory that their updates may take.
+            most: how many may train together at most; None: no further limit.
         """
         start = self._task.start
         model_bytes = len(start) * start.element_size()
@@ -139,12 +139,12 @@ class LocalRound:
     def plan_size(self, cohort: Cohort, max_bytes: int, most: int) -> int:
         """Return how many clients of a cohort train together if their plan may take `max_bytes`.
 
-        Every client of a plan has as many steps as the one with the most, and minibatches as wide
-        as the widest. A trainer gets at least as many clients as it trains at once.
+        A plan is padded: every client has room for the most steps and the widest minibatch of any.
+        A trainer gets at least as many clients as it trains at once.
 
         Args:
-            cohort: of the round.
-            max_bytes: the memory of their plan.
+            cohort: the clients of the round.
+            max_bytes: the memory that their plan may take.
             most: how many train together at most.
         """
         padded = self.planner.padded_bytes(cohort.clients.numpy())
@@ -156,16 +156,16 @@ class LocalRound:
     def sum_size(self, cohort: Cohort, lr: float, weigh: Weigh | None, size: int) -> int:
         """Return how many clients of a cohort train together: all if their updates are added up.
 
-        Few of these are in memory at a time, and threads need not wait for one another at the end
-        of every chunk. The trainer adds them in the groups that the chunks would be, so the sum has
-        the same bits. Clients whose steps differ in number or width are better kept apart, since
-        the plan of all is as large as that of the largest.
+        When updates are added up, few are in memory at a time, and threads need not wait for one
+        another at the end of every chunk. The trainer adds them in groups of the chunk size, so the
+        sum has the same bits. Clients that differ in the number of steps or the width of their
+        minibatches stay in chunks, because a plan is padded to its largest client.
 
         Args:
-            cohort: of the round.
+            cohort: the clients of the round.
             lr: γ_t.
-            weigh: says whether updates may be sums; None: they may not.
-            size: how many train together if all updates are kept.
+            weigh: says whether a sum may replace the updates; None: it may not.
+            size: how many train together if every update is kept.
         """
         if weigh is None or len(cohort) <= size or self.trainer.chunk != size:
             return size
@@ -184,15 +184,15 @@ class LocalRound:
         weigh: Weigh | None = None,
         size: int | None = None,
     ) -> Iterator[ChunkResult]:
-        """Train chunks one after another; yield what `train` returns of each.
+        """Train chunks one after another; yield what `train` returns for each.
 
         Args:
-            chunks: how they train, and who.
+            chunks: the instructions and the cohort of each chunk.
             lr: γ_t.
-            buffers: of the run; None where there are none.
-            weigh: says which chunks may be sums.
-            size: of the parts of a chunk whose sum is not finite, which then train again; None: the
-                chunk is one part.
+            buffers: of the run; None: there are none.
+            weigh: says for which chunks a sum may replace the updates.
+            size: a chunk whose sum is not finite trains again in parts of this size; None: as a
+                whole.
         """
         for instructions, cohort in chunks:
             start = None if buffers is None else buffers.of(cohort.clients)
@@ -220,9 +220,9 @@ class LocalRound:
             instructions: how they train.
             cohort: the clients.
             lr: γ_t.
-            buffers: where each client's buffers start, shape (S, d_b); None where there are none.
-            weigh: gives a_n if Σ a_n Δ_n may be returned in place of the updates; None: it may
-                not. The updates are returned all the same if one of them may not be finite.
+            buffers: each client's initial buffers, shape (S, d_b); None: there are none.
+            weigh: gives a_n if Σ a_n Δ_n may be returned in place of the updates; None: it may not.
+                If the sum is not finite, the updates are returned nevertheless.
         """
         return self._train(self._plan(instructions, cohort, lr, buffers), weigh)
 
@@ -253,7 +253,7 @@ class LocalRound:
         return replace(updates, deltas=trained.deltas, gradients=gradients), trained.buffers
 
     def _sum(self, chunk: _PlannedChunk, weigh: Weigh | None) -> ChunkResult | None:
-        """Return the sum of the updates; None: the method needs them all, or one is not finite."""
+        """Return the sum of the updates; None if it may not replace them or is not finite."""
         if weigh is None:
             return None
         weights = weigh(self.without_deltas(chunk.cohort, chunk.lr, chunk.plan.steps))
@@ -267,7 +267,7 @@ class LocalRound:
         return WeightedTotal(chunk.cohort.clients, weights, trained.deltas), trained.buffers
 
     def without_deltas(self, cohort: Cohort, lr: float, steps: NDArray[np.int64]) -> ClientUpdates:
-        """Return what is known of updates before anyone has trained, with deltas (S, 0)."""
+        """Return all that is known of updates before training; `deltas` has shape (S, 0)."""
         start, samples = self._task.start, self._task.population.samples
         return ClientUpdates(
             clients=cohort.clients,
@@ -281,7 +281,7 @@ class LocalRound:
     def train_pooled_chunks(
         self, chunks: Iterator[Chunk], lr: float, buffers: Buffers | None
     ) -> Iterator[ChunkResult]:
-        """Train the only client of a pooled task for the cohorts of the chunks."""
+        """Train the single client of a pooled task on behalf of the cohort of each chunk."""
         for instructions, cohort in chunks:
             start = None if buffers is None else buffers.of(cohort.clients[:1])
             yield self._train_pooled(instructions.model, len(cohort), lr, start)
@@ -289,9 +289,9 @@ class LocalRound:
     def _train_pooled(
         self, model: Tensor, cohort_size: int, lr: float, buffers: Tensor | None
     ) -> ChunkResult:
-        """Train the only client of a pooled task, who works for a whole cohort.
+        """Train the single client of a pooled task: one client's round for each of the cohort.
 
-        `buffers` are where it starts, shape (1, d_b); the last ones are returned, too.
+        `buffers` are its initial ones, shape (1, d_b); the final ones are returned.
         """
         client, end, steps = np.zeros(1, dtype=np.int64), model, 0
         for _ in range(cohort_size):
@@ -313,7 +313,7 @@ def require_plain_updates(algorithm: Algorithm[Any]) -> None:
     """Check that the algorithm expects Δ_n of its clients.
 
     Raises:
-        InvalidInputError: its clients would send something else, from a memory of their own.
+        InvalidInputError: its clients send something else, which depends on their own memory.
     """
     if algorithm.client_form:
         raise InvalidInputError(
@@ -323,7 +323,7 @@ def require_plain_updates(algorithm: Algorithm[Any]) -> None:
 
 
 def require_plain_sgd(algorithm: Algorithm[Any], local: LocalTraining) -> None:
-    """Check that the algorithm can recover gradients from updates of such local training.
+    """Check that the algorithm can recover gradients from the updates of this local training.
 
     Raises:
         InvalidInputError: the algorithm needs plain local SGD, and `local` is something else.

@@ -66,17 +66,17 @@ from fedtide.training import devices
 from fedtide.training.trainers.select import TrainerName, choose_trainer
 
 _TALLIED = ("used", "share", "effective")
-"""The arrays of a `ParticipationTally`, which belong to a checkpoint."""
+"""The arrays of a `ParticipationTally`, which a checkpoint stores."""
 
 
 @dataclass
 class Timings:
-    """The seconds that a run took; kept apart from its results, which do not depend on them.
+    """How long a run took; kept apart from its results, which do not depend on it.
 
     Args:
-        rounds: rounds run, without those that were lost with a process and run again.
-        training: seconds in rounds, of all processes in which it ran.
-        evaluation: seconds in evaluations.
+        rounds: rounds run; those lost in a crash and run again count once.
+        training: seconds spent in rounds, over all processes that executed the run.
+        evaluation: seconds spent in evaluations.
     """
 
     rounds: int = 0
@@ -89,17 +89,16 @@ class Run:
 
     Args:
         experiment: what to run.
-        trainer: the trainer with which an earlier part of this run was computed; None: that of the
-            experiment.
-        cluster: whose workers train the clients; None: this process does.
-        alike: how many runs of this process take the same local steps, on average; what is compiled
-            serves all of them.
+        trainer: the trainer that computed an earlier part of this run; None: the experiment's.
+        cluster: the cluster whose workers train the clients; None: this process trains them.
+        alike: how many runs of this process take the same local steps, on average; they share
+            compiled code.
 
     Attributes:
         ended: the number of completed rounds.
         driver: holds the algorithm's state.
         buffers: the running statistics of the network; None if it has none.
-        trainer_choice: the trainer and why it was chosen, for people.
+        trainer_choice: the trainer and why it was chosen, as text.
         metrics: one mapping per evaluation.
         log: the rows of the participation log that have not been written yet.
     """
@@ -158,7 +157,7 @@ class Run:
         with self._local.limit_threads():
             # 1. The participation says which clients take part, and which of them report.
             participants = self._participation.round(t)
-            # 2. They train as instructed, the algorithm absorbs their updates and moves the model.
+            # 2. They train as instructed; the algorithm absorbs their updates and moves the model.
             info, trained = self._run_algorithm(participants)
             # 3. The round is recorded.
             self._record(participants, trained, info)
@@ -168,12 +167,12 @@ class Run:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the last row of metrics is that of the present model."""
+        """Whether the last row of metrics belongs to the current model."""
         return bool(self.metrics) and self.metrics[-1]["round"] == self.ended
 
     @property
     def is_evaluation_due(self) -> bool:
-        """Whether the experiment asks for an evaluation of the present model, which has none."""
+        """Whether the current model is due for evaluation and has not been evaluated yet."""
         evaluation, rounds = self.experiment.evaluation, self.experiment.rounds
         is_due = evaluation.is_due(self.ended, rounds, self._evaluated_every)
         return is_due and not self.is_evaluated
@@ -206,13 +205,13 @@ class Run:
         return self.evaluation
 
     def lower_is_better(self, columns: Iterable[str]) -> list[str]:
-        """Return the metrics, and the columns of clients, of which lower values are better."""
+        """Return the metrics, and those of the clients' columns, for which lower is better."""
         declared = declared_directions(self._last_evaluation())
         names = dict.fromkeys([*self.metrics[-1], *columns])
         return [name for name in names if lower_is_better(name, declared)]
 
     def warnings(self) -> list[str]:
-        """Return sentences on what should not pass in silence, such as a diverged loss."""
+        """Return sentences on what the user should know, such as that the loss diverged."""
         start = self.metrics[0]
         if start["round"] > 0:
             start = dict(self.task.evaluate(self.task.start, clients=False).metrics)
@@ -232,7 +231,7 @@ class Run:
         return to_frame(self.log, self.population.names)
 
     def clients(self) -> pl.DataFrame:
-        """Return one row per client, with its figures at the last evaluation."""
+        """Return one row per client, with its metrics at the last evaluation."""
         evaluation = self._last_evaluation()
         if steps := self.experiment.evaluation.personalise:
             figures = {**evaluation.clients, **self._personalised(steps)}
@@ -240,12 +239,12 @@ class Run:
         return clients_table(self.population, self.tally, evaluation, self.ended)
 
     def clients_so_far(self) -> pl.DataFrame:
-        """Return the same without evaluating: without figures before the first evaluation."""
+        """Return the same table without evaluating the model: no metrics before the first time."""
         evaluation = self.evaluation or Evaluation({})
         return clients_table(self.population, self.tally, evaluation, self.ended)
 
     def _start_driver(self) -> RoundDriver[Any]:
-        """Return the driver of the method, with the clipping and noise that are asked for."""
+        """Return the driver of the method, with clipping and noise if the experiment has them."""
         algorithm, mechanism = self.experiment.algorithm, self.experiment.privacy
         start = self.task.start.clone()  # the task is shared with other runs
         if mechanism is None:
@@ -257,10 +256,10 @@ class Run:
                 "network without batch normalisation"
             )
         private = make_private(algorithm, mechanism, self.experiment.seed)
-        return RoundDriver(private, start, self.population)  # it names the field of an error
+        return RoundDriver(private, start, self.population)  # its errors name the field themselves
 
     def _personalised(self, steps: int) -> dict[str, NDArray[np.float64]]:
-        """Return the figures of the output after every client has fine-tuned it."""
+        """Return the clients' metrics after each has fine-tuned the output."""
         task, local = self.task.unweighted, replace(self.experiment.local, steps=steps, epochs=None)
         name = cast("TrainerName", self._local.trainer.name)
         return personalised_figures(
@@ -313,11 +312,11 @@ class Run:
         self.executions = checkpoint.facts["executions"]
 
     def _run_algorithm(self, participants: Participants) -> tuple[RoundInfo, Ids]:
-        """Run the algorithm's round; return what happened, and the clients whose updates count."""
+        """Run the algorithm's round; return its info and the clients whose updates count."""
         experiment, t = self.experiment, self.ended
         lr, centralised = experiment.local.rate(t), experiment.algorithm.centralised
         arrived: list[Ids] = [participants.reported[:0]]
-        # Reading whether an update is finite waits for a GPU, so it is done once, after the step.
+        # Finding out whether an update is finite waits for the GPU: do it once, after the step.
         is_deferred = experiment.on_nonfinite == "stop" and not devices.is_cpu(self.task.start)
         unread: list[Flags] | None = [] if is_deferred else None
 
@@ -342,7 +341,7 @@ class Run:
         if self.buffers is not None:
             self.buffers.end_round()
         trained = np.concatenate(arrived)
-        # the only client of pooled data trains for all of them
+        # the single client of a pooled task trains on behalf of all
         return info, participants.reported if centralised and len(trained) else trained
 
     def _chunk_size(self, cohort: Cohort, lr: float) -> int | None:
@@ -356,10 +355,10 @@ class Run:
         return self._local.sum_size(cohort, lr, self._weigh, size)
 
     def _chunk_training(self, cluster: RayCluster | None) -> TrainRoundChunks:
-        """Return what trains the chunks of a round: this process, or a cluster.
+        """Return the function that trains the chunks of a round: here, or on a cluster.
 
         Raises:
-            InvalidInputError: a method whose single client a cluster cannot share.
+            InvalidInputError: the method has a single client, which a cluster cannot share.
         """
         if cluster is None:
             if self.experiment.algorithm.centralised:
@@ -375,13 +374,13 @@ class Run:
         return ClusterRound(self._local, pool, self.driver.weigh).train_chunks
 
     def _record(self, participants: Participants, trained: Ids, info: RoundInfo) -> None:
-        """Add a round to the log and the tally, of those clients that reported."""
+        """Add a round to the log and the tally, counting only clients that reported."""
         used = participants.reported
         if not np.array_equal(trained, used):
             used = np.intersect1d(used, trained, assume_unique=True)
         self.log.append(round_rows(participants, self.experiment.log, used))
         clients, weights = info.clients.cpu().numpy(), info.weights.double().cpu().numpy()
-        if not np.array_equal(clients, used):  # others have trained, too, as those of FedPBC do
+        if not np.array_equal(clients, used):  # others trained as well, as in FedPBC
             reported = np.isin(clients, used)
             clients, weights = clients[reported], weights[reported]
         self.tally.add(clients, weights)
@@ -394,8 +393,8 @@ def _start_participation(experiment: Experiment, task: Task) -> tuple[Population
     """Return the population with its participation rates, and the started schedule.
 
     Raises:
-        InvalidInputError: participation that does not fit the clients, is empty, or is shorter than
-            the run.
+        InvalidInputError: the participation does not fit the clients, lets none take part, or ends
+            before the run does.
     """
     schedule, seed = experiment.schedule, experiment.seed
     if schedule.reporting_probability(task.population) == 0:

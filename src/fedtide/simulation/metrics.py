@@ -22,8 +22,8 @@ class ParticipationTally:
 
     Attributes:
         used: in how many rounds each client's update was used, shape (N,).
-        share: Σ_t 1[n in S_t] / |S_t|, shape (N,): divided by `cohorts`, the weights of the
-            objective that averaging over the participating minimises (Rahimi & Kalogerias 2025,
+        share: Σ_t 1[n in S_t] / |S_t|, shape (N,). Divided by `cohorts`, these are the weights of
+            the objective that averaging over the participants minimises (Rahimi & Kalogerias 2025,
             equation 3).
         effective: Σ_t N a_t^n, where a_t^n is the factor with which the update of client n entered
             the step of round t, shape (N,).
@@ -59,11 +59,11 @@ def metrics_row(
 ) -> dict[str, Any]:
     """Return one row of metrics: those of the problem, and the spread of each client metric.
 
-    `participation_loss` is Σ w_n F_n(x) with the participation weights so far (Rahimi & Kalogerias
-    2025, equation 3), in contrast to `loss`, the mean over clients. If it is far lower, the model
-    favours the clients that take part most. With weights a_n of the objective, `loss` is Σ a_n
-    F_n(x), and `participation_loss` Σ w_n a_n F_n(x) / Σ w_n a_n: clients minimise N a_n F_n. So
-    the two are equal wherever all take part equally.
+    `loss` is the mean over clients; `participation_loss` is Σ w_n F_n(x) with the participation
+    weights so far (Rahimi & Kalogerias 2025, equation 3). If it is far lower, the model favours the
+    clients that take part most. If the objective has weights a_n, clients minimise N a_n F_n,
+    `loss` is Σ a_n F_n(x), and `participation_loss` is Σ w_n a_n F_n(x) / Σ w_n a_n, so that the
+    two are equal if all clients take part equally.
     """
     row: dict[str, Any] = {"round": ended, **evaluation.metrics}
     weights, losses = tally.participation_weights(), evaluation.clients.get("loss")
@@ -81,7 +81,7 @@ def metrics_row(
 
 
 def declared_directions(evaluation: Evaluation) -> dict[str, bool]:
-    """Return the directions that a problem declares, for `lower_is_better`; empty if none."""
+    """Return the directions that the problem declares for `lower_is_better`; may be empty."""
     lower = evaluation.lower_is_better
     if not lower:
         return {}
@@ -95,8 +95,8 @@ def spread(
     """Return the spread of a metric over the clients.
 
     `worst_tenth` is the mean over the worst tenth of the clients: those with the highest values if
-    lower is better (see `lower_is_better`), else those with the lowest. Clients without a value
-    (NaN: no test samples) do not count.
+    lower is better (see `lower_is_better`), otherwise those with the lowest. Clients without a
+    value (NaN: no test samples) do not count.
 
     >>> spread("accuracy", np.arange(20) / 20)["worst_tenth"]
     0.025
@@ -120,9 +120,8 @@ def clients_table(
     """Return one row per client: name or id, samples, participation, mean weight, last metrics.
 
     `weight` is the mean of N a_t^n over the rounds in which the client's update was used: 1 / p_n
-    for an algorithm that compensates for uneven participation. Of an update that counts in later
-    rounds, too (`Algorithm.uses_absent_clients`), it has only what it is in the round of its
-    arrival.
+    for an algorithm that compensates for uneven participation. If an update also counts in later
+    rounds (`Algorithm.uses_absent_clients`), only its weight in the round of its arrival enters.
     """
     clients = np.arange(population.clients)
     columns: dict[str, Any] = {"client": name_clients(clients, population.names)}

@@ -1,4 +1,4 @@
-"""Figures of the final model after each client has fine-tuned it on its own data."""
+"""Metrics of the final model after each client has fine-tuned it on its own data."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def personalised_figures(
     seed: int,
     buffers: Buffers | None = None,
 ) -> dict[str, NDArray[np.float64]]:
-    """Return each client's figures after it has trained from x on its own samples.
+    """Return each client's metrics after it has trained from x on its own samples.
 
-    Compared with the figures of x itself they say whom the shared model serves, and who is better
-    served by a model of their own.
+    Compared with the metrics of x itself, they tell whether the shared model or a model of its own
+    serves a client better.
 
     Args:
         task: what is learnt, without the weights of an objective.
         trainer: trains the clients as `local` says.
-        local: the steps of the fine-tuning; their order of samples starts from the beginning.
-        x: the model, (d,).
+        local: the local steps of the fine-tuning, which start with the first epoch.
+        x: the model, shape (d,).
         lr: the learning rate.
         seed: of the minibatches.
-        buffers: where running statistics start; None where there are none.
+        buffers: the initial buffers; None: there are none.
 
     Returns:
-        The per-client figures of an evaluation, with the prefix `personalised_`, each of shape
+        The per-client metrics of an evaluation, with the prefix `personalised_`, each of shape
         (N,).
     """
     planner = MinibatchPlanner(task.population, local, seed)

@@ -1,4 +1,4 @@
-"""What a worker process takes over from the process of the run."""
+"""The settings that a worker process takes over from the process of the run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fedtide.cache_folder import keep_compiled
 class ProcessSettings:
     """The settings of a process on which the results of a run depend.
 
-    Those of precision are None if the script has set them by `torch.backends.*.fp32_precision`:
-    PyTorch then refuses to tell the others, and these stay as they are in the worker.
+    The precision settings are None if the script uses `torch.backends.*.fp32_precision`: PyTorch
+    then refuses to report them, and the worker keeps its own.
 
     Args:
-        folder: the working directory, which relative paths of data and own modules start from.
+        folder: the working directory, where relative paths of data and user modules start.
         dtype: PyTorch's default.
         matmul_precision: of `torch.set_float32_matmul_precision`.
         tf32_convolutions: whether convolutions may use TF32.
         deterministic: whether PyTorch must use deterministic algorithms.
-        warns_only: whether it only warns where there is none.
+        warns_only: whether PyTorch only warns if an operation has none.
     """
 
     folder: str
@@ -53,7 +53,7 @@ class ProcessSettings:
         )
 
     def apply(self) -> None:
-        """Give this process the settings; it stays in its folder if it does not see the other."""
+        """Apply the settings to this process; without access to `folder`, it stays where it is."""
         with suppress(OSError):
             os.chdir(self.folder)
         torch.set_default_dtype(self.dtype)

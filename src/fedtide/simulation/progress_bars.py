@@ -23,10 +23,10 @@ from fedtide.activity import COMPILING
 from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.run_progress import RunProgress
 
-_LINE_SECONDS = 10.0  # between two lines of output without a terminal
+_LINE_SECONDS = 10.0  # between lines of output if there is no terminal
 _MAX_BARS = 16  # active runs with a bar of their own
 _MAX_NAME_LENGTH = 48
-_PACE_SECONDS = 1.0  # measured before a remaining time is shown
+_PACE_SECONDS = 1.0  # of measurement before a remaining time is shown
 
 
 class HasRuns(Protocol):
@@ -90,7 +90,7 @@ class ProgressBars(AbstractContextManager["ProgressBars"]):
             self._update_runs(running)
 
     def _print_line(self, now: float, ended: int, rounds: int, status: str) -> None:
-        """Print a line at times, and when the local steps are compiled, which takes long."""
+        """Print a line every `_LINE_SECONDS`, and when compiling starts, which takes long."""
         is_compiling = COMPILING in status
         is_new = is_compiling and not self._announced
         self._announced = status if is_compiling else self._announced
@@ -159,7 +159,7 @@ class BarCallback(Callback):
 
 
 class Pace:
-    """The speed of runs, measured from the first round on and without the time spent compiling.
+    """The speed of runs, measured after the first round and without the time spent compiling.
 
     >>> pace = Pace()
     >>> for second, rounds, is_compiling in [(0, 0, True), (60, 1, False), (62, 5, False)]:
@@ -176,7 +176,7 @@ class Pace:
         self._was_compiling = False
 
     def update(self, now: float, observed: int, is_compiling: bool) -> None:
-        """Take the time in seconds, how many rounds were observed, and what is going on."""
+        """Take the time in seconds, the rounds observed so far, and whether a run is compiling."""
         if self._first is None:
             self._first = observed or None
         else:
@@ -186,12 +186,12 @@ class Pace:
 
     @property
     def rate(self) -> float | None:
-        """Rounds per second; None until rounds were measured."""
+        """Rounds per second; None until rounds have been measured."""
         is_known = self._rounds > 0 and self._seconds > 0
         return self._rounds / self._seconds if is_known else None
 
     def seconds_left(self, rounds: int) -> float | None:
-        """Return how long these rounds will take; None before a second of rounds was measured."""
+        """Return how long these rounds will take; None until a second has been measured."""
         if self.rate is None or self._seconds < _PACE_SECONDS:
             return None
         return rounds / self.rate
@@ -212,12 +212,12 @@ def format_seconds(seconds: float) -> str:
 
 
 def _is_notebook(console: Console) -> bool:
-    """Return whether bars can be drawn in a notebook; without ipywidgets rich cannot."""
+    """Return whether bars can be drawn in a notebook, for which rich needs ipywidgets."""
     return console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
 
 
 def _format_status(runs: Sequence[RunProgress], pace: Pace) -> str:
-    """Return what is going on: the activity or state, speed, loss or counts, and time left."""
+    """Return a status text: the activity or state, speed, loss or counts, and time left."""
     parts = []
     if len(runs) == 1:
         parts.append(runs[0].activity)

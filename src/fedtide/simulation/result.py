@@ -34,18 +34,19 @@ class Result:
             metrics, and the spread of each client metric.
         participation: the log: round, client, stage, weight.
         clients: one row per client: samples, participation, mean weight and last metrics.
-        state: the algorithm's final state; None for a finished run without checkpoints.
+        state: the algorithm's final state; None if read from a finished run without checkpoints.
         trainer: the trainer that was used, and why.
         timings: seconds spent, and rounds per second.
         experiment: what was run.
         buffers: the running statistics of the network, (d_b,), or (N, d_b) if every client keeps
-            its own; None without any. Read from a finished run without checkpoints: their mean.
-        iterates: x_0, ..., x_T, shape (rounds + 1, d); None unless `record_iterates`, and without
-            a state.
+            its own; None if it has none. If read from a finished run without checkpoints, clients'
+            own ones are replaced by their mean.
+        iterates: x_0, ..., x_T, shape (rounds + 1, d); None unless `record_iterates` is set, and
+            whenever `state` is None.
         out: the run folder; None for a run in memory.
         stopped: why a callback ended the run before its last round; empty otherwise.
-        network: the trained network, for `module`; None: it is built again from the experiment.
-        classes: what the outputs of the network stand for, in their order; None: the target is not
+        network: the trained network, for `module`; None: it is rebuilt from the experiment.
+        classes: the class names, in the order of the network's outputs; None: the target is not
             text.
     """
 
@@ -88,16 +89,17 @@ class Result:
             metric: a column of `metrics`; None: test accuracy, or else the loss.
 
         Raises:
-            InvalidInputError: a metric that the run lacks.
+            InvalidInputError: the run has no such metric.
         """
         return _plot([self.metrics], metric)
 
     def module(self) -> nn.Module:
-        """Return the trained network in evaluation mode, with the mean of the clients' own buffers.
+        """Return the trained network in evaluation mode.
 
-        Its inputs are those of training: columns of numbers as they were given, and pixels
-        standardised, (x / 255 - mean) / std, with the mean and the standard deviation 0.5 unless
-        `Supervised.normalise` says otherwise (each data set of `Classification` has its own).
+        If every client keeps its own buffers, the network has their mean. It takes the inputs of
+        training: columns of numbers as they were given, and pixels standardised as (x / 255 - mean)
+        / std, where mean and std are 0.5 unless `Supervised.normalise` says otherwise (each data
+        set of `Classification` has its own).
 
         Raises:
             InvalidInputError: the problem has no network.
@@ -116,7 +118,7 @@ class Result:
         return task.module(model, buffers)
 
     def _rounds(self) -> str:
-        """Return how many rounds were run, of how many if the run was stopped early."""
+        """Return the number of rounds as text, such as "40 of 100 rounds" if stopped early."""
         ended, rounds = int(self.metrics["round"][-1]), self.experiment.rounds
         return (
             f"{ended:,} of {quantify(rounds, 'round')}"
@@ -168,7 +170,7 @@ class Results(Sequence[Result]):
     def summary(self) -> Summary:
         """Return the mean and standard deviation of the last metrics over the seeds, as a text.
 
-        A metric that only some seeds have, as balanced accuracy, says of how many it is the mean.
+        If only some seeds have a metric, such as balanced accuracy, the text says how many.
         """
         lines = [f"{_describe(self[0].experiment)}, seeds {', '.join(map(str, self.seeds))}"]
         stopped = [(seed, run.stopped) for seed, run in self._by_seed() if run.stopped]
@@ -194,7 +196,7 @@ class Results(Sequence[Result]):
             metric: a column of `metrics`; None: test accuracy, or else the loss.
 
         Raises:
-            InvalidInputError: a metric that all runs lack.
+            InvalidInputError: no run has such a metric.
         """
         return _plot([run.metrics for run in self], metric)
 
@@ -203,7 +205,7 @@ class Results(Sequence[Result]):
 
 
 def to_plain(experiment: Experiment) -> dict[str, Any]:
-    """Return the experiment as plain data; what plain data cannot describe, by its identity."""
+    """Return the experiment as plain data; a field without such a form becomes its type and id."""
     plain = {}
     for one in fields(experiment):
         value = getattr(experiment, one.name)
@@ -215,13 +217,13 @@ def to_plain(experiment: Experiment) -> dict[str, Any]:
 
 
 def _describe(experiment: Experiment) -> str:
-    """Return the name of an experiment, unless it is the default, and its method."""
+    """Return the method of an experiment, after its name unless that is the default."""
     method = type(experiment.algorithm).__name__
     return method if experiment.name == "run" else f"{experiment.name}: {method}"
 
 
 def _last_metrics(metrics: pl.DataFrame) -> Mapping[str, float]:
-    """Return the last value of each metric; of those per client, only the worst tenth."""
+    """Return the last value of each metric; of the clients' metrics, only the worst tenth."""
     last = metrics.row(-1, named=True)
     return {
         name: value
@@ -233,7 +235,7 @@ def _last_metrics(metrics: pl.DataFrame) -> Mapping[str, float]:
 
 
 def _plot(tables: Sequence[pl.DataFrame], metric: str | None) -> Figure:
-    """Draw a metric of runs that differ in the seed, as a mean with a band if there are several."""
+    """Draw a metric of runs that differ in the seed; several are drawn as a mean with a band."""
     from matplotlib.ticker import PercentFormatter
 
     from fedtide.plotting.style import COLOURS, label_rounds, new_figure

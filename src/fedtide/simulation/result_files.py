@@ -1,4 +1,4 @@
-"""The results of a run: collected in memory, written to its folder, and read from there."""
+"""The results of a run: collected in memory, written to its folder, and read back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def collect_result(
 
     Args:
         run: the run.
-        participation: its log.
+        participation: its participation log.
         clients: its table of clients.
         out: its folder; None in memory.
         stopped: why a callback ended it; empty otherwise.
@@ -63,13 +63,13 @@ def write_results(
     The summary, written last, marks the results as complete.
 
     Args:
-        run: after its last round.
-        folder: of the run.
+        run: the run, after its last round.
+        folder: its folder.
         stopped: why a callback ended it; empty otherwise.
-        warnings: of the run, in sentences.
+        warnings: its warnings, in sentences.
 
     Raises:
-        InvalidInputError: a file that cannot be written.
+        InvalidInputError: a file cannot be written.
     """
     log = pl.concat([run.log_table(), *folder.read_log()])
     write_frame(folder.participation, log)
@@ -96,14 +96,17 @@ def write_results(
 
 
 def write_timings(run: Run, folder: RunFolder) -> None:
-    """Write what a run took and how it was computed; also of one that has diverged."""
+    """Write how long a run took and how it was computed, even if it diverged."""
     executions = run.executions or [run.execution]  # it may diverge before its first round
     how = {"trainer": run.trainer_choice, "executions": executions}
     write_json(folder.timings, _timings(run) | how)
 
 
 def _saved_model(run: Run) -> dict[str, torch.Tensor]:
-    """Return the model as `load_state_dict` of its network takes it, or else its parameters."""
+    """Return the model in the form that its network's `load_state_dict` takes.
+
+    If the problem has no network, return the parameters.
+    """
     network = _network(run)
     if network is None:
         named = run.task.layout.unflatten(run.driver.output)
@@ -120,7 +123,7 @@ def read_result(run: Run, folder: RunFolder) -> Result:
     """Return the result that a finished run left in its folder.
 
     Raises:
-        InvalidInputError: a missing or damaged file.
+        InvalidInputError: a file is missing or damaged.
     """
     try:
         timings, summary = folder.read_json(folder.timings), folder.read_json(folder.summary)
@@ -168,7 +171,7 @@ def _timings(run: Run) -> dict[str, Any]:
 
 
 def _network(run: Run) -> nn.Module | None:
-    """Return the trained network, which does not keep the data in memory; None without one."""
+    """Return the trained network, which does not keep the data in memory, or None."""
     try:
         return run.task.module(run.driver.output, run.buffer_values)
     except InvalidInputError:  # the problem has no network

@@ -1,4 +1,4 @@
-"""The folder of a run: its files, written so that a kill at any moment loses nothing."""
+"""The folder of a run: its files, written so that a kill at any moment corrupts nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fedtide.validation import expand_home
 _logger = logging.getLogger("fedtide")
 
 Resume = bool | Literal["force"]
-"""Whether to continue the run in a folder; "force": also if data, files or code have changed."""
+"""Whether to continue the run in a folder; "force": even if data, files or code have changed."""
 
 
 class UnreadableFileError(InvalidInputError):
@@ -72,11 +72,11 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """Return the failure that an error is; user's code may raise anything."""
+        """Return the failure that an error describes; a user's code may raise anything."""
         if isinstance(error, InvalidInputError):
             return cls(str(error), permanent=isinstance(error, DivergenceError))
         sentence = type(error).__name__
-        with suppress(Exception):  # an exception may even fail to say what it is
+        with suppress(Exception):  # even `str` of an exception may fail
             sentence = " ".join(f"{sentence}: {error}".split())
         return cls(sentence, trace="".join(traceback.format_exception(error)))
 
@@ -85,7 +85,7 @@ class RunFolder:
     """The files of one run.
 
     Args:
-        path: the folder, in which ~ is the home folder; created when it is locked.
+        path: the folder; ~ is the home folder. It is created when it is locked.
 
     Attributes:
         log_chain: a chained checksum of the parts of the log written so far.
@@ -112,11 +112,11 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is complete; its summary is the last file to be written."""
+        """Whether the run is complete, that is, has a summary: the last file to be written."""
         return self.summary.exists()
 
     def has_ended(self, rounds: int) -> bool:
-        """Return whether the run is finished and has so many rounds, or a callback stopped it.
+        """Return whether the run is finished, with this many rounds or stopped by a callback.
 
         Raises:
             UnreadableFileError: the summary of a finished run is damaged.
@@ -130,8 +130,8 @@ class RunFolder:
         """Return the content of one of the JSON files.
 
         Args:
-            file: which of them.
-            keys: those that it must have.
+            file: the file.
+            keys: the keys that it must have.
 
         Raises:
             UnreadableFileError: it is missing or damaged.
@@ -147,7 +147,7 @@ class RunFolder:
         return content
 
     def read_failure(self, rounds: int = 0) -> Failure | None:
-        """Return why the run has failed; None if it has not, or has ended, see `has_ended`.
+        """Return why the run failed; None if it did not, or has since finished (`has_ended`).
 
         Raises:
             UnreadableFileError: the record of the failure, or the summary, is damaged.
@@ -162,8 +162,8 @@ class RunFolder:
         """Check that the folder can hold this experiment.
 
         Raises:
-            InvalidInputError: not a folder, not empty without `resume`, or a folder of another
-                experiment with `resume`, unless that only has fewer rounds; a path that is too
+            InvalidInputError: it is not a folder; it is not empty, without `resume`; with `resume`,
+                it holds another experiment, unless that only has fewer rounds; or its path is too
                 long, or below a folder that cannot be entered.
         """
         with folder_errors(self.path):
@@ -201,27 +201,27 @@ class RunFolder:
 
     @staticmethod
     def _is_longer(experiment: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-        """Return whether an experiment has more rounds than the one that the folder holds."""
+        """Return whether an experiment has more rounds than the one in the folder."""
         rounds = before.get("rounds")
         return isinstance(rounds, int) and experiment["rounds"] > rounds
 
     def check_fingerprints(self, now: Fingerprints, resume: Resume) -> None:
-        """Check that data, files and code are still those with which the run in the folder began.
+        """Check that data, files and code are the same as when the run in the folder began.
 
-        A change is a warning (logger "fedtide") with `resume="force"`, and so are checkpoints
-        without fingerprints.
+        Checkpoints without fingerprints lead to a warning only (logger "fedtide"), and so do
+        changes with `resume="force"`.
 
         Raises:
             InvalidInputError: they are not.
         """
         if not (self.experiment.exists() and self.fingerprints.exists()):
             if numbered(self.checkpoints, "safetensors"):
-                _logger.warning("%s has no fingerprints: changed data are not noticed", self.path)
+                _logger.warning("%s has no fingerprints: changed data go unnoticed", self.path)
             return
         changes = list_changes(self.read_json(self.fingerprints), now)
         if not changes:
             return
-        changed = f"{self.path} was begun with another version of {', '.join(changes)}"
+        changed = f"{self.path} was started with another version of {', '.join(changes)}"
         if resume != "force":
             raise InvalidInputError(
                 f"resume: {changed}; restore it, use another folder, or continue nevertheless with "
@@ -230,7 +230,7 @@ class RunFolder:
         _logger.warning("%s; continuing nevertheless", changed)
 
     def truncate_after(self, ended: int) -> None:
-        """Remove what was written after the checkpoint of round `ended`, and partial files.
+        """Remove what was written after the checkpoint of round `ended`, and unfinished files.
 
         Raises:
             InvalidInputError: a file cannot be removed.
@@ -246,7 +246,7 @@ class RunFolder:
         _remove(later)
 
     def add_to_log(self, ended: int, rows: pl.DataFrame) -> None:
-        """Write the rows since the last call as the part of the log up to round `ended`."""
+        """Write the rows since the last call as the next part of the log, up to round `ended`."""
         part = self.log_parts / f"{ended:09d}.parquet"
         write_frame(part, rows)
         self.log_chain = _chain(self.log_chain, part)
@@ -257,7 +257,7 @@ class RunFolder:
         return reduce(_chain, parts, "")
 
     def reopen_log(self, ended: int) -> None:
-        """Write the log of a finished run, up to round `ended`, as its only part.
+        """Write the log of a finished run, which ends at round `ended`, as its only part.
 
         Raises:
             UnreadableFileError: the log is missing or damaged.
@@ -275,11 +275,11 @@ class RunFolder:
         return [read_frame(part) for part in numbered(self.log_parts, "parquet")]
 
     def start_live_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write the metrics so far: none, or those up to the checkpoint that a run resumes from."""
+        """Write the metrics so far: none, or those up to the checkpoint to resume from."""
         write_text(self.live_metrics, "".join(map(_json_line, rows)))
 
     def add_live_metrics(self, row: Mapping[str, Any]) -> None:
-        """Append the metrics of an evaluation, for those who watch the run.
+        """Append the metrics of an evaluation, for reports on the run under way.
 
         Raises:
             InvalidInputError: the disk is full or the folder is not writable.
@@ -312,13 +312,13 @@ class RunFolder:
     def drop_partial_results(self) -> None:
         """Remove the parts of the log and the live metrics, once the whole tables are written."""
         for file in (self.live_metrics, *numbered(self.log_parts, "parquet")):
-            with suppress(PermissionError):  # on Windows, of a file that a report is reading
+            with suppress(PermissionError):  # on Windows, if a report is reading the file
                 file.unlink(missing_ok=True)
         with suppress(OSError):  # it does not exist, or holds other files
             self.log_parts.rmdir()
 
     def drop_results(self) -> None:
-        """Remove the tables of a finished run that goes on, after the summary.
+        """Remove the summary and then the tables of a finished run that is to continue.
 
         Raises:
             InvalidInputError: a file cannot be removed.
@@ -331,10 +331,10 @@ class RunFolder:
     ) -> Iterator[None]:
         """Create the folder for this experiment and lock it against other processes.
 
-        The fingerprints are written when a run begins, and when it continues with others.
+        The fingerprints are written when a run begins, and when it continues with changed ones.
 
         Raises:
-            InvalidInputError: as `check`; the folder is in use, or cannot be written.
+            InvalidInputError: as for `check`, or the folder is in use or cannot be written.
         """
         with lock_folder(self.path, "out", "wait for it or choose another"):
             self.check(experiment, resume)
@@ -345,14 +345,14 @@ class RunFolder:
             yield
 
     def raise_rounds(self, experiment: dict[str, Any]) -> None:
-        """Write the experiment if it has more rounds than the folder's, as `check` allows."""
+        """Write the experiment if it has more rounds than the one in the folder."""
         if self._is_longer(experiment, read_yaml(self.experiment)):
             write_yaml(self.experiment, experiment)
 
     def _write_fingerprints(self, now: Fingerprints) -> None:
-        """Write the fingerprints of a run that begins, or that continues with others."""
+        """Write the fingerprints of a run that begins, or that continues with changed ones."""
         if not (self.experiment.exists() and self.fingerprints.exists()):
-            if not numbered(self.checkpoints, "safetensors"):  # else nobody knows how it began
+            if not numbered(self.checkpoints, "safetensors"):  # else the start is unknown
                 write_json(self.fingerprints, dict(now))
             return
         before = self.read_json(self.fingerprints)
@@ -363,10 +363,10 @@ class RunFolder:
 
 @contextmanager
 def folder_errors(path: Path) -> Iterator[None]:
-    """Name the output folder in errors of the operating system from looking at it.
+    """Turn operating-system errors from inspecting the output folder into an InvalidInputError.
 
     Raises:
-        InvalidInputError: the system raises an error.
+        InvalidInputError: the operating system raises an error.
     """
     try:
         yield
@@ -375,7 +375,7 @@ def folder_errors(path: Path) -> Iterator[None]:
 
 
 def read_frame(file: Path) -> pl.DataFrame:
-    """Return a Parquet file of a run; brackets and stars in its path are no pattern."""
+    """Return a Parquet file of a run as a table; its path is never read as a glob pattern."""
     return pl.read_parquet(file, glob=False)
 
 
@@ -383,7 +383,7 @@ def _remove(files: Iterable[Path]) -> None:
     """Remove files.
 
     Raises:
-        InvalidInputError: one that cannot be removed.
+        InvalidInputError: a file cannot be removed.
     """
     for file in files:
         try:
@@ -398,7 +398,7 @@ def _chain(before: str, part: Path) -> str:
 
 
 def finite_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for JSON, which has no numbers that are not finite: they are None."""
+    """Return a row for JSON: numbers that are not finite, which JSON lacks, become None."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in row.items()
@@ -411,6 +411,6 @@ def _json_line(row: Mapping[str, Any]) -> str:
 
 
 def numbered(folder: Path, suffix: str) -> list[Path]:
-    """Return the files in the folder that are named by a round, in the order of rounds."""
+    """Return the files in the folder that are named after a round, in order of rounds."""
     files = (file for file in folder.glob(f"*.{suffix}") if file.stem.isdecimal())
     return sorted(files, key=lambda file: int(file.stem))

@@ -18,8 +18,7 @@ class RunProgress:
         state: its state.
         loss: the last loss evaluated.
         activity: what it is busy with while no round ends; empty otherwise.
-        observed: how many rounds ended while the run was watched, without those before a
-            resumption.
+        observed: how many rounds ended since the run was started or resumed.
     """
 
     rounds: int
@@ -32,11 +31,11 @@ class RunProgress:
 
     @property
     def left(self) -> int:
-        """How many rounds are still to come."""
+        """How many rounds are left."""
         return 0 if self.state in ("done", "failed") else self.rounds - self.ended
 
     def start(self) -> None:
-        """Mark the run as running; its first update says where it begins."""
+        """Mark the run as running; the first update says at which round it starts."""
         self.state, self._is_counting = "running", False
 
     def update(self, ended: int, loss: float | None) -> None:
@@ -46,7 +45,7 @@ class RunProgress:
         self.ended, self.loss, self._is_counting = ended, loss, True
 
     def finish(self, state: RunState) -> None:
-        """Set the final state; a run that is done has ended all its rounds."""
+        """Set the final state; for a run that is done, all rounds have ended."""
         if state == "done":
             self.observed += self.rounds - self.ended if self.state == "running" else 0
             self.ended = self.rounds

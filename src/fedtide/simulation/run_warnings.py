@@ -1,4 +1,4 @@
-"""What a run that reached its last round should still warn of."""
+"""Warnings about runs that reached their last round."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedtide.participation import Stragglers
 from fedtide.simulation.experiment import Experiment
 
 RISE = 5.0
-"""A loss that ends above this multiple of the initial model's counts as diverged."""
+"""A run diverged if its last loss exceeds the initial model's by more than this factor."""
 
 AMPLIFIED_RISE = 2.0
-"""A loss that amplification steps typically raise to this multiple counts as damaged by them."""
+"""Amplification steps are harmful if they typically multiply the loss by more than this factor."""
 
 
 def find_warnings(
@@ -27,14 +27,14 @@ def find_warnings(
     reports: int,
     moved: bool,
 ) -> list[str]:
-    """Return a sentence on everything about a run that should not pass in silence.
+    """Return a sentence on everything about a run that its user should be warned of.
 
     Args:
         algorithm: the method of the run.
         metrics: one row per evaluation.
         start_loss: the loss of the initial model.
         reports: the number of rounds in which at least one client reported.
-        moved: whether the model is another than the initial one.
+        moved: whether the model differs from the initial one.
     """
     rounds, loss = metrics[-1]["round"], metrics[-1].get("loss", 0.0)
     if not moved and reports == 0:
@@ -53,7 +53,7 @@ def find_warnings(
     if amplified is not None and (rise := _typical_rise(amplified, metrics)) > AMPLIFIED_RISE:
         found.append(
             f"algorithm.{amplified.field}: amplification steps raise the loss to {rise:.3g} times "
-            "that before them, as a median; lower factor or local.lr"
+            "its value before them (median); lower factor or local.lr"
         )
     if not np.isfinite(loss):
         found.append(
@@ -72,13 +72,13 @@ def find_warnings(
 
 
 def _find_undefined(last: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on metrics that are no finite number, although the loss is one."""
+    """Return a sentence on metrics that are not finite although the loss is."""
     undefined = [
         name
         for name, value in last.items()
         if name.startswith(("train_", "test_")) and not np.isfinite(value)
     ]
-    # a metric of the problem's is measured on training samples, too
+    # the problem's own metrics are measured on training samples, too
     untested = [
         name
         for name in undefined
@@ -99,7 +99,7 @@ def _find_undefined(last: Mapping[str, Any]) -> list[str]:
 
 
 def find_ineffective_settings(experiment: Experiment, clients: int) -> list[str]:
-    """Return a sentence on every setting that has next to no effect, or an unexpected one."""
+    """Return a sentence on every setting that has almost no effect, or an unexpected one."""
     found, rounds = [], experiment.rounds
     optimizer, amplified = experiment.local.optimizer, experiment.algorithm.amplification
     if experiment.objective == "samples" and _weighs_by_samples(experiment.algorithm):
@@ -128,7 +128,7 @@ def find_ineffective_settings(experiment: Experiment, clients: int) -> list[str]
 
 
 def _weighs_by_samples(algorithm: Algorithm[Any]) -> bool:
-    """Return whether a method, or one within it, weights updates by numbers of samples."""
+    """Return whether a method, or one inside it, weights updates by numbers of samples."""
     inner = (value for value in vars(algorithm).values() if isinstance(value, Algorithm))
     return getattr(algorithm, "weights", None) == "data" or any(map(_weighs_by_samples, inner))
 
@@ -142,8 +142,8 @@ def list_step_sizes(algorithm: Algorithm[Any]) -> str:
 def _typical_rise(amplified: Amplification, metrics: Sequence[Mapping[str, Any]]) -> float:
     """Return the median of loss after / loss before over the evaluated amplification steps.
 
-    A step is evaluated if there is an evaluation right after it and another one in its period; 0
-    if none is.
+    A step counts as evaluated if there is an evaluation right after it and another one earlier in
+    its period. Return 0 if there is no such step.
     """
     rises = []
     for before, after in pairwise(metrics):

@@ -39,9 +39,9 @@ from fedtide.training.trainers.select import TrainerName
 _logger = logging.getLogger(__name__)
 
 _WRITING_SHARE = 0.05
-"""The share of a run's time that checkpoints by the clock may take."""
+"""The share of a run's time that periodic checkpoints may take."""
 _LONGEST_PAUSE = 600.0
-"""Seconds to which a checkpoint that was slow to write puts off the next one, at most."""
+"""The longest time in seconds by which a slow checkpoint may delay the next one."""
 
 
 def execute(
@@ -83,7 +83,7 @@ def _memory_errors() -> Iterator[None]:
 
 
 def _explain_memory(error: Exception) -> Exception:
-    """Return what to do about an error of missing memory; any other error as it is."""
+    """Turn an out-of-memory error into one that says what to do; return any other as it is."""
     if not lacks_memory(error):
         return error
     return InvalidInputError(
@@ -93,7 +93,7 @@ def _explain_memory(error: Exception) -> Exception:
 
 
 def _log_warnings(run: Run) -> list[str]:
-    """Log and return what a run should not end with in silence."""
+    """Log and return the warnings of a run that has ended."""
     found = run.warnings()
     for sentence in found:
         _logger.warning("%s, seed %d: %s", run.experiment.name, run.experiment.seed, sentence)
@@ -172,7 +172,7 @@ def _new_run(
 
 
 class _FolderCallback(Callback):
-    """Keeps in the folder what others read of an unfinished run: its metrics, and why it failed."""
+    """Writes what others may read of an unfinished run: its metrics, and why it failed."""
 
     def __init__(self, run: Run, folder: RunFolder) -> None:
         self._run, self._folder = run, folder
@@ -186,14 +186,14 @@ class _FolderCallback(Callback):
 
     def on_error(self, run: RunView, error: BaseException) -> None:
         if isinstance(error, Exception) and not isinstance(error, Interrupted):
-            with suppress(InvalidInputError):  # of a full disk: `error` says it, too
+            with suppress(InvalidInputError):  # if the disk is full, `error` says so, too
                 if isinstance(error, DivergenceError):  # no other attempt will write them
                     write_timings(self._run, self._folder)
                 write_json(self._folder.failure, asdict(Failure.of(_explain_memory(error))))
 
 
 def _load_checkpoint(folder: RunFolder) -> Checkpoint | None:
-    """Return the last intact checkpoint whose log is intact, too."""
+    """Return the last intact checkpoint with an intact log."""
     if folder.finished:  # the parts of the log are one file now
         return load_newest(folder.checkpoints)
     return load_newest(
@@ -214,7 +214,7 @@ def _prepare(
     with _version_errors(checkpoint, folder):
         threads, trainer, chain = (checkpoint.facts[name] for name in ("threads", "trainer", "log"))
         clients = len(checkpoint.tensors["tally.used"])
-    torch.set_num_threads(threads)  # sums are split by threads: needed for the same bits
+    torch.set_num_threads(threads)  # threads split sums: their number affects the last bits
     folder.log_chain = chain
     started = _new_run(experiment, trainer, cluster, alike)
     _check_size("clients", clients, started.population.clients, folder)
@@ -226,7 +226,7 @@ def _prepare(
 
 
 def _check_size(what: str, before: int, now: int, folder: RunFolder) -> None:
-    """Refuse a checkpoint of another number of clients or parameters."""
+    """Refuse a checkpoint with a different number of clients or parameters."""
     if before != now:
         raise InvalidInputError(
             f"resume: the run in {folder.path} has {before} {what}, and this one {now}; give the "
@@ -236,7 +236,7 @@ def _check_size(what: str, before: int, now: int, folder: RunFolder) -> None:
 
 @contextmanager
 def _version_errors(checkpoint: Checkpoint, folder: RunFolder) -> Iterator[None]:
-    """Refuse an intact checkpoint with other contents, as another version may write it."""
+    """Refuse an intact checkpoint with unexpected contents, written by another version."""
     try:
         yield
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -249,9 +249,9 @@ def _version_errors(checkpoint: Checkpoint, folder: RunFolder) -> Iterator[None]
 
 
 def _reopen(watched: WatchedRun, folder: RunFolder) -> None:
-    """Turn a finished run into one that is under way after as many rounds.
+    """Turn a finished run into one that is under way after the same number of rounds.
 
-    A process that is killed meanwhile leaves one or the other behind.
+    If the process is killed meanwhile, the folder holds either the one or the other.
 
     Raises:
         UnreadableFileError: the log is missing or damaged; nothing has changed.
@@ -280,7 +280,7 @@ def _loop_in_folder(watched: WatchedRun, folder: RunFolder) -> None:
                 ) from None
             due = settings.every is not None and run.ended % settings.every == 0
             pause = max(settings.seconds, min(took / _WRITING_SHARE, _LONGEST_PAUSE))
-            ends = interruption.requested  # asked once: what ends here is saved before
+            ends = interruption.requested  # read once, so that a run that ends here has been saved
             if due or ends or time.monotonic() - saved > pause:
                 took, saved = _save(watched, folder), time.monotonic()
             if ends:
@@ -304,6 +304,6 @@ def _save(watched: WatchedRun, folder: RunFolder) -> float:
     if watched.view.stopped:
         facts["stopped"] = watched.view.stopped
     save(folder.checkpoints, Checkpoint(checkpoint.round, checkpoint.tensors, facts))
-    if run.ended and run.experiment.evaluation.clients:  # for a report on the run under way
+    if run.ended and run.experiment.evaluation.clients:  # for reports on the run under way
         write_frame(folder.clients, run.clients_so_far())
     return time.monotonic() - began

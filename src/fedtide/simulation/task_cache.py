@@ -26,7 +26,7 @@ _cached: list[tuple[_Key, Task]] = []
 
 
 class _Same:
-    """Equal to nothing but the same object, which it keeps alive."""
+    """A cache key that equals only keys of the same object, and keeps it alive."""
 
     def __init__(self, thing: object) -> None:
         self._thing = thing
@@ -38,10 +38,10 @@ class _Same:
 
 
 class _Volatile:
-    """What the code and the objects of one call determine: it changes between calls, unseen.
+    """The cache key of a problem with code or objects, which may change unseen between calls.
 
-    As a key of the cache it equals that of the same call. Outside of calls, where a result looks
-    for the task of its run, all are equal.
+    Such keys are equal only within one call (of `simulate` or a sweep). A key made outside of
+    calls, when a result looks up the task of its run, equals that of any call.
     """
 
     def __init__(self, key: Any) -> None:
@@ -56,10 +56,10 @@ class _Volatile:
 
 
 def prepare_task(experiment: Experiment) -> Task:
-    """Return the task of an experiment, whose mean over clients is its objective.
+    """Return the task of an experiment; the mean of its losses over clients is the objective.
 
     Raises:
-        InvalidInputError: data that are missing or do not fit, or a dtype that the problem refuses.
+        InvalidInputError: data are missing or do not fit, or the problem refuses the dtype.
     """
     with error_prefix("problem"):
         task = prepare_cached(
@@ -73,8 +73,8 @@ def prepare_task(experiment: Experiment) -> Task:
 def prepare_cached(problem: Problem, seed: int, device: str, dtype: str) -> Task:
     """Return the task of a problem, from the cache of the last two if possible.
 
-    Problems with the same fields and data of the same content share their task: within one call of
-    `simulate`, or one sweep, if they name or hold code, networks or other objects.
+    Problems with equal fields and data share their task; those that name or hold code, networks or
+    other objects share it only within one call of `simulate` or one sweep.
     """
     content = content_key(problem)
     wanted = (content, seed, device, dtype)
@@ -82,7 +82,7 @@ def prepare_cached(problem: Problem, seed: int, device: str, dtype: str) -> Task
         if key == wanted:
             return task
     task = problem.prepare(seed, torch.device(device), getattr(torch, dtype))
-    if _is_lasting(content):  # else code may prepare something else for every seed
+    if _is_lasting(content):  # otherwise the code may depend on the seed
         task.seed_family = (content, device, dtype)
     _cached[:] = [*_cached[-1:], (wanted, task)]
     return task
@@ -91,8 +91,8 @@ def prepare_cached(problem: Problem, seed: int, device: str, dtype: str) -> Task
 def count_alike(experiments: Sequence[Experiment]) -> list[int]:
     """Return for each experiment how many of them take the same local steps, itself included.
 
-    What was compiled for one of them serves all. Learning rates are inputs of the steps, as the
-    seed is, unless the problem involves code, which may do something else for every seed.
+    They share compiled code. Experiments may differ in the learning rate, which is an input of the
+    steps, and in the seed, unless the problem involves code, which may depend on it.
     """
     keys: list[Any] = []
     found = []
@@ -114,9 +114,9 @@ def clear_task_cache() -> None:
 
 
 def content_key(thing: Any) -> Any:
-    """Return something that is equal for equal problems: data by content, files by version.
+    """Return a key that is equal for equal problems: data by content, files by version.
 
-    What has neither fields nor a fingerprint is equal to itself only.
+    Anything with neither fields nor a fingerprint equals only itself.
     """
     if is_data(thing):
         return _data_key(thing)
@@ -134,7 +134,7 @@ def content_key(thing: Any) -> Any:
 
 
 def _is_lasting(key: Any) -> bool:
-    """Return whether neither code nor objects in memory are part of a key."""
+    """Return whether a key involves neither code nor objects in memory."""
     if isinstance(key, Mapping):
         return _is_lasting(list(key.values()))
     if isinstance(key, list | tuple):
@@ -143,7 +143,7 @@ def _is_lasting(key: Any) -> bool:
 
 
 def _data_key(data: Any) -> Any:
-    """Return what is equal for data of equal content, and for equal networks of the same code."""
+    """Return a key that is equal for data of equal content, and for networks of equal code."""
     try:
         key = fingerprint(data)
     except InvalidInputError:  # samples of other types

@@ -12,11 +12,11 @@ from fedtide.simulation.loop import Run
 
 
 class WatchedRun(AbstractContextManager["WatchedRun"]):
-    """A run and the callbacks that are told what happens; as a context, also of its errors.
+    """A run that tells its callbacks what happens; as a context manager, it reports errors as well.
 
     Args:
         run: the run.
-        callbacks: what watches it.
+        callbacks: the callbacks.
         out: its folder; None in memory.
 
     Attributes:

@@ -20,7 +20,7 @@ class SweepRun:
     Args:
         path: its folder below the sweep's; empty for a sweep of one run.
         experiment: what it runs.
-        fields: what identifies it in the results: `method`, the swept fields, `seed`.
+        fields: the columns that identify it in the results: `method`, the swept fields, `seed`.
     """
 
     path: str
@@ -33,9 +33,9 @@ class Configuration:
     """One method with one value of each swept field; shared by the runs of all seeds.
 
     Args:
-        method: its name; empty if the file names no methods.
+        method: the method's name; empty if the file names no methods.
         changes: the keys that the method changes.
-        points: its points of the list, the grid and the strategy.
+        points: its points from the list, the grid and the strategy.
         base: the experiment as plain data, without its seed.
     """
 
@@ -57,7 +57,7 @@ class Configuration:
     def resolve(self) -> dict[str, Any]:
         """Return the experiment as plain data, with the method and all points applied.
 
-        A field is set after what it is part of, such as `local.lr` after `local`.
+        A field such as `local.lr` is set after the entry that contains it, here `local`.
         """
         changes = [change for point in self.points for change in point.changes.items()]
         ordered = sorted(changes, key=lambda change: change[0].count("."))
@@ -74,7 +74,7 @@ class Configuration:
         """Return the run of one seed; `name` labels a configuration without a label.
 
         Raises:
-            InvalidInputError: an invalid value; the message names the part of the file it is from.
+            InvalidInputError: an invalid value; the message says which part of the file set it.
         """
         if not self.label:
             require_folder_name("name", name)
@@ -104,7 +104,7 @@ class Configuration:
         return error.prefixed(f"methods.{self.method}")
 
     def _is_of_base(self, key: str, error: InvalidInputError) -> bool:
-        """Return whether the error in this key is there without the method, too."""
+        """Return whether this key has the same error without the method."""
         if key not in self.base or key not in self.changes:
             return key in self.base
         try:

@@ -26,7 +26,7 @@ class Point:
     Args:
         label: its folder name, such as "local.lr=0.1".
         changes: the value of each dotted field.
-        shown: what the results show of each field: its value, or a label if it is not a scalar.
+        shown: what the results show for each field: its value, or a label if it is not a scalar.
         source: the key of the file that it comes from.
     """
 
@@ -49,7 +49,7 @@ def set_fields(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 
 
 def merge(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plain data with changes: mappings are merged, but replaced if they have a `type`.
+    """Return the plain data with changes merged in; a mapping with a `type` replaces the old one.
 
     >>> merge({"local": {"lr": 1, "steps": 2}}, {"local": {"lr": 3}})
     {'local': {'lr': 3, 'steps': 2}}
@@ -67,7 +67,7 @@ def combine_points(grid: Any, listed: Any) -> list[tuple[Point, ...]]:
     """Return every combination of the entries of `list` and the values of `grid`.
 
     Raises:
-        InvalidInputError: a malformed grid or list, or a field in both.
+        InvalidInputError: the grid or the list is malformed, or both set the same field.
     """
     axes = [] if listed is None else [_parse_list(listed)]
     if grid is not None:
@@ -84,7 +84,7 @@ def combine_points(grid: Any, listed: Any) -> list[tuple[Point, ...]]:
 
 
 def _parse_axis(field: Any, values: Any) -> list[Point]:
-    """Return the points of one field: of a list of values, or of a mapping from label to value."""
+    """Return the points of one field, given a list of values or a mapping from label to value."""
     _check_field("grid", field)
     if isinstance(values, dict) and values and "type" not in values:
         named = {_check_label(f"grid.{field}", name): value for name, value in values.items()}
@@ -130,7 +130,7 @@ def _parse_entry(i: int, entry: Any) -> Point:
 
 
 def shown_value(value: Any) -> Any:
-    """Return what the results show of a value: a scalar, or a hash of anything else.
+    """Return what the results show for a value: a scalar itself, or a hash of anything else.
 
     >>> shown_value("1e-3"), shown_value({"type": "correlated", "alpha": 0.1})
     (0.001, 'correlated-cb5eed')
@@ -146,7 +146,7 @@ def _point(field: str, value: Any) -> Point:
 
 
 def _parse_number(value: Any) -> Any:
-    """Return the number in a string, such as 1e-3 of a reader of YAML 1.1; else the value."""
+    """Convert a string to a number, as YAML 1.1 reads 1e-3 as a string; else return the value."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -169,7 +169,7 @@ def _check_label(where: str, name: Any) -> str:
 
 
 def _refuse_equal_folders(where: str, names: Iterable[str]) -> None:
-    """Raise InvalidInputError if two names are equal but for case and surrounding blanks or points.
+    """Raise InvalidInputError if names differ only in case or in surrounding blanks or points.
 
     They would look alike in tables, and be one folder on some file systems.
     """
@@ -185,25 +185,25 @@ def _refuse_equal_folders(where: str, names: Iterable[str]) -> None:
 
 
 def _shorten(label: str) -> str:
-    """Return the label, with a hash instead of the value if it cannot name a folder."""
+    """Return the label, with the value replaced by its hash if it cannot be a folder name."""
     if _FOLDER_NAME.fullmatch(label.replace(",", "")) and len(label) <= _MAX_LABEL_LENGTH:
         return label
     return f"{label.partition('=')[0][: _MAX_LABEL_LENGTH - 10]}={_hash(label)}"
 
 
 def _hash(value: Any) -> str:
-    """Return six hexadecimal digits, after the type if the value has one; equal in every sweep."""
+    """Return six hexadecimal digits, after the `type` if there is one; equal in every sweep."""
     text = canonical_json(value)
     kind = f"{value['type']}-" if isinstance(value, dict) and "type" in value else ""
     return kind + hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def parse_methods(methods: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each method's name and the keys that it changes; one that is false is left out.
+    """Yield each method's name and the keys that it changes; a method set to false is left out.
 
     Raises:
-        InvalidInputError: not a mapping from names to changed keys, no method that is left, a name
-            that cannot be a folder name, or a dotted key.
+        InvalidInputError: not a mapping from names to changed keys, no method is left, a name
+            cannot be a folder name, or a key is dotted.
     """
     if isinstance(methods, dict) and methods:
         methods = {name: changes for name, changes in methods.items() if changes is not False}

@@ -1,4 +1,4 @@
-"""One run of a sweep on any worker; its folder alone records its outcome."""
+"""One run of a sweep on any worker; its outcome is recorded in its folder only."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Job:
         path: its folder below the sweep's.
         experiment: what it runs.
         folder: its full folder.
-        resume: whether to continue from what the folder holds; "force": also if it was begun with
-            other data or code.
-        alike: how many runs of one process take the same local steps, on average, see `Run`.
+        resume: whether to continue from what the folder holds; "force": even if data or code have
+            changed since it began.
+        alike: how many runs of one process take the same local steps, on average; see `Run`.
         losses: how often its worker process was lost.
     """
 
@@ -58,7 +58,7 @@ class Job:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Where a run is: after a round, or in an activity in which no round ends.
+    """The status of a run: after a round, or in an activity in which no round ends.
 
     Args:
         activity: such as "compiling the local steps"; empty when it has ended.
@@ -96,7 +96,7 @@ class _StatusReporter(Callback):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: by default without either of these.
+    """How a run ended; by default it is done.
 
     Args:
         failure: why it failed; None: it did not.

@@ -44,13 +44,13 @@ from fedtide.sweep.job import (
 from fedtide.sweep.sweep_progress import SweepProgress
 
 _LARGE = (np.ndarray, torch.Tensor, pl.DataFrame, pl.Series, pa.Table, pa.Array, pa.ChunkedArray)
-"""What is not pickled to look for objects of the script: it may be large, and holds none."""
+"""Types that the search for the script's objects skips: they may be large, and contain none."""
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
-"""Where a container finds the limits of its own control group."""
+"""The folder in which a container finds the limits of its own control group."""
 
 _MOST_ON_WINDOWS = 61
-"""How many processes Python can wait for there, less the pipes of a pool of its own."""
+"""The number of processes that Python can wait for on Windows, less the pipes of its own pool."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXIT_SECONDS = 5.0
@@ -58,9 +58,9 @@ _POLL_SECONDS = 0.2  # between two checks whether to stop
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process, or the container that it is in, may use.
+    """Return the number of cores that this process, or its container, may use.
 
-    On Windows at most 61, as a process there cannot wait for more others.
+    At most 61 on Windows, where a process cannot wait for more processes.
     """
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         cores = len(os.sched_getaffinity(0))
@@ -75,7 +75,7 @@ def available_cores() -> int:
 def _container_quota() -> float:
     """Return how many cores a container may keep busy (`docker run --cpus`); inf without a limit.
 
-    Linux limits the time of all its processes together, and lets each see all cores.
+    Linux limits the total CPU time of a container, but its processes see all cores.
     """
     with suppress(OSError, ValueError):  # no control groups of version 2, or "max"
         quota, period = (_CONTROL_GROUP / "cpu.max").read_text(encoding="ascii").split()
@@ -117,14 +117,14 @@ def run_in_processes(
 ) -> None:
     """Run the jobs in worker processes that share the cores.
 
-    A run whose process is lost (killed for its memory, say) continues in a new process, up to
-    `MAX_ATTEMPTS` attempts. Once `stopped` returns true no job starts and the active runs are
-    saved and ended; on Windows, where SIGTERM cannot be handled, they are killed and resume from
-    their last checkpoint.
+    A run whose process is lost (killed because memory ran out, say) continues in a new process, up
+    to `MAX_ATTEMPTS` attempts. Once `stopped` returns true, no further job starts, and the active
+    runs are saved and ended; on Windows, where SIGTERM cannot be handled, they are killed and can
+    be resumed from their last checkpoint.
 
     Raises:
-        InvalidInputError: the jobs hold objects that processes cannot be sent, or of classes that a
-            notebook defines, which they cannot import.
+        InvalidInputError: the jobs hold objects that cannot be sent to other processes, or whose
+            classes are defined in a notebook, from which processes cannot import them.
     """
     clear_task_cache()  # the workers prepare their own tasks
     threads = max(1, available_cores() // workers)
@@ -140,7 +140,7 @@ class _Worker:
 
     Attributes:
         job: the active job; None while idle.
-        has_begun: whether the job has said where it is: before, there is nothing to save.
+        has_begun: whether the job has reported a status; before that, there is nothing to save.
     """
 
     def __init__(self, threads: int, imports_main: bool) -> None:
@@ -164,15 +164,15 @@ class _Worker:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Let a process that starts here inherit blocked signals, until it is ready to handle them.
+    """Start processes with signals blocked, until they are ready to handle them.
 
-    Ctrl-C in a terminal reaches all processes, also those that are still importing.
+    Ctrl-C in a terminal reaches all processes, even those that are still importing modules.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    # Starting a first process also starts the resource tracker, which unblocks signals at the end
-    # (up to Python 3.12): the worker itself would inherit none that are blocked.
+    # Up to Python 3.12, starting the first process also starts the resource tracker, which then
+    # unblocks the signals, so that the worker would not inherit them as blocked.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
@@ -183,9 +183,9 @@ def _signals_blocked() -> Iterator[None]:
 
 @contextmanager
 def _main_module_hidden() -> Iterator[None]:
-    """Let a process that starts here not run the user's script again, as it otherwise does.
+    """Keep processes that start here from running the user's script again.
 
-    A script may have no `if __name__ == "__main__"`, and do more than to start the sweep.
+    A script may lack `if __name__ == "__main__"`, and do more than start the sweep.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -196,11 +196,11 @@ def _main_module_hidden() -> Iterator[None]:
 
 
 def _needs_main_module(jobs: Sequence[Job]) -> bool:
-    """Return whether jobs hold an object of a class that the script defines, as a network may be.
+    """Return whether jobs hold an object whose class the script defines, such as a network.
 
     Raises:
-        InvalidInputError: they do, and it is no script but a notebook or an interpreter; or an
-            object cannot be sent to other processes.
+        InvalidInputError: they do, but the class is defined in a notebook or an interactive
+            session; or an object cannot be sent to other processes.
     """
     search = _MainModuleSearch(io.BytesIO())
     try:
@@ -221,7 +221,7 @@ def _needs_main_module(jobs: Sequence[Job]) -> bool:
 
 
 class _MainModuleSearch(ForkingPickler):
-    """Pickles objects without numbers and tables, and looks for those that the script defines.
+    """Pickles objects, skipping numbers and tables, to find those that the script defines.
 
     Attributes:
         found: whether an object, or its class, is defined by the script.
@@ -256,7 +256,7 @@ class _WorkerPool:
         while True:
             stopping = stopped()
             if stopping:
-                for worker in self._busy():  # again and again: a run listens once it has started
+                for worker in self._busy():  # repeatedly: a run listens only after its start
                     end = worker.process.terminate if worker.has_begun else worker.process.kill
                     end()
             else:
@@ -292,7 +292,7 @@ class _WorkerPool:
             self._progress.start(job.path)
 
     def _receive(self, waiting: deque[Job], stopping: bool) -> None:
-        """Handle what the workers have sent, waiting a moment for a first message."""
+        """Handle the workers' messages, after waiting a moment for the first."""
         by_pipe = {worker.pipe: worker for worker in self._busy()}
         for pipe in connection.wait(list(by_pipe), timeout=_POLL_SECONDS):
             worker = by_pipe[pipe]  # type: ignore[index]
@@ -311,7 +311,7 @@ class _WorkerPool:
                 self._progress.set_status(job.path, message)
 
     def _replace(self, worker: _Worker, job: Job, waiting: deque[Job], stopping: bool) -> None:
-        """Drop a worker whose process has ended; its job is tried again or has failed."""
+        """Drop a worker whose process has ended; retry its job, or record it as failed."""
         worker.process.join()
         self._workers.remove(worker)
         job = job.retry()
@@ -327,9 +327,9 @@ def _worker_main(pipe: Connection, threads: int, settings: ProcessSettings) -> N
     """Run the jobs that arrive through the pipe until it delivers None, or its other end closes.
 
     Args:
-        pipe: to the parent.
-        threads: of PyTorch.
-        settings: of the parent; modules in its working directory may define the objects of a job.
+        pipe: the connection to the parent.
+        threads: the number of PyTorch threads.
+        settings: of the parent; modules in its working directory may define objects of a job.
     """
     torch.set_num_threads(threads)
     settings.apply()
@@ -346,8 +346,8 @@ def _worker_main(pipe: Connection, threads: int, settings: ProcessSettings) -> N
 
 
 def _receive_job(pipe: Connection, folder: str) -> Job | Outcome | None:
-    """Return the next job, None at the end, or how a job failed that cannot be read here."""
-    sys.path.insert(0, folder)  # while the job is read, as `import_object` does
+    """Return the next job, None at the end, or the failure of a job that cannot be unpickled."""
+    sys.path.insert(0, folder)  # while the job is unpickled, as `import_object` does
     try:
         job: Job | None = pipe.recv()
     except EOFError:
@@ -362,7 +362,7 @@ def _receive_job(pipe: Connection, folder: str) -> Job | Outcome | None:
 
 
 def _send_status(pipe: Connection, status: RunStatus) -> None:
-    """Send a status to the parent; if it has died, end this process: the run has not failed."""
+    """Send a status to the parent; if it has died, end this process without failing the run."""
     try:
         pipe.send(status)
     except OSError:

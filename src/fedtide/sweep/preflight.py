@@ -15,13 +15,13 @@ from fedtide.yaml_text import dump
 
 
 def check_sweep(sweep: Sweep, out: Path, strict: bool, resume: Resume) -> None:
-    """Check all folders of a sweep, and prepare runs that are left to see whether they can start.
+    """Check all folders of a sweep, and prepare runs that have not ended to see if they can start.
 
-    If `strict`, all of them are prepared; otherwise only the first, and later runs that cannot
+    If `strict`, all of them are prepared; otherwise only the first is, and later runs that cannot
     start are recorded as failed.
 
     Raises:
-        InvalidInputError: the first run or folder that cannot be used.
+        InvalidInputError: a run or folder cannot be used.
     """
     with folder_errors(out):
         if out.exists() and not out.is_dir():
@@ -40,17 +40,17 @@ def check_sweep(sweep: Sweep, out: Path, strict: bool, resume: Resume) -> None:
         run for run in sweep.runs if not RunFolder(out / run.path).has_ended(run.experiment.rounds)
     ]
     untried = [run for run in left if not RunFolder(out / run.path).failure.exists()]
-    for run in left if strict else untried[:1]:  # a failure is on record, and others are not run
+    for run in left if strict else untried[:1]:  # what failed before must not stop the rest
         with error_prefix(run.path):
             Run(run.experiment, trainer="reference")
 
 
 def _check_existing(sweep: Sweep, out: Path, resume: Resume) -> None:
-    """Check that a folder that is not empty holds a sweep that may go on.
+    """Check that a folder that is not empty holds a sweep that may be continued.
 
     Raises:
-        InvalidInputError: it does not, or the record of the sweep would replace a file that
-            somebody has written by hand: a sweep.yaml that has a `base`, or that overrides change.
+        InvalidInputError: it does not, or the record of the sweep would replace a sweep.yaml
+            written by hand: one that has a `base`, or that overrides change.
     """
     file = out / SWEEP_FILE
     if not file.exists() and not any((out / run.path).exists() for run in sweep.runs):

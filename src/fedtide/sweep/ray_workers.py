@@ -1,8 +1,8 @@
 """Runs jobs on a Ray cluster.
 
-Every node must see the sweep's folder (a shared file system) and have the same fedtide. A run
-writes to its folder as it would locally, so a run lost with its node continues on another node from
-its last checkpoint.
+Every node must see the sweep's folder (on a shared file system) and have the same version of
+fedtide. A run writes to its folder as it would locally, so if its node is lost, it continues on
+another one from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run_on_ray(
         workers: how many run at a time; None: as many as the cluster has cores.
         progress: is told which runs start and end; rounds are not reported.
         on_finished: called with every run that has ended.
-        stopped: whether to stop; active runs are saved.
+        stopped: returns whether to stop; active runs are then saved.
 
     Raises:
         InvalidInputError: Ray is not installed, no cluster answers at the address, or a node does
@@ -143,7 +143,7 @@ class _FolderNotShared:
 
 
 def _write_marker(folder: Path) -> Path:
-    """Create a file by which a node recognises that it sees the same folder."""
+    """Create a file that shows a node that it sees the same folder."""
     make_folder(folder)
     marker = folder / f".seen-{uuid.uuid4().hex}"
     write_text(marker, "")

@@ -52,7 +52,7 @@ def _read_row(run: SweepRun, fields: Sequence[str], out: Path) -> dict[str, Any]
 
 
 def _values_in_force(experiment: Experiment, fields: Sequence[str]) -> dict[str, Any]:
-    """Return what is shown of dotted fields; None of those that this experiment does not have."""
+    """Return what is shown for dotted fields; None for those that this experiment lacks."""
     if not fields:
         return {}
     try:
@@ -80,9 +80,9 @@ def _read_metrics(folder: RunFolder) -> dict[str, Any]:
 
 
 def _column(name: str, values: list[Any]) -> pl.Series:
-    """Return a column; numbers mixed with strings become strings, integers with floats floats.
+    """Return a column; numbers mixed with strings become strings, integers with floats, floats.
 
-    One without values has the type that it has in other sweeps, so that their tables fit together.
+    A column without values has the type that it has in other sweeps, so that tables fit together.
     """
     if all(value is None for value in values):
         return pl.Series(name, values, pl.String if name == "error" else pl.Float64)

@@ -19,7 +19,7 @@ ScoreFunction = Callable[[Sequence[Configuration]], Sequence[float]]
 _logger = logging.getLogger("fedtide")
 
 Found = Sequence[tuple[Configuration, Configuration]]
-"""Configurations, each with the same one with the best rates; not those whose runs all failed."""
+"""Pairs of a configuration and the same with its best rates, unless all of its runs failed."""
 
 _Rates = list[tuple[float, float]]
 _Best = tuple[float, float, float]  # the loss, γ and η
@@ -65,11 +65,12 @@ class TwoStage:
     def check(self, configurations: Iterable[Configuration]) -> None:
         """Check that the two fields exist and that nothing else varies them.
 
-        A warning (logger "fedtide") names a configuration whose server learning rate is elsewhere.
+        A warning (logger "fedtide") names a configuration whose server learning rate is in another
+        field.
 
         Raises:
-            InvalidInputError: a grid or list varies one of them, or no method has a server
-                learning rate there.
+            InvalidInputError: a grid or list varies one of them, or no method has
+                `server_lr_field`.
         """
         configurations = list(configurations)
         swept = {field for c in configurations for point in c.points for field in point.changes}
@@ -111,7 +112,7 @@ class TwoStage:
         rates: Mapping[str, _Rates],
         scores: ScoreFunction,
     ) -> dict[str, _Best]:
-        """Return the rates with the least loss of each configuration that has a finite one."""
+        """Return the rates with the least loss for each configuration with any finite loss."""
         tried = [(c.label, *pair) for c in configurations for pair in rates[c.label]]
         found = scores([v for c in configurations for v in self._variants(c, rates[c.label])])
         best: dict[str, _Best] = {}
@@ -132,7 +133,7 @@ class TwoStage:
         return self.server_lr_field in self._fields(configuration)
 
     def _warn_of_other_field(self, configuration: Configuration) -> None:
-        """Say that a server learning rate keeps its value, as that of a method within another."""
+        """Warn that a server learning rate is not searched, such as that of an inner method."""
         fields = sorted(self._fields(configuration))
         if other := next((field for field in fields if field.endswith(".server_lr")), None):
             _logger.warning(
@@ -159,7 +160,7 @@ _BUILDER = Builder({TwoStage: {"two-stage": TwoStage}})
 
 
 def build_strategy(plain: Any) -> TwoStage | None:
-    """Return the strategy that plain data describe; None for None.
+    """Return the strategy described by plain data; None for None.
 
     Raises:
         InvalidInputError: an unknown strategy, or an invalid value.

@@ -32,7 +32,7 @@ class SweepProgress:
         self._notify()
 
     def set_status(self, path: str, status: RunStatus) -> None:
-        """Set where a run is."""
+        """Set the status of a run."""
         run = self.runs[path]
         run.activity = status.activity
         if status.ended is not None:

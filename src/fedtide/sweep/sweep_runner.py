@@ -30,13 +30,13 @@ from fedtide.sweep.sweep_spec import BEST_FILE, SWEEP_FILE, Sweep
 from fedtide.validation import expand_home, require_whole_number
 
 _PROCESSES_OF_A_GPU = 2
-"""One prepares the next round while the kernels of the other run; each takes memory."""
+"""Two on a GPU: one prepares its next round while the other's kernels run; each takes memory."""
 
 OnProgress = Callable[[SweepProgress], None]
 """Called with the progress of all runs when the state of one changes, and after rounds."""
 
 OnRunEnd = Callable[[SweepRun, Path], None]
-"""Called with each run that has finished or failed, in this call or an earlier one; its folder."""
+"""Called with each run that finished or failed, in this or an earlier call, and its folder."""
 
 
 @hash_once()
@@ -64,27 +64,27 @@ def run_sweep(
         workers: how many runs are executed at a time; None: one per core, or two on a GPU. With
             `cluster`, how many workers train the clients; None: as many as the cluster has room
             for.
-        ray: the address of a Ray cluster on which each run is a task; None: processes on this
+        ray: the address of a Ray cluster on which each run is a task; None: use processes on this
             machine.
         cluster: the address of a Ray cluster whose workers train the clients of one run after
-            another, as with `simulate`; None: each run trains its own.
+            another, as with `simulate`; None: each run trains its own clients.
         strict: whether to check all runs before anything is written, and to stop at the first
             failure and raise it. Otherwise a failure is recorded in the run's folder and the other
             runs continue.
-        resume: whether `out` may hold the results of an earlier call; "force": also if data or
+        resume: whether `out` may hold the results of an earlier call; "force": even if data or
             imported code have changed since.
         progress: called with the progress of all runs when the state of one changes, and after
             rounds, at most five times a second for each active run.
-        done: called with each run that has finished or failed, and its folder; also for those of
+        done: called with each run that has finished or failed, and its folder, including those of
             earlier calls.
-        table: whether to write results.parquet, while which no other sweep may use `out`. Without
-            it, several calls may execute different runs in one folder.
+        table: whether to write results.parquet. If so, no other sweep may use `out` meanwhile; if
+            not, several calls may execute different runs in one folder.
 
     Raises:
-        InvalidInputError: a run that cannot start, or an `out` that holds something else or that
-            another sweep is using.
+        InvalidInputError: a run cannot start, or `out` holds something else or is in use by another
+            sweep.
         Interrupted: the sweep was interrupted; active runs are saved.
-        RunFailedError: with `strict`, a run failed by an exception of a user's code.
+        RunFailedError: with `strict`, a run failed with an exception in a user's code.
     """
     if ray is not None and cluster is not None:
         raise InvalidInputError("cluster: given besides ray; give one of them")
@@ -133,7 +133,7 @@ class _Execution:
     interrupted: str = ""
 
     def run(self) -> None:
-        """Execute the runs known beforehand, or those that the strategy requests."""
+        """Execute the runs that the sweep lists, or those that its strategy requests."""
         if not self.sweep.is_single_run:
             self._write_record()
         if self.sweep.strategy is None:
@@ -144,7 +144,7 @@ class _Execution:
         write_yaml(self.out / BEST_FILE, BUILDER.to_dict(self.sweep.best_methods(found)))
 
     def _write_record(self) -> None:
-        """Write what is run, unless a file says so: it may be the user's, with comments."""
+        """Write the specification, unless a file has it, which may be the user's, with comments."""
         file, plain = self.out / SWEEP_FILE, BUILDER.to_dict(self.sweep.plain)
         if not (file.exists() and read_yaml(file) == plain):
             write_yaml(file, plain)
@@ -171,7 +171,7 @@ class _Execution:
         return [float(loss) for loss in np.reshape(losses, (len(seeds), -1)).mean(axis=0)]
 
     def _execute(self, runs: Sequence[SweepRun]) -> None:
-        """Execute those of the runs that have not ended yet."""
+        """Execute the runs that have not ended yet."""
         for run in runs:
             self.runs.setdefault(run.path, run)
             self.progress.add(run.path, run.experiment.rounds)
@@ -203,9 +203,9 @@ class _Execution:
         return min(available_cores(), _PROCESSES_OF_A_GPU) if on_gpu else available_cores()
 
     def _count_alike(self, runs: Sequence[SweepRun]) -> list[float]:
-        """Return how many runs of a process take the same steps as each, also if some have ended.
+        """Return for each run how many in its process take the same steps, even if some have ended.
 
-        What the processes of a cluster share is not known; each is taken to do a single run.
+        How the runs are spread over the processes of a cluster is not known, so each counts alone.
         """
         alone = self.ray is not None or self.cluster is not None
         processes = len(runs) if alone else self._processes
@@ -237,7 +237,7 @@ class _Execution:
             raise Interrupted(what, "repeat the call with resume=True to continue")
 
     def _has_ended(self, run: SweepRun) -> bool:
-        """Return whether a run has finished or diverged, and if so show it as ended."""
+        """Return whether a run has finished or diverged; if so, show it as ended."""
         folder = RunFolder(self.out / run.path)
         failure = None if self.strict else folder.read_failure(run.experiment.rounds)
         if folder.has_ended(run.experiment.rounds):

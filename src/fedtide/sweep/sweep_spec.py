@@ -34,7 +34,7 @@ SWEEP_FILE = "sweep.yaml"
 """The specification, as written to the sweep's folder."""
 
 BEST_FILE = "best.yaml"
-"""What a strategy has found: an experiment with methods, in the sweep's folder."""
+"""The file in the sweep's folder with what a strategy found: an experiment with methods."""
 
 _KEYS = (*SWEEP_KEYS, *(field.name for field in fields(Experiment)))
 
@@ -52,16 +52,16 @@ class Sweep:
     - `list` gives combinations one by one: mappings from dotted fields to values, each with an
       optional `name`.
     - `seeds` is a list; every configuration is run with each seed.
-    - `strategy` chooses values by the results of earlier runs: see `TwoStage`.
-    - `base` names another file, relative to this one, that provides the keys missing here; the keys
-      above replace those of the base as a whole.
+    - `strategy` chooses values based on the results of earlier runs: see `TwoStage`.
+    - `base` names another file, relative to this one, that provides the keys missing here. Each of
+      the keys above replaces that of the base as a whole.
 
     Args:
-        name: its name, for output folder and figures.
-        runs: the runs known beforehand, all configurations of a seed before the next seed.
-        configurations: what is run with every seed; empty where the runs alone say it.
+        name: its name, for the output folder and figures.
+        runs: the runs known in advance, all configurations of a seed before the next seed.
+        configurations: what is run with every seed; empty if `runs` are all there is.
         seeds: the seeds.
-        strategy: what decides on further runs, if anything.
+        strategy: decides on further runs; None: there are none.
         plain: the merged file as plain data.
     """
 
@@ -77,8 +77,8 @@ class Sweep:
         """Return the sweep of a YAML file; a plain experiment is a sweep of one run.
 
         Raises:
-            InvalidInputError: a file that cannot be read, an invalid value, or an override of what
-                every method replaces, or the seeds, grid, list or strategy vary.
+            InvalidInputError: a file cannot be read, a value is invalid, or an override has no
+                effect because every method replaces its field or the sweep varies it.
         """
         overrides = list(overrides)
         plain = _read(expand_home(path), [])
@@ -89,13 +89,13 @@ class Sweep:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any], name: str = "sweep") -> Sweep:
-        """Return the sweep that plain data describe; `name` is used if they have none.
+        """Return the sweep described by plain data; `name` is used if they contain none.
 
-        Finished objects, such as `ft.algorithms.FedAU()`, may stand wherever a mapping with their
-        `type` may.
+        An object, such as `ft.algorithms.FedAU()`, is allowed wherever a mapping with its `type`
+        is.
 
         Raises:
-            InvalidInputError: an invalid value, or an object that plain data cannot describe.
+            InvalidInputError: a value is invalid, or plain data cannot describe an object.
         """
         refuse_unknown_fields(plain, _KEYS)
         listed = {key: _list_values(plain[key]) for key in ("seeds", "grid") if key in plain}
@@ -129,8 +129,8 @@ class Sweep:
     def best_methods(self, found: Found) -> dict[str, Any]:
         """Return a file, as plain data, whose methods are the best configurations of a search.
 
-        Where the search evaluates the last round alone, the file leaves that out: its runs are to
-        have learning curves.
+        If the search evaluates only the last round, that setting is left out, so that the file's
+        runs have learning curves.
         """
         plain = {key: value for key, value in self.plain.items() if key not in SWEEP_KEYS}
         evaluation = plain.get("evaluation")
@@ -145,7 +145,7 @@ class Sweep:
 
 
 def _list_values(values: Any) -> Any:
-    """Return seeds, or the values of each field of a grid, as lists: also of a range or an array.
+    """Return seeds, or the values of each field of a grid, as lists; ranges and arrays are allowed.
 
     >>> _list_values(range(3)), _list_values({"local.lr": np.array([0.5, 1.0])})
     ([0, 1, 2], {'local.lr': [0.5, 1.0]})
@@ -160,11 +160,11 @@ def _list_values(values: Any) -> Any:
 
 
 def _to_plain(key: str, value: Any) -> Any:
-    """Return a value with its objects as plain data, except what is given in memory.
+    """Return a value with its objects as plain data, except data given in memory.
 
     Raises:
-        InvalidInputError: plain data cannot describe an object, so that no run folder could say
-            what was run.
+        InvalidInputError: plain data cannot describe an object, so that run folders could not
+            record what was run.
     """
     if isinstance(value, Mapping) and not is_data(value):
         return {name: _to_plain(key, inner) for name, inner in value.items()}
@@ -189,7 +189,7 @@ def _holds_data(value: Any) -> bool:
 
 
 def _list_fields(key: str, value: Any) -> Iterator[str]:
-    """Yield the dotted fields that an override gives values to, each field of a mapping by itself.
+    """Yield the dotted fields that an override sets; each field of a mapping counts by itself.
 
     >>> list(_list_fields("local", {"lr": 0.1, "schedule": {"type": "step"}}))
     ['local.lr', 'local.schedule.type']
@@ -212,10 +212,10 @@ def _require_methods(overrides: Iterable[str], methods: Any) -> None:
 
 
 def _refuse_ineffective(overrides: Iterable[str], plain: Mapping[str, Any]) -> None:
-    """Raise InvalidInputError if an override sets nothing that has an effect.
+    """Raise InvalidInputError if an override has no effect.
 
-    Of a mapping, some fields may have none, which is a warning (logger "fedtide"): a mapping
-    replaces the whole entry, so that it must have all that its type requires.
+    If only some fields of a mapping have none, that is a warning (logger "fedtide"): a mapping
+    replaces the whole entry, so it must contain all that its type requires.
     """
     methods = plain.get("methods")
     named = {} if methods is None else dict(parse_methods(methods))
@@ -246,7 +246,7 @@ def _find_obstacle(
     combinations: Iterable[Sequence[Point]],
     searched: Sequence[str],
 ) -> str:
-    """Return why an override of a dotted field has no effect; empty where it has one.
+    """Return why an override of a dotted field has no effect; empty if it has one.
 
     Args:
         field: the field.
@@ -270,12 +270,12 @@ def _find_obstacle(
 
 
 def _sets(key: str, fields: Iterable[str]) -> bool:
-    """Return whether the key is one of these dotted fields, or in one."""
+    """Return whether the key is one of these dotted fields, or inside one."""
     return any(f"{key}.".startswith(f"{field}.") for field in fields)
 
 
 def _replaces(changes: Any, path: Iterable[str]) -> bool:
-    """Return whether nothing of a value at this path is left once these changes are merged in."""
+    """Return whether merging these changes completely replaces a value at this path."""
     for key in path:
         if not isinstance(changes, Mapping):
             return True
@@ -286,7 +286,7 @@ def _replaces(changes: Any, path: Iterable[str]) -> bool:
 
 
 def _read(path: Path, above: Sequence[Path]) -> dict[str, Any]:
-    """Return a file merged over its bases; `above` has the files whose base it is."""
+    """Return a file merged over its bases; `above` lists the files that it is a base of."""
     if path.resolve() in above:
         raise InvalidInputError(f"base: {path} is a base of itself; name another file")
     plain = read_yaml(path)
@@ -311,7 +311,7 @@ def _configurations(plain: Mapping[str, Any], common: Mapping[str, Any]) -> Iter
 
 
 def _refuse_incomplete(plain: Mapping[str, Any], given: Collection[str]) -> None:
-    """Raise InvalidInputError if the file gives no value to a key that an experiment must have."""
+    """Raise InvalidInputError if the file lacks a key that every experiment must have."""
     if "methods" in plain and plain["methods"] is None and not {*REQUIRED} <= {*given}:
         list(parse_methods(None))  # says that it is empty
     refuse_missing_keys(given, REQUIRED)
@@ -329,7 +329,7 @@ def _parse_seeds(plain: Mapping[str, Any]) -> list[int]:
 
 
 def _parse_seed(field: str, value: Any) -> int:
-    """Return the whole number that a seed is; 1.0 and "1" name the same folder as 1."""
+    """Return a seed as a whole number: 1.0 and "1" name the same folder as 1."""
     seed: int = BUILDER.build(int, value, field)
     require_whole_number(field, seed, 0)
     return seed

@@ -45,7 +45,7 @@ def cyclic_constants(clients: int, cohort: int, groups: int, turn: int = 1) -> C
         turn: g.
 
     Raises:
-        InvalidInputError: a number is no whole number of at least 1, or S is larger than a group.
+        InvalidInputError: a number is not a whole number of at least 1, or S exceeds a group.
 
     >>> constants = cyclic_constants(250, 10, 5, turn=4)
     >>> constants.period, round(constants.sampling, 4)
@@ -114,7 +114,7 @@ def amplified_scaffold_learning_rate_limit(
 ) -> float:
     """Return √p_sample / (60 L I P), an upper bound on γ η.
 
-    Of the conditions in the paper, it is the only one that is legible in the available copy.
+    It is the only one of the paper's conditions that is legible in the available copy.
 
     >>> round(amplified_scaffold_learning_rate_limit(1.0, steps=1, period=10, sampling=0.36), 6)
     0.001

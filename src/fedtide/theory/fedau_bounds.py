@@ -60,7 +60,7 @@ def cutoff_moments(rates: ArrayLike, cutoff: int | None) -> tuple[Floats, Floats
         cutoff: K >= 1; None is ∞.
 
     Raises:
-        InvalidInputError: a rate outside (0, 1], or K is no whole number of at least 1.
+        InvalidInputError: a rate outside (0, 1], or K is not a whole number of at least 1.
 
     >>> mean, variance = cutoff_moments(0.02, 50)
     >>> float(mean.round(2)), float(variance.round(1))
@@ -113,7 +113,7 @@ def cyclic_weight(active: int, inactive: int, cutoff: int | None) -> float:
         cutoff: K >= 1; None is ∞.
 
     Raises:
-        InvalidInputError: a number is out of range, or no whole number.
+        InvalidInputError: a number is out of range, or not a whole number.
 
     >>> cyclic_weight(2, 98, 50)
     33.333333333333336
@@ -144,7 +144,7 @@ def fedau_cutoff(rates: ArrayLike, rounds: int) -> int:
     """Return K = ⌈log_c T⌉ with c = 1 / (1 − min p_n)² (Corollary 4).
 
     Raises:
-        InvalidInputError: a rate outside (0, 1], or one for which K is no number of 64 bits.
+        InvalidInputError: a rate outside (0, 1], or one for which K does not fit 64 bits.
 
     >>> fedau_cutoff([0.1, 0.5], rounds=10_000)
     44
@@ -236,7 +236,7 @@ def fedau_learning_rates(
 
 
 def _rates_and_weights(rates: ArrayLike, weights: ArrayLike) -> tuple[Floats, Floats]:
-    """Return p_n and ω_n, each of shape (N,); some client takes part and has a weight above 0."""
+    """Return p_n and ω_n, each of shape (N,), not all p_n ω_n being 0."""
     p = require_numbers("rates", _rates(rates))
     weight = require_nonnegative("weights", weights)
     require_one_per_client("weights", weight, len(p))

@@ -22,11 +22,11 @@ def fedlaavg_absence(clients: int, cohort: int, longest: int) -> int:
 
     Args:
         clients: N.
-        cohort: K, the clients selected in a round, those absent for longest first.
+        cohort: K, the number of clients selected in a round, longest absent first.
         longest: E; every client is available at least once in any E rounds.
 
     Raises:
-        InvalidInputError: a number is no whole number of at least 1, or K > N.
+        InvalidInputError: a number is not a whole number of at least 1, or K > N.
 
     >>> fedlaavg_absence(1000, 100, 10)
     99
@@ -88,7 +88,7 @@ def fedlaavg_rate(clients: int, longest: int, rounds: int, share: float) -> tupl
 def fedavg_two_clients(
     first: float, second: float, turns: tuple[int, int], lr: float, steps: int = 1
 ) -> tuple[float, float]:
-    """Return the limits of FedAvg on f_i(x) = (x − e_i)² after whole periods and after first turns.
+    """Return FedAvg's limits on f_i(x) = (x − e_i)² after whole periods and after first turns.
 
     Example 1 of Yan et al. 2020: client 1 is available for t_1 rounds, then client 2 for t_2. With
     r = 1 − 2γ, the model at the ends of periods converges at the rate r^{I (t_1 + t_2)} to
@@ -107,8 +107,8 @@ def fedavg_two_clients(
         steps: I.
 
     Raises:
-        InvalidInputError: a number is not positive, γ >= 1/2, not two turns, or a centre that is no
-            finite number.
+        InvalidInputError: a number is not positive, γ >= 1/2, not two turns, or a centre that is
+            not finite.
 
     >>> period, half = fedavg_two_clients(0.0, 1.0, (50, 150), lr=1e-6)
     >>> round(period, 3), round(half, 3)

@@ -51,7 +51,7 @@ def generalized_fedavg_learning_rates(
         γ = 1 / (12 L I P √T),    η = min{ 12 P √(L I F) / (σ ρ), 12 √T }     (3.2)
         the same γ,               η = 12 P √(L I F) / ρ                        (3.3)
 
-    The η of Corollary 3.3 satisfies γ η <= 1 / (L I P), which Theorem 3.1 asks for, only if
+    The η of Corollary 3.3 satisfies γ η <= 1 / (L I P), which Theorem 3.1 requires, only if
     T >= P² L I F / ρ². With fewer rounds the largest η that the theorem allows, 12 √T, is returned.
 
     Args:

@@ -1,4 +1,4 @@
-"""Experiment tracking: runs in MLflow, TensorBoard, and Weights & Biases."""
+"""Experiment tracking: logs runs to MLflow, TensorBoard, and Weights & Biases."""
 
 from fedtide.tracking.base import Tracker
 from fedtide.tracking.mlflow import MlflowTracker

@@ -25,12 +25,12 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run when it opens it.
+    """What a tracker is told about a run when it opens it.
 
     Args:
         experiment: the resolved experiment, as plain data.
-        folder: its folder; None in memory.
-        fields: what tells the run apart in a sweep.
+        folder: the run folder; None in memory.
+        fields: what distinguishes the run in a sweep.
     """
 
     experiment: Mapping[str, Any]
@@ -46,34 +46,34 @@ class TrackedRun:
 class Tracker(Callback):
     """Logs runs to a store: live as a callback of `ft.simulate`, or from their folders.
 
-    A derived class opens a run in its store, logs rows of metrics, and closes the run. A store
-    that cannot open a run ends it before its first round. One that fails later does not: the run
-    goes on, with a warning, and the next evaluation logs what is missing.
+    A derived class opens a run in its store, logs rows of metrics, and closes the run. If the store
+    cannot open a run, the run ends before its first round. If the store fails later, the run goes
+    on with a warning, and the next evaluation logs what is missing.
     """
 
-    _logged: int | None = None  # evaluations that the store has; None: no run is open
+    _logged: int | None = None  # how many evaluations the store has; None: no run is open
     _has_failed = False  # at the last attempt
 
     @abstractmethod
     def open(self, run: TrackedRun) -> str:
-        """Begin a run in the store and return its id; one of the same folder is replaced."""
+        """Begin a run in the store and return its id; replaces a run of the same folder."""
 
     @abstractmethod
     def log(self, rows: Sequence[Row]) -> None:
-        """Log rows of metrics of the open run; the round is the step."""
+        """Log rows of metrics for the open run; the round is the step."""
 
     @abstractmethod
     def close(self, folder: RunFolder | None, failure: str) -> None:
         """End the open run.
 
         Args:
-            folder: with the results; None in memory.
-            failure: why it failed; empty if it has finished.
+            folder: the folder with the results; None in memory.
+            failure: why the run failed; empty if it has finished.
         """
 
     @abstractmethod
     def find_logged(self, folder: RunFolder) -> str | None:
-        """Return the id of the folder's finished run in the store; None: there is none."""
+        """Return the id under which the store has the folder's finished run, or None."""
 
     def on_start(self, run: RunView) -> None:
         folder, self._logged = None if run.out is None else RunFolder(run.out), None
@@ -106,7 +106,7 @@ class Tracker(Callback):
 
     @contextmanager
     def _surviving(self, run: RunView) -> Iterator[None]:
-        """Warn of errors of the store, once until it works again."""
+        """Turn errors of the store into a warning, given once until it works again."""
         try:
             yield
         except Exception as error:  # of any type: each store has libraries of its own
@@ -123,7 +123,7 @@ class Tracker(Callback):
 
         Args:
             path: the run folder.
-            fields: what tells the run apart in a sweep.
+            fields: what distinguishes the run in a sweep.
         """
         folder = RunFolder(path)
         if known := self.find_logged(folder):

@@ -18,7 +18,7 @@ from fedtide.tracking.base import Row, TrackedRun, Tracker, finite_metrics, read
 
 _FOLDER_TAG = "fedtide.folder"
 _MAX_PARAM_LENGTH = 500  # characters; the artifact experiment.yaml holds the full value
-_MAX_KEY_LENGTH = 50  # characters of a part of a parameter's name
+_MAX_KEY_LENGTH = 50  # characters in each part of a parameter's name
 _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
 _NOT_IN_PATTERNS = re.compile(r"['\"\\%\[\]]")  # MLflow's filters have no escapes for quotes
 _KEY = re.compile(rf"[\w\-. :]{{1,{_MAX_KEY_LENGTH}}}")
@@ -27,12 +27,12 @@ _KEY = re.compile(rf"[\w\-. :]{{1,{_MAX_KEY_LENGTH}}}")
 class MlflowTracker(Tracker):
     """Logs runs to an MLflow store.
 
-    A run with a folder has the times of its files, also if it is logged afterwards.
+    A run with a folder gets its start and end times from its files, even if logged afterwards.
 
     Args:
         uri: the store: sqlite:///FILE, a server's address, or a folder, which newer versions of
-            MLflow take only with MLFLOW_ALLOW_FILE_STORE=true. An SQLite store keeps its artifacts
-            in the folder `mlartifacts` beside the file.
+            MLflow accept only with MLFLOW_ALLOW_FILE_STORE=true. An SQLite store keeps its
+            artifacts in the folder `mlartifacts` next to the file.
         experiment: the MLflow experiment that the runs belong to; created if missing.
 
     Raises:
@@ -107,7 +107,7 @@ class MlflowTracker(Tracker):
     def _find(self, folder: RunFolder) -> Sequence[Any]:
         """Return the runs in the store that were logged from this folder."""
         path = str(folder.path.resolve())
-        pattern = _NOT_IN_PATTERNS.sub("_", path)  # _ is any character
+        pattern = _NOT_IN_PATTERNS.sub("_", path)  # _ matches any character
         found = self._client.search_runs(
             [self._experiment], f"tags.`{_FOLDER_TAG}` LIKE '{pattern}'"
         )
@@ -141,8 +141,8 @@ class MlflowTracker(Tracker):
 def _flatten(plain: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted name and the value of every field.
 
-    A mapping is one field if MLflow refuses one of its keys as a part of a name: keys may be the
-    names of clients.
+    A mapping stays whole if MLflow does not allow one of its keys in a name, as with clients'
+    names.
 
     >>> dict(_flatten({"local": {"lr": 0.1}, "rates": {"ann": 0.1, "bob@x": 0.2}}))
     {'local.lr': 0.1, 'rates': {'ann': 0.1, 'bob@x': 0.2}}
@@ -160,7 +160,7 @@ def _written(file: Path) -> int:
 
 
 def _ended(folder: RunFolder) -> int | None:
-    """Return when the run in a folder finished; None: it has not."""
+    """Return when the run in a folder finished, or None."""
     return _written(folder.summary) if folder.finished else None
 
 
@@ -171,13 +171,13 @@ def _import_mlflow() -> Any:
         import mlflow
     except ImportError:
         raise MissingExtraError("track", "mlflow") from None
-    for name in ("alembic", "mlflow"):  # they log every step of creating a store
+    for name in ("alembic", "mlflow"):  # silence them: they log every step of creating a store
         logging.getLogger(name).setLevel(logging.WARNING)
     return mlflow
 
 
 def _artifact_location(uri: str) -> str | None:
-    """Return the folder `mlartifacts` beside an SQLite file; None: let the store choose."""
+    """Return the folder `mlartifacts` next to an SQLite file; None: let the store choose."""
     if not uri.startswith("sqlite:///"):
         return None
     return (Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlartifacts").as_uri()

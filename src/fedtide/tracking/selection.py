@@ -18,9 +18,9 @@ def make_tracker(wanted: str, out: Path, experiment: str) -> Tracker:
     """Return the tracker that `--track` names.
 
     Args:
-        wanted: "mlflow[:URI]", "tensorboard[:FOLDER]" or "wandb[:PROJECT]"; without URI or FOLDER,
-            `mlflow.db` or `tensorboard` beside the output folder; MLflow's environment variable
-            MLFLOW_TRACKING_URI comes first.
+        wanted: "mlflow[:URI]", "tensorboard[:FOLDER]" or "wandb[:PROJECT]". The default URI is that
+            in MLFLOW_TRACKING_URI, or `mlflow.db` next to the output folder; the default FOLDER is
+            `tensorboard` next to it.
         out: the output folder.
         experiment: the MLflow experiment that the runs belong to, or the default project.
 

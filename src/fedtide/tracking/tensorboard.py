@@ -17,8 +17,8 @@ _EVENTS = "events.out.tfevents.*"
 class TensorBoardTracker(Tracker):
     """Logs runs to a folder that `tensorboard --logdir` shows.
 
-    A run with a folder is named by its path from the parent of the TensorBoard folder, or from the
-    nearest folder above that holds both; a run in memory by its name and seed.
+    A run with a folder is named by its path from the parent of the TensorBoard folder, or else from
+    the nearest folder above both; a run in memory is named by its name and seed.
 
     Args:
         folder: of all runs; created if missing.
@@ -65,7 +65,7 @@ class TensorBoardTracker(Tracker):
         return str(path) if is_logged else None
 
     def _path(self, folder: RunFolder) -> Path:
-        """Return where a run folder is logged: by its path from the nearest folder above both."""
+        """Return where a run folder is logged: at its path from the nearest folder above both."""
         run = folder.path.resolve()
         above = (one for one in self.folder.resolve().parents if run.is_relative_to(one))
         return self.folder / run.relative_to(next(above, run.anchor))

@@ -18,7 +18,8 @@ from fedtide.tracking.base import Row, TrackedRun, Tracker, finite_metrics, read
 class WandbTracker(Tracker):
     """Logs runs to a project of Weights & Biases.
 
-    Its own settings apply: WANDB_MODE=offline writes files that `wandb sync` uploads later.
+    The settings of the library apply: WANDB_MODE=offline, for example, writes files that `wandb
+    sync` uploads later.
 
     Args:
         project: the project.

@@ -1,19 +1,19 @@
-"""What depends on the device on which models and data lie: it is decided here.
+"""All decisions that depend on the device that holds models and data.
 
-A GPU works through a queue, and the process that fills it runs ahead until it asks for a value.
-So a round asks once, at its end (`read`); methods whose weights follow the updates (`Clipped`,
-`Median`, `TrimmedMean`) and `on_nonfinite: drop` ask once more per chunk, and memories in a file
-whenever they are read or written. What a round copies to the GPU, such as the numbers of its
-samples, joins the queue (`fedtide.device_copies`); only for megabytes CUDA may wait. Chunks are
-whole cohorts, as far as memory allows, since an operation takes about as long for a hundred clients
-as for one.
+A GPU works through a queue. The process that fills the queue runs ahead until it reads a value, for
+which it has to wait. So a round reads values once, at its end (`read`). Methods whose weights
+depend on the updates (`Clipped`, `Median`, `TrimmedMean`) and `on_nonfinite: drop` read once more
+per chunk, and memories in a file whenever they are read or written. Copies to the GPU, such as the
+indices of a round's samples, are queued as well (`fedtide.device_copies`); CUDA may wait only for
+copies of megabytes. A chunk is a whole cohort if memory allows, because an operation takes about as
+long for a hundred clients as for one.
 
-To start an operation from Python takes longer than most operations do, so a block of local steps is
-recorded as a CUDA graph, and repeated in one call (`RecordedFunction`).
+Launching an operation from Python takes longer than most operations themselves, so a block of local
+steps is recorded as a CUDA graph and replayed in one call (`RecordedFunction`).
 
-The tests run without a GPU: on the device "meta", whose tensors have no values, so that any look at
-one fails, with a count of the copies that would wait, and with a stand-in for graphs.
-`benchmarks/gpu.py` compares a GPU with the CPU, and counts the waits of a round there.
+The tests run without a GPU: on the device "meta", whose tensors have no values, so that reading one
+fails; with a count of the copies that would wait; and with a stand-in for graphs.
+`benchmarks/gpu.py` compares a GPU with the CPU and counts the waits in a round on the GPU.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from fedtide.provenance import machine
 
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 
-_SHARE = 16  # updates of a chunk take this part of a GPU's memory: activations take more
-_RECORDED = 4  # inputs and outputs of recordings take this part of it, beside those in use
-_MOST_DROPS = 2  # of a recording; to make it anew takes longer than it saves if it is then dropped
-_OCTAVE = 4  # sizes of chunks per doubling
-_MOST = 2**14  # clients in a chunk
+_SHARE = 16  # a chunk's updates may take 1/16 of a GPU's memory: activations take more
+_RECORDED = 4  # inputs and outputs of recordings may take 1/4 of it, besides those in use
+_MOST_DROPS = 2  # a recording dropped this often is not recorded again: that would cost more time
+_OCTAVE = 4  # chunk sizes per doubling
+_MOST = 2**14  # most clients in a chunk
 
 _NO_MEMORY = re.compile("out of memory|not enough memory|allocate memory", re.IGNORECASE)
-"""What PyTorch says where memory is short; many other errors mention memory formats."""
+"""What PyTorch says when memory runs out; many other errors mention memory *formats*."""
 
 _replaying = Lock()
-"""Recordings share their memory, and PyTorch makes one at a time: no two threads are in one."""
+"""Held while recording or replaying: recordings share memory, and PyTorch records one at a time."""
 
 
 def require_device(name: str) -> None:
-    """Check that a device is there.
+    """Check that a device is available.
 
     Raises:
         InvalidInputError: it is not.
@@ -79,20 +79,20 @@ def describe(name: str) -> str:
 
 
 def is_cpu(tensor: Tensor) -> bool:
-    """Return whether a tensor lies in the computer's memory, where a value costs no waiting."""
+    """Return whether a tensor is in CPU memory, where reading a value needs no waiting."""
     return tensor.device.type == "cpu"
 
 
 def can_compile(like: Tensor) -> bool:
-    """Return whether local steps can be compiled there; on CPU that needs a C++ compiler."""
+    """Return whether local steps can be compiled on a tensor's device; a CPU needs a compiler."""
     return not is_cpu(like) or shutil.which("g++") is not None
 
 
 @cache
 def mkl_lacks_avx512() -> bool:
-    """Return whether PyTorch multiplies matrices in float32 with half of the registers' width.
+    """Return whether PyTorch's float32 matrix products use only half of the registers' width.
 
-    MKL uses AVX-512 on Intel's processors only. oneDNN uses it on all that have it.
+    MKL uses AVX-512 on Intel processors only; oneDNN uses it on all that have it.
     """
     libraries: Any = torch.backends  # without types
     both = libraries.mkl.is_available() and libraries.mkldnn.is_available()
@@ -101,29 +101,29 @@ def mkl_lacks_avx512() -> bool:
 
 
 def lacks_bfloat16(like: Tensor) -> bool:
-    """Return whether it is a processor without instructions for bfloat16 that computes there.
+    """Return whether a tensor's device is a processor without bfloat16 instructions.
 
-    PyTorch then replaces them by others, which take several times as long as float32.
+    PyTorch then emulates them, which takes several times as long as float32.
     """
     if not is_cpu(like) or platform.machine() not in ("x86_64", "AMD64"):
         return False
-    tell = getattr(torch.cpu, "get_capabilities", dict)  # older versions of PyTorch do not
+    tell = getattr(torch.cpu, "get_capabilities", dict)  # missing in older PyTorch
     capabilities: dict[str, bool] = tell()
     known = [capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")]
     return False in known and True not in known
 
 
 def can_replay(like: Tensor) -> bool:
-    """Return whether `RecordedFunction` records functions on the device of a tensor."""
+    """Return whether `RecordedFunction` can record functions on the device of a tensor."""
     return like.device.type == "cuda"
 
 
 def stack_bytes(like: Tensor, cpu_bytes: int) -> int:
-    """Return how much memory the updates of a chunk may take on the device of a tensor.
+    """Return how many bytes the updates of a chunk may take on the device of a tensor.
 
     Args:
-        like: on the device.
-        cpu_bytes: what they may take on a CPU, and at least on any other device.
+        like: a tensor on the device.
+        cpu_bytes: the limit on a CPU; on other devices the limit is no lower.
     """
     if like.device.type != "cuda":
         return cpu_bytes
@@ -134,7 +134,7 @@ def stack_bytes(like: Tensor, cpu_bytes: int) -> int:
 def chunk_sizes() -> tuple[int, ...]:
     """Return the sizes that chunks may have on a GPU.
 
-    A cohort of S clients is one chunk of at most 5/4 S, as steps are captured for every size:
+    Steps are captured for every size, so there are few; a chunk for S clients has at most 5/4 S.
 
     >>> chunk_sizes()[:12]
     (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
@@ -147,16 +147,16 @@ def chunk_sizes() -> tuple[int, ...]:
 
 
 def wait_for(like: Tensor) -> None:
-    """Wait until the device of a tensor has done all it was asked to, before a clock is read."""
+    """Wait until the device of a tensor has finished its queue, before a clock is read."""
     if like.device.type == "cuda":
         torch.cuda.synchronize(like.device)
 
 
 def read(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
-    """Return the values of tensors on one device: a round on a GPU calls this once.
+    """Return the values of tensors on one device; a round on a GPU calls this once.
 
     Args:
-        tensors: of one dtype, of any shapes.
+        tensors: of one dtype and any shapes.
 
     >>> read([torch.ones(2), torch.zeros(1, 1)])
     [array([1., 1.], dtype=float32), array([[0.]], dtype=float32)]
@@ -167,14 +167,14 @@ def read(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
 
 
 def recording_bytes(like: Tensor) -> float:
-    """Return how much memory recordings may keep on the device of a tensor."""
+    """Return how many bytes recordings may keep on the device of a tensor."""
     if like.device.type != "cuda":
         return math.inf
     return torch.cuda.get_device_properties(like.device).total_memory / _RECORDED
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Return whether an error says that there is not enough memory, of the computer or a GPU.
+    """Return whether an error says that CPU or GPU memory ran out.
 
     >>> lacks_memory(RuntimeError("unsupported memory format")), lacks_memory(MemoryError())
     (False, True)
@@ -185,20 +185,21 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 class RecordedFunction:
-    """A function of tensors that is recorded on a GPU once, and then repeated in a single call.
+    """A function of tensors that is recorded on a GPU once and then replayed in a single call.
 
-    A recording keeps its inputs and outputs. If those of a device take too much of its memory, as
-    with cohorts of many sizes that fill it, the recording that was not used for longest is dropped,
-    and made anew when it is needed. One that is dropped again is not: if several are needed in turn
-    that do not fit together, each would be dropped before it is repeated.
+    A recording keeps its inputs and outputs. If the recordings on a device together take too much
+    memory, as with large cohorts of many sizes, the least recently used one is dropped, and
+    recorded again when it is needed. After a second drop it is not recorded again: where several recordings that
+    do not fit together are needed in turn, each would be dropped before it is replayed.
 
     Any thread may call it.
 
     Args:
-        function: of tensors, whose shapes and strides never change, on one GPU. Nothing in it may
-            look at a value. One that cannot be recorded is called as it is, with a warning.
-        fixed: how many of the last tensors are read where they are, such as all samples; the others
-            are copied to where the recording reads them. If these have moved, it is made anew.
+        function: a function of tensors on one GPU, whose shapes and strides never change. It must
+            not read any value. If it cannot be recorded, it is called directly, with a warning.
+        fixed: how many of the last tensors are read in place, such as all samples; if one has
+            moved, the function is recorded again. The other tensors are copied to where the
+            recording reads them.
     """
 
     def __init__(self, function: TensorFunction, fixed: int) -> None:
@@ -222,25 +223,25 @@ class RecordedFunction:
                 _recordings(tensors[0].device).move_to_end(self)
                 torch._foreach_copy_(self._inputs, list(tensors[:count]))
                 self._repeat()
-                return tuple(output.clone() for output in self._outputs)  # overwritten next time
+                return tuple(output.clone() for output in self._outputs)  # overwritten by next call
         return self._function(*tensors)
 
     @property
     def bytes(self) -> int:
-        """How much memory the inputs and outputs take."""
+        """The number of bytes that the inputs and outputs take."""
         return sum(t.numel() * t.element_size() for t in (*self._inputs, *self._outputs))
 
     def forget(self) -> None:
-        """Forget the recording."""
+        """Discard the recording."""
         self._repeat, self._places, self._inputs, self._outputs = None, None, [], ()
 
     def drop(self) -> None:
-        """Forget the recording, as there is no room for it."""
+        """Discard the recording because there is no room for it."""
         self._drops += 1
         self.forget()
 
     def _record(self, tensors: Sequence[Tensor], count: int) -> None:
-        """Record the function with copies of so many tensors, or warn that it cannot be."""
+        """Record the function with copies of the first `count` tensors, or warn if that fails."""
         device = tensors[0].device
         try:
             inputs = [tensor.clone() for tensor in tensors[:count]]
@@ -252,24 +253,24 @@ class RecordedFunction:
             self._inputs = inputs
             _recordings(device).add(self, recording_bytes(tensors[0]))
             return
-        if is_full:  # all that recordings keep, so that the function itself can be called
+        if is_full:  # free the memory of all recordings, so that the function itself can run
             _recordings(device).drop_all()
             _memory_of_graphs.cache_clear()
 
 
 class _Recordings:
-    """The recordings on a device, in the order of their last use; they live elsewhere."""
+    """The recordings on a device, in the order of their last use, as weak references."""
 
     def __init__(self) -> None:
         self._known: dict[int, ReferenceType[RecordedFunction]] = {}
 
     def move_to_end(self, replay: RecordedFunction) -> None:
-        """Note that a recording is used."""
+        """Mark a recording as the last used."""
         self._known.pop(id(replay), None)
         self._known[id(replay)] = ref(replay)
 
     def add(self, replay: RecordedFunction, most: float) -> None:
-        """Add a recording, and drop others until all take at most so many bytes."""
+        """Add a recording, and drop others until all together take at most `most` bytes."""
         self.move_to_end(replay)
         alive = {key: found for key, known in self._known.items() if (found := known())}
         self._known = {key: self._known[key] for key in alive}
@@ -297,40 +298,40 @@ def _recordings(device: torch.device) -> _Recordings:
 def _record(
     function: TensorFunction, tensors: Sequence[Tensor]
 ) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
-    """Return what calls the function again with these tensors, and where it then writes."""
+    """Return a function that repeats this call, and the tensors that it writes to."""
     device = tensors[0].device
     with torch.cuda.device(device):
         graph: torch.cuda.CUDAGraph = torch.cuda.CUDAGraph()
         stream = _stream_of_graphs(device)
         stream.wait_stream(torch.cuda.current_stream())
         try:
-            # if the capture fails, only the outer of the two leaves the stream
+            # if the capture fails, only the outer of the two contexts leaves the stream
             with torch.cuda.stream(stream):
-                function(*tensors)  # libraries choose their kernels and take their memory
+                function(*tensors)  # libraries choose kernels and allocate memory at the first call
                 pool = _memory_of_graphs(device).pool()
                 with _capture(graph, stream, pool=pool):
                     outputs = function(*tensors)
-        finally:  # also after an error, before others write where the tensors were
+        finally:  # even after an error, before anything else writes to the tensors' memory
             torch.cuda.current_stream().wait_stream(stream)
     return graph.replay, outputs
 
 
 def _capture(graph: Any, stream: Any, **where: Any) -> torch.cuda.graph:
-    """Return a context whose operations are recorded; other threads may use the GPU meanwhile."""
+    """Return a context that records operations; other threads may use the GPU meanwhile."""
     return torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local", **where)
 
 
 @cache
 def _stream_of_graphs(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of all captures on a device; PyTorch's own is that of the first device."""
+    """Return a device's stream for captures; PyTorch's own belongs to the first device used."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @cache
 def _memory_of_graphs(device: torch.device) -> torch.cuda.CUDAGraph:
-    """Return a graph whose memory all others share: none runs while another does.
+    """Return a graph whose memory all others share, as no two run at the same time.
 
-    It is never replayed. PyTorch frees such memory with the last graph that has a part in it.
+    It is never replayed. PyTorch frees the memory together with the last graph that uses it.
     """
     graph = torch.cuda.CUDAGraph()
     with _capture(graph, _stream_of_graphs(device)):

@@ -1,4 +1,4 @@
-"""Shuffled epochs: in which order a client uses its samples."""
+"""Shuffled epochs: the order in which a client uses its samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedtide.randomness import extend_hash, random_words
 Ints = NDArray[np.int64]
 
 _ROW_BITS = 20  # a million epochs are shuffled at once
-_KEPT = 4_000_000  # samples whose orders are kept; beyond, all are forgotten
+_KEPT = 4_000_000  # samples whose order is kept; beyond that, all orders are discarded
 
 
 class EpochOrders:
@@ -48,7 +48,7 @@ class EpochOrders:
         return found
 
     def _find(self, clients: Ints, epochs: Ints) -> Ints:
-        """Return where the orders of these pairs (client, epoch) start in what is kept.
+        """Return where the order of each pair (client, epoch) starts in the kept orders.
 
         A client's epochs must increase.
         """
@@ -70,7 +70,7 @@ class EpochOrders:
         return starts
 
     def _forget(self, needed: int) -> None:
-        """Forget all orders, and have room for so many samples."""
+        """Discard all orders and make room for this many samples."""
         if needed > len(self._kept):
             self._kept = np.empty(max(_KEPT, needed), dtype=np.int64)
         self._used = 0
@@ -87,7 +87,7 @@ class EpochOrders:
     def _shuffle_rows(self, clients: Ints, epochs: Ints, sizes: Ints, begin: Ints) -> Ints:
         """Return the orders of up to 2^`_ROW_BITS` epochs, concatenated.
 
-        They are found by sorting words made of (row, random bits, position).
+        They come from sorting integers whose bits hold (row, random bits, position).
         """
         row = np.repeat(np.arange(len(clients)), sizes)
         position = np.arange(len(row)) - (begin - begin[0])[row]

@@ -32,7 +32,7 @@ def step_direction(
         local: the optimizer and its parameters (its docstring has the equations).
         y: the model before the step.
         gradient: g, with everything that is added to it.
-        moments: those after the step before; () in the first step of a round, where they are 0.
+        moments: before the step; () stands for zeros, as in the first step of a round.
         scales: of this step, see `adam_scales`; SGD ignores them.
     """
     if local.optimizer == "sgd":
@@ -53,7 +53,7 @@ def step_direction(
 def _adam_moments(
     local: LocalTraining, gradient: Params, moments: Moments
 ) -> tuple[Params, Params]:
-    """Return m and v after a step, in as few passes over memory as there are operations for."""
+    """Return m and v after a step, computed in as few passes over memory as possible."""
     first, second = local.betas
     if not moments:
         m = {name: (1 - first) * g for name, g in gradient.items()}

@@ -40,22 +40,22 @@ class LocalTraining:
         steps: I >= 1, the local steps of a round; None if `epochs` is given.
         lr: γ > 0.
         batch_size: samples per step; None uses all of a client's samples in every step. Minibatches
-            run through shuffled epochs that continue from round to round; with `steps`, the last
-            batch of an epoch is dropped if incomplete (a client with fewer samples than a batch
+            run through shuffled epochs that continue from round to round; with `steps`, an
+            incomplete last batch of an epoch is dropped (a client with fewer samples than a batch
             uses all of them).
         epochs: passes over the client's samples in a round, instead of `steps`; incomplete last
             batches are used, so clients may take different numbers of steps.
         schedule: how γ changes over the rounds; None: constant.
         projection: Π, a feasible set; None: no projection.
-        momentum: β in [0, 1), of "sgd" alone.
+        momentum: β in [0, 1), for "sgd" only.
         weight_decay: λ >= 0.
         optimizer: "sgd", "adam" or "adamw", as in PyTorch.
-        betas: β₁ and β₂ in [0, 1), of Adam and AdamW.
-        eps: ε > 0, of Adam and AdamW.
+        betas: β₁ and β₂ in [0, 1), for Adam and AdamW.
+        eps: ε > 0, for Adam and AdamW.
 
     Raises:
         InvalidInputError: a value outside its range, not exactly one of steps and epochs, or
-            momentum with another optimizer than "sgd".
+            momentum with an optimizer other than "sgd".
 
     >>> LocalTraining(steps=5, lr=0.1, batch_size=16).rate(0)
     0.1
@@ -92,7 +92,7 @@ class LocalTraining:
             raise InvalidInputError(
                 f"betas: {self.betas!r:.60} are not two numbers within [0, 1); give (0.9, 0.999)"
             )
-        object.__setattr__(self, "betas", tuple(self.betas))  # hashable: blocks are cached by it
+        object.__setattr__(self, "betas", tuple(self.betas))  # part of the blocks' cache key
         require_positive("eps", self.eps)
 
     @property
@@ -104,7 +104,7 @@ class LocalTraining:
         """Return γ_t, the local learning rate of round t.
 
         Raises:
-            InvalidInputError: a schedule of the user's gives a negative factor, or no finite one.
+            InvalidInputError: the schedule returns a factor that is negative or not finite.
         """
         if self.schedule is None:
             return self.lr

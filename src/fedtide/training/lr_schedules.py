@@ -15,7 +15,7 @@ class LearningRateSchedule(ABC):
 
     @abstractmethod
     def factor(self, t: int) -> float:
-        """Return the factor of γ in round t (0-based)."""
+        """Return the factor by which γ is multiplied in round t (counted from 0)."""
 
 
 @configurable
@@ -35,7 +35,7 @@ class StepDecay(LearningRateSchedule):
         times: the maximal number of steps; None: unlimited.
 
     Raises:
-        InvalidInputError: a decay outside (0, 1], a period below 1, or a negative number of steps.
+        InvalidInputError: a decay outside (0, 1], `every` below 1, or a negative number of steps.
 
     >>> [StepDecay(decay=0.5, every=2, start=1).factor(t) for t in range(5)]
     [1.0, 0.5, 0.5, 0.25, 0.25]
@@ -66,7 +66,7 @@ class InverseDecay(LearningRateSchedule):
     """Inverse decay: γ_t = γ / (1 + t / every), as MIFA's authors use with every = 1.
 
     Args:
-        every: after how many rounds γ_t is γ / 2.
+        every: the number of rounds after which γ_t is γ / 2.
 
     Raises:
         InvalidInputError: `every` not positive.
@@ -87,7 +87,7 @@ class InverseDecay(LearningRateSchedule):
 
 @configurable
 class Piecewise(LearningRateSchedule):
-    """A list of factors: γ · factors[i] from round starts[i] on, and γ before starts[0].
+    """Piecewise constant: γ · factors[i] from round starts[i] on, and γ before starts[0].
 
     Wang & Ji (2022) train 2000 rounds with γ = 0.1, then with 1e-5: starts=[2000], factors=[1e-4].
 
@@ -96,7 +96,7 @@ class Piecewise(LearningRateSchedule):
         factors: as many positive numbers.
 
     Raises:
-        InvalidInputError: rounds that do not increase, or another number of factors.
+        InvalidInputError: the rounds do not increase, or the numbers of starts and factors differ.
 
     >>> [Piecewise(starts=[2], factors=[0.1]).factor(t) for t in (1, 2)]
     [1.0, 0.1]

@@ -24,10 +24,10 @@ class MinibatchPlanner:
 
     The b-th local step of client n in the run uses batch b mod B_n of its epoch b div B_n, where
     B_n is its number of batches per epoch; the order of an epoch is a function of (seed, n, epoch).
-    So `steps_taken` is the only state.
+    Hence `steps_taken` is the only state.
 
     Args:
-        population: whose `samples` say how many samples each client holds (None: functions).
+        population: the clients; `samples` says how many each holds (None: they hold functions).
         local: steps, epochs and batch size.
         seed: of the run.
 
@@ -35,7 +35,7 @@ class MinibatchPlanner:
         steps_taken: how many local steps each client has taken so far, shape (N,).
 
     Raises:
-        InvalidInputError: a batch size or epochs where clients hold no samples.
+        InvalidInputError: a batch size or epochs are given, but the clients hold no samples.
     """
 
     def __init__(self, population: Population, local: LocalTraining, seed: int) -> None:
@@ -58,7 +58,7 @@ class MinibatchPlanner:
 
     @property
     def smallest_batch(self) -> int | None:
-        """How many samples the smallest minibatch of the run may have; None without samples."""
+        """The number of samples in the smallest minibatch; None if clients hold no samples."""
         if self._sizes is None:
             return None
         if self._full or self._epochs is None:
@@ -68,12 +68,12 @@ class MinibatchPlanner:
 
     @property
     def largest_batch(self) -> int | None:
-        """How many samples the largest minibatch of the run may have; None without samples."""
+        """The number of samples in the largest minibatch; None if clients hold no samples."""
         return None if self._sizes is None else self._batch
 
     @property
     def samples_per_round(self) -> float:
-        """How many samples a client uses in a round, the mean over clients; 0 without samples."""
+        """The samples that a client uses in a round, averaged over clients; 0 without samples."""
         if self._sizes is None:
             return 0.0
         if self._epochs is not None:
@@ -84,13 +84,13 @@ class MinibatchPlanner:
 
     @cached_property
     def widths(self) -> Ints:
-        """How wide the minibatches of the run are, see `BatchPlan.widths`; empty: no samples."""
+        """The widths of the run's minibatches, see `BatchPlan.widths`; empty without samples."""
         if self._sizes is None:
             return np.empty(0, dtype=np.int64)
         return np.unique(batch_widths(np.minimum(self._sizes, self._batch), self._batch))
 
     def are_alike(self, clients: Ints) -> bool:
-        """Return whether these clients take as many steps in a round, with minibatches as wide."""
+        """Return whether these clients take equally many steps with equally wide minibatches."""
         if self._epochs is not None:
             return False
         if self._sizes is None or len(self.widths) == 1:
@@ -99,9 +99,9 @@ class MinibatchPlanner:
         return len(np.unique(batch_widths(used, self._batch))) <= 1
 
     def padded_bytes(self, clients: Ints) -> int:
-        """Return what each of these clients takes in a plan, padded to the largest of them.
+        """Return the bytes that each client takes in a plan padded to the largest of these.
 
-        0 if all clients take the same.
+        0 if no padding is needed.
         """
         if self._sizes is None or self.are_alike(clients) or len(clients) == 0:
             return 0
@@ -121,7 +121,7 @@ class MinibatchPlanner:
         step = np.arange(steps.max(initial=0))[:, None]
         index = step + before
         full = self._sizes is not None and (full_batch or self._full)
-        # a client that is done would shuffle epochs that it does not begin
+        # without the limit, clients that are done would shuffle epochs that they do not begin
         last = index if self._epochs is None else np.minimum(step, steps - 1) + before
         positions, mask = self._all(clients) if full else self._minibatches(clients, last)
         return BatchPlan(
@@ -134,7 +134,7 @@ class MinibatchPlanner:
         )
 
     def skip(self, clients: Ints) -> Ints:
-        """Count the next local steps of these clients as taken; return how many, shape (S,)."""
+        """Count a round's local steps of these clients as taken; return how many, shape (S,)."""
         steps = self.steps_of(clients)
         self.steps_taken[clients] += steps.astype(np.int32)
         return steps
@@ -152,7 +152,7 @@ class MinibatchPlanner:
         return self._epochs * self._batches_of(clients)
 
     def _batches_of(self, clients: Ints) -> Ints:
-        """Return B_n: complete batches only, unless a round is counted in epochs."""
+        """Return B_n: only complete batches count, unless `local` is given in epochs."""
         assert self._sizes is not None
         sizes = self._sizes[clients]
         if self._epochs is None:
@@ -162,7 +162,7 @@ class MinibatchPlanner:
     def _minibatches(
         self, clients: Ints, index: Ints
     ) -> tuple[Ints | None, NDArray[np.bool_] | None]:
-        """Return the positions (I, S, B) of the batches with these numbers, (I, S), and mask."""
+        """Return the positions (I, S, B) of the batches with these numbers, (I, S), and a mask."""
         if self._sizes is None or len(clients) == 0:
             return None, None
         sizes = self._sizes[clients][:, None]
@@ -187,7 +187,7 @@ def check_minibatches(planner: MinibatchPlanner, task: Task) -> None:
     """Warn if some minibatches have fewer samples than the task needs.
 
     Raises:
-        InvalidInputError: all of them have, or some would need padding that the task cannot bear.
+        InvalidInputError: all of them have, or some need padding, which the task does not allow.
     """
     smallest, largest, fewest = planner.smallest_batch, planner.largest_batch, task.fewest_samples
     held = task.population.samples
@@ -201,7 +201,7 @@ def check_minibatches(planner: MinibatchPlanner, task: Task) -> None:
         )
     if smallest >= fewest:
         return
-    found = "have a single sample, of which batch normalisation has no variance"
+    found = "have a single sample, for which batch normalisation has no variance"
     layers = "use GroupNorm or LayerNorm"
     if largest < fewest:
         raise InvalidInputError(

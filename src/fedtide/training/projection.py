@@ -1,4 +1,4 @@
-"""Feasible sets, to which local models are projected after every step."""
+"""Feasible sets onto which local models are projected after every step."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Ball(Projection):
         center: c, shape (d,); None is the origin.
 
     Raises:
-        InvalidInputError: r not positive, a centre that is not finite, or (in `check`) not of
-            length d.
+        InvalidInputError: r is not positive, the centre is not finite, or (in `check`) its length
+            is not d.
 
     >>> Ball(radius=1.0)(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
@@ -51,7 +51,7 @@ class Ball(Projection):
         if self.center is not None:
             center = tuple(
                 float(c) for c in self.center
-            )  # hashable: captured blocks are cached by it
+            )  # hashable: it is part of the cache key of captured blocks
             if not all(map(math.isfinite, center)):
                 raise InvalidInputError("center: a number is not finite; give finite numbers")
             object.__setattr__(self, "center", center)
@@ -97,10 +97,10 @@ class Box(Projection):
             raise InvalidInputError(f"low: {self.low} is not below high, {self.high}")
 
     def check(self, size: int) -> None:
-        """Accept every d."""
+        """Accept a model of any size."""
 
     def __call__(self, y: Tensor) -> Tensor:
-        """Return y with every coordinate cut to the box."""
+        """Return y with every coordinate clipped to [low, high]."""
         return y.clamp(self.low, self.high)
 
 

@@ -19,11 +19,11 @@ Job = Callable[[], None]
 class CoreThreads:
     """Threads whose tensor operations use one core each; they live as long as this object.
 
-    Small operations gain little from more cores, and lose much on busy ones, because cores wait
-    for one another after each operation.
+    Small operations gain little from several cores, and lose much if these are busy, because the
+    cores wait for one another after each operation.
 
     Args:
-        count: how many; with one, the calling thread does everything.
+        count: the number of threads; with one, the calling thread does everything.
 
     >>> from functools import partial
     >>> found = []
@@ -38,13 +38,13 @@ class CoreThreads:
         self._process = 0
 
     def map(self, prepare: Callable[[Item], Job], items: Sequence[Item]) -> None:
-        """Prepare a job for each item and run all; after an error, which is raised, none begins.
+        """Prepare a job for each item and run all; an error is raised, and no further job begins.
 
-        The calling thread prepares the jobs in their order, while the others run those that are
-        ready, and then takes jobs like them. Preparing is Python, which only one thread can run at
-        a time; if each thread prepared its own, they would wait for one another at every operation.
+        The calling thread prepares the jobs in order while the others run those that are ready;
+        then it runs jobs, too. Preparing is Python code, which only one thread can run at a time:
+        if each thread prepared its own jobs, they would wait for one another at every operation.
         """
-        if len(items) == 1:  # as in most rounds of few small models, where queues take long
+        if len(items) == 1:  # common with few small models, for which queues are slow
             with single_threaded():
                 prepare(items[0])()
             return
@@ -86,7 +86,7 @@ class CoreThreads:
             raise error
 
     def _threads(self) -> ThreadPoolExecutor:
-        """Return the pool; a forked process has none of its parent's threads."""
+        """Return the pool; a forked process does not inherit its parent's threads."""
         if self._pool is None or self._process != os.getpid():
             self._process = os.getpid()
             self._pool = ThreadPoolExecutor(

@@ -52,12 +52,12 @@ class ClientTable:
 
     @classmethod
     def from_frame(cls, frame: pl.DataFrame, group: str | None = None) -> ClientTable:
-        """Return the clients in a table with a column `client`, or a name that logs may give it.
+        """Return the clients in a table with a column `client`, or an alias known from logs.
 
-        A column `weight` gives the wanted weights, in any unit, and a column `samples`, or of
-        another name that logs may give it, the sample counts. Every other column with 2 to 50
-        distinct values is a grouping, unless they are lists or objects; `group` selects one column
-        instead, however many values it has. Case does not matter in `client` and `weight`.
+        A column `weight` gives the wanted weights, in any unit, and a column `samples`, or an
+        alias known from logs, the sample counts. Every other column with 2 to 50 distinct values is
+        a grouping, unless they are lists or objects; `group` selects one column instead, however
+        many values it has. Case does not matter in `client` and `weight`.
 
         Raises:
             InvalidInputError: no column `client` or `group`, a `group` of lists or objects, no
@@ -147,7 +147,7 @@ def find_positions(
 
 
 def _parse_names(column: pl.Series) -> pl.Series:
-    """Return the ids of the clients; raise InvalidInputError for none, or one that is twice."""
+    """Return the ids of the clients; raise InvalidInputError if there are none, or duplicates."""
     names = normalise_clients("roster", column)
     if names.dtype == pl.String:
         names = names.str.strip_chars()
@@ -207,6 +207,6 @@ def _find_ids(path: Path) -> str:
 
 
 def _within_64_bits(names: list[Any]) -> list[Any]:
-    """Return whole numbers beyond 64 bits, and all beside them, as strings."""
+    """Return all names as strings if whole numbers among them exceed 64 bits."""
     fits = not names or isinstance(names[0], str) or -(2**63) <= names[0] <= names[-1] < 2**63
     return names if fits else [str(name) for name in names]

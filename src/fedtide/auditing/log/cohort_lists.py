@@ -1,4 +1,4 @@
-"""Logs of one row per round with a list of clients: to one row per round and client."""
+"""Expansion of logs with a list of clients per round to one row per round and client."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fedtide.errors import InvalidInputError
 _SEPARATORS = ";|,"
 _BRACKETS = ("[", "(", "{")
 _LIKE_LISTS = re.compile(r"[|,]|^\d+(\s+\d+)+$|^\[.*\]$", re.DOTALL)
-"""Cells that are lists in a column called `clients`, and may be so in one called `client`."""
+"""Cells that are lists in a column called `clients`, and might be in one called `client`."""
 _EXAMINED = 1000
-"""Different cells of a batch by which it is judged whether cells are lists."""
+"""How many different cells of a batch decide whether cells are lists."""
 
 
 class CohortLists:
-    """What a log's column of clients holds: a client a row, or the list of a round's clients.
+    """What a log's column of clients holds: one client per row, or a list of a round's clients.
 
-    A list is a column of lists, or text: JSON arrays and what Python prints of lists, tuples and
-    sets, if most cells are; if no round has two rows, also a single such cell, or names separated
-    by semicolons. In a column whose name says that it holds several clients, text is a list in any
-    case; bars, commas, and blanks between numbers separate clients, too. Other columns may be
-    lists of the same lengths, or single values that hold for all clients of the row.
+    Lists come as a column of lists, or as text: JSON arrays, or lists, tuples and sets as Python
+    prints them, if most cells are such. If no round has two rows, a single such cell suffices, and
+    so do names separated by semicolons. In a column whose name says that it holds several clients,
+    text always is a list; bars, commas, and blanks between numbers separate clients, too. Other
+    columns may hold lists of the same lengths, or single values for all clients of the row.
 
     Args:
         name: the log's own name of the clients, if it was recognised; None: the user gave it.
@@ -80,7 +80,7 @@ class CohortLists:
                 self._listed = True
             elif self._name is not None and (single or _are_unique(rounds, stages)):
                 _reject_doubtful(clients, self._name)
-            if not single:  # a row for each client, although a later batch may be a row alone
+            if not single:  # one row per client, even if a later batch has a single row
                 self._listed = bool(self._listed)
         if not self._listed:
             return clients

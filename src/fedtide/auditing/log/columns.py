@@ -10,7 +10,7 @@ from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.participation.log.schema import EVENT_NAMES, OUTCOME_NAMES
 
 COLUMNS = ("round", "client", "stage", "weight", "samples", "time", "reason")
-"""What an audit reads of a log."""
+"""The columns that an audit reads."""
 
 LIST_NAMES = (
     "clients",
@@ -80,13 +80,13 @@ _SUGGESTED = {
     "round": ("iteration", "epoch", "step", "t"),
     "client": ("id", "name", "worker", "party", "member", "node"),
 }
-"""Names that may mean something else: suggested, but not taken without being asked."""
+"""Names that may mean something else: errors suggest them, but they are not used by default."""
 
 NOUNS = {column: column for column in COLUMNS} | {"samples": "sample count"}
 """What a value of each column is called."""
 
 REASON_NAMES = _ALIASES["reason"]
-"""Names of columns in which a text says that a row's client failed."""
+"""Names of columns whose text says that a row's client failed."""
 PRESENCE_NAMES = tuple(
     name
     for verb in (
@@ -95,7 +95,7 @@ PRESENCE_NAMES = tuple(
     )
     for name in (verb, f"is_{verb}", f"has_{verb}", f"was_{verb}")
 )
-"""Names of columns in which 0 or False says that a row's client did not take part."""
+"""Names of columns whose 0 or False says that a row's client did not take part."""
 _INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
 """Names of a pandas index in a file."""
 _LISTED = 8
@@ -107,10 +107,10 @@ class ColumnNames:
 
     Args:
         columns: the log's own name of each of COLUMNS that it has.
-        note: which columns were recognised under another name; empty: none.
-        unread: which other columns there are, in words; empty: none.
-        outcomes: columns whose names say that they may tell who failed, or who took part, among
-            them that of the reasons; empty if there are stages.
+        note: which columns were recognised under another name, in words; empty: none.
+        unread: which columns are not read, in words; empty: none.
+        outcomes: columns whose names suggest that they tell who failed or who took part, including
+            that of the reasons; empty if there are stages.
     """
 
     columns: dict[str, str]
@@ -125,7 +125,7 @@ def find_columns(
     timed: bool = False,
     has_meanings: bool = False,
 ) -> ColumnNames:
-    """Find the columns of a log by the names given, by the standard names, or by common ones.
+    """Find the columns of a log: by the user's names, the standard names, or common aliases.
 
     Case, spaces, hyphens and underscores do not matter.
 
@@ -134,8 +134,8 @@ def find_columns(
         columns: names given by the user, such as {"round": "my_round"}.
         timed: whether rounds are to be computed from times, so that `time` is needed and `round`
             is not; without a column of times, the column `round` holds them.
-        has_meanings: whether it is known which stage the values of a column mean; without a column
-            `stage`, it is the column that says who failed, or who took part.
+        has_meanings: whether the user says which stages the values of a column mean; without a
+            column `stage`, that is the one that tells who failed or who took part.
 
     Raises:
         InvalidInputError: a name that is unknown or not in the log; no column of rounds or
@@ -182,14 +182,14 @@ def find_columns(
 
 
 def _find_outcome(others: Sequence[str]) -> str:
-    """Return the only column whose name says that it may tell who failed, or who took part."""
+    """Return the only column whose name suggests that it tells who failed or who took part."""
     found = [name for name in others if says_outcome(name)]
     found = [name for name in found if not is_called(name, EVENT_NAMES)] or found
     if len(found) == 1:
         return found[0]
     wrong = "no column is called 'stage', 'status' or the like"
     if found:
-        wrong = f"{' and '.join(map(repr, found[:2]))} may say how far clients came"
+        wrong = f"{' and '.join(map(repr, found[:2]))} may say which stage clients reached"
     raise InvalidInputError(
         f"stages: {wrong}; name the column with {name_columns({'stage': (*found, 'NAME')[0]})}"
     )
@@ -205,7 +205,7 @@ def _describe_unread(others: Sequence[str], outcomes: Sequence[str]) -> str:
         return text
     return (
         f"{text}; if {outcome!r:.60} says who failed, say what its values mean with "
-        "--stages VALUE=STAGE,...: without it, every row's client took part"
+        "--stages VALUE=STAGE,...: otherwise every row counts as participation"
     )
 
 
@@ -220,7 +220,7 @@ def name_columns(columns: Mapping[str, str]) -> str:
 
 
 def is_called(name: str, aliases: Sequence[str]) -> bool:
-    """Return whether a column's name is one of these, apart from case and separators."""
+    """Return whether a column's name is one of these, ignoring case and separators."""
     return _plain(name) in {_plain(alias) for alias in aliases}
 
 
@@ -230,14 +230,14 @@ def says_outcome(name: str) -> bool:
 
 
 def is_recognised(name: str) -> bool:
-    """Return whether a column of this name is read without being asked for, and changes numbers."""
+    """Return whether a column of this name is read by default, and changes numbers."""
     return any(
         is_called(name, (ours, *aliases)) for ours, aliases in _ALIASES.items() if ours != "reason"
     )
 
 
 def recognise(ours: str, available: Sequence[str]) -> str | None:
-    """Return which of these is one of our COLUMNS, as the table writes it; None: there is none.
+    """Return which of these names stands for one of our COLUMNS, as written; None: none does.
 
     >>> recognise("client", ["region", "Client Name"])
     'Client Name'
@@ -246,7 +246,7 @@ def recognise(ours: str, available: Sequence[str]) -> str | None:
 
 
 def name_unread(columns: Sequence[str]) -> str:
-    """Return columns that are not read, in words, without those of an index; empty: none."""
+    """Return the columns that are not read, in words, without a pandas index; empty: none."""
     others = [name for name in columns if not _INDEX.fullmatch(name)]
     more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
     return ", ".join(f"{name!r:.60}" for name in others[:_LISTED]) + more
@@ -286,9 +286,9 @@ def _require(
     kind, them = ("column", "it") if len(missing) == 1 else ("columns", "them")
     hint = ""
     if missing == ["client"] and len(available) > _LISTED:
-        hint = ", or if each client has a column, make rows of them with unpivot"
+        hint = ", or if each client has a column, turn the columns into rows with unpivot"
     if len(missing) == len(needed) and len(available) <= len(needed):
-        hint = ", or write the names of the columns in the first line, with none above it"
+        hint = ", or put the column names in the first line of the file"
     raise InvalidInputError(
         f"log: no {kind} {wanted} among {name_unread(available)}; "
         f"name {them} with {_suggest(missing, available)}{hint}"

@@ -57,15 +57,15 @@ class LogBuilder:
 
     A row with a reason takes 12 bytes more.
 
-    Clients have rows at any stage: one that was only available or selected belongs to the
-    federation, too.
+    Rows of any stage count for the list of clients: one that was only available or selected belongs
+    to the federation, too.
 
     Args:
         table: where the rows come from.
         round_seconds: the length of a round, if the log has times instead of rounds.
         stages: collects the stages.
         weights_are_final: whether a weight is q_t^n even if it looks like a sample count.
-        ids_are_exact: whether client ids are names as they are, with blanks around them or "none".
+        ids_are_exact: whether client ids are taken literally, also " a " or "none".
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LogBuilder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there were no rows so far."""
+        """Whether no rows have been added so far."""
         return not self._size and not any(map(len, self._listed))
 
     def add(self, batch: Mapping[str, pa.Array], listed: bool = False) -> None:
@@ -234,15 +234,15 @@ class LogBuilder:
             _reject_between(known, first, step)
             self.notes.append(
                 f"the numbers of the rounds advance by {step} from {first} on: numbered "
-                "consecutively from 0; round_step=1 or --round-step 1 keeps the rounds between "
-                "them as empty"
+                "consecutively from 0; round_step=1 or --round-step 1 keeps those between as empty "
+                "rounds"
             )
         numbers = rows.rounds - first
         numbers //= step
         return replace(rows, rounds=numbers), (0, (last - first) // step + 1)
 
     def _check_times(self, known: NDArray[np.integer], first: int) -> None:
-        """Refuse rounds of what are no times; note how long rounds are, and where they begin."""
+        """Refuse values that are no times; note how long rounds are, and when the first begins."""
         assert self._nanoseconds is not None
         self._times.reject_dates()
         reject_gaps(known, self._nanoseconds)
@@ -268,7 +268,7 @@ class LogBuilder:
         return later, (first, span[1])
 
     def _merge_repeated(self, rows: _Rows, clients: int, declared: Floats | None) -> _Rows:
-        """Return one row for each client and round of the times, at the last stage."""
+        """Return one row for each client and round, at the last stage, of a log with times."""
         pairs, stages, last = _sort_rows(rows, clients)
         repeated = len(last) - int(last.sum())
         if not repeated:
@@ -288,10 +288,10 @@ class LogBuilder:
         )
 
     def _drop_weightless(self, rows: _Rows) -> tuple[_Rows, int]:
-        """Return the rows without those of weight 0, which moves no model, and how many these were.
+        """Return the rows without those of weight 0, which move no model, and how many these were.
 
-        Tables with a row for every client in each round say so of those that were not there. Stages
-        say it themselves, and a client that reported with weight 0 is not one that was lost.
+        Tables with a row for every client in each round mark absent clients like this. Stages show
+        them anyway, and a client that reported with weight 0 was not lost.
         """
         noun, weights = "weight", rows.weights
         if weights is None or np.isnan(weights).all():
@@ -317,7 +317,7 @@ class LogBuilder:
         return None
 
     def _drop_claimed(self, rows: _Rows) -> _Rows:
-        """Return the rows without clients that were not there: others claimed their names."""
+        """Return the rows without those of nodes that claimed the name of an absent client."""
         if rows.stages is None:
             return rows
         claimed = self._reasons.find_claimed()
@@ -341,7 +341,7 @@ class LogBuilder:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The columns of a log: E rounds and clients, and what the log has of the others."""
+    """The columns of a log: E rounds and clients, and those of the others that the log has."""
 
     rounds: NDArray[np.integer]
     clients: NDArray[np.int32]

@@ -24,7 +24,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.participation.log.schema import STAGES
 
 _ROWS = 1 << 14
-"""Rows counted at a time: a column of measurements has as many different values as rows."""
+"""Rows counted at a time: a column of measurements may have as many different values as rows."""
 _NUMBER = re.compile(r"[+-]?([\d.]+(e[+-]?\d+)?|inf)")
 """A number among messages, which may be a code or a loss."""
 _GOOD = ("success", "succeeded", "completed", "ok", *PRESENCE_NAMES)
@@ -35,7 +35,7 @@ _EARLY = ("available", "selected")
 
 
 class OutcomeColumn:
-    """The values of a column that is not read, but may say that some clients failed, counted.
+    """Counts of the values of a column that is not read, but may say that some clients failed.
 
     Args:
         name: the log's name of the column.
@@ -67,7 +67,7 @@ class OutcomeColumn:
 
     @property
     def _is_full(self) -> bool:
-        """Whether there are more values than are counted apart; the others count as OTHER."""
+        """Whether there are too many values to count each; the others count as OTHER."""
         return len(self._counts) > MOST_VALUES
 
     def reject_failures(self) -> None:
@@ -82,7 +82,7 @@ class OutcomeColumn:
             failed = lacking
         begun = {value for value, guess in guesses.items() if guess.stage in _EARLY} - failed
         has_turns = bool(begun) and failed | begun != {*guesses}
-        if has_turns:  # a log of events: a row for what comes before the answer is no participation
+        if has_turns:  # a log of events: rows from before the answer are no participation
             failed |= begun
         # of many messages, the rest is counted as OTHER, which says nothing by itself
         if not failed or (self._is_full and failed == {OTHER}):
@@ -102,8 +102,8 @@ class OutcomeColumn:
         named = "" if self._is_only else f"{name_columns({'stage': self._name})} and "
         raise InvalidInputError(
             f"log: {self._name!r:.60} is {what:.80} in {rows:,} of {self._counts.total():,} rows, "
-            "which would count as participation; leave out rows of clients that were not there, "
-            f"and say how far the others came ({', '.join(STAGES)}) with {named}"
+            "which would count as participation; remove the rows of absent clients, and say which "
+            f"stage the others reached ({', '.join(STAGES)}) with {named}"
             f"{name_meanings(means)}"
         )
 
@@ -133,11 +133,11 @@ def _is_fine(message: str) -> bool:
 
 
 def _guess_others(stages: Mapping[str, str], has_turns: bool) -> dict[str, str]:
-    """Return what the values that do not say that a client failed mean, for a hint.
+    """Return, for a hint, the meanings of the values that do not say that a client failed.
 
     Args:
         stages: what they seem to mean.
-        has_turns: whether the log has several rows for a turn of a client, not all of them answers.
+        has_turns: whether a client's turn has several rows, not all of them answers.
     """
     several = len(stages) > 1
     meant = {
@@ -159,7 +159,7 @@ def _shorten(others: Mapping[str, str], failed: Mapping[str, str]) -> Mapping[st
 
 
 def _count(values: pa.Array, counts: Counter[str]) -> None:
-    """Add how often each value occurs to the counts, of which there are not many different ones."""
+    """Add how often each value occurs to the counts; beyond MOST_VALUES values, as OTHER."""
     for entry in values.value_counts().to_pylist():
         text = "" if entry["values"] is None else str(entry["values"]).strip()
         text = "" if text.lower() in MISSING else text

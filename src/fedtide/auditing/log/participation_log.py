@@ -110,8 +110,8 @@ class ParticipationLog:
         """Return a share of the clients that took part; all clients, ascending, if it is 1 or more.
 
         They are evenly spaced in an order that depends on their entries alone. So the sample, which
-        has this order, depends neither on names nor on the order of rows; and it has frequent and
-        rare clients.
+        has this order, depends neither on names nor on the order of rows, and it has both frequent
+        and rare clients.
 
         Args:
             share: of the clients.
@@ -228,8 +228,8 @@ class ParticipationLog:
     def leave_out_idle(self, cycle: int = 1) -> tuple[ParticipationLog, Ints]:
         """Return the log without empty rounds, and the rounds that it keeps.
 
-        A round without participants moves no model, so what is a mean over the other rounds must
-        not depend on how many of them there are. The result has no stages below "used".
+        A round without participants moves no model, so means over the other rounds must not depend
+        on how many empty ones there are. The result has no stages below "used".
 
         Args:
             cycle: of consecutive empty rounds, multiples of this number are left out, so that every
@@ -265,7 +265,7 @@ class ParticipationLog:
         return log, kept
 
     def usual_span(self, busy: int) -> int:
-        """Return in how many rounds `busy` successive rounds with participants lie, the median."""
+        """Return the median span, in rounds, of `busy` successive rounds with participants."""
         rounds = np.flatnonzero(self.cohorts)
         some = min(busy, len(rounds))
         return int(np.median(rounds[some - 1 :] - rounds[: len(rounds) - some + 1])) + 1

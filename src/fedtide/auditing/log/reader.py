@@ -59,21 +59,21 @@ def read_participation_log(
         roster: all clients of the federation.
         columns: the log's own names of `round`, `client`, `stage`, `weight`, `samples`, `time` or
             `reason`. Without them, common names are recognised. A column given as `weight` holds
-            q_t^n, one given as `samples` sample counts. If none is given and all entries of a
-            column `weight` are whole numbers whose sum in a round is typically 10 or more, they are
-            sample counts; if all are 1, though rounds have several clients, or all are equal
-            and typically sum to more than 3 in a round, the clients of a round count alike. Run
-            folders and ledgers hold q_t^n in any case. Without stages, a row of weight or sample
-            count 0 is no participation.
+            q_t^n, one given as `samples` sample counts. If none is given, the entries of a column
+            `weight` are sample counts if all are whole numbers that typically sum to 10 or more in
+            a round. If all are 1, though rounds have several clients, or all are equal and
+            typically sum to more than 3, the clients of a round count alike. Run folders and
+            ledgers always hold q_t^n. Without stages, a row with weight or sample count 0 does not
+            count as participation.
         on_progress: progress callback.
         stages: the stage that each value of the column `stage` means, as in `StageColumn`; without
-            such a column, of the column whose name says that it may tell who failed.
+            such a column, of the column whose name suggests that it tells who failed.
         round_seconds: the length of a round in seconds; the log then has times, in a column `time`
             or `round`. Rounds begin at multiples of it (UTC), and a client that has several rows
             within a round counts once.
-        round_step: the difference between the numbers of consecutive rounds; None: found, as
-            described in `find_step`. 1 takes all numbers as they are.
-        from_round: earlier rounds, as numbered here, are left out, but not their clients.
+        round_step: the difference between the numbers of consecutive rounds; None: detected by
+            `find_step`. 1 takes all numbers as they are.
+        from_round: earlier rounds, by the numbers of the result, are left out; their clients stay.
 
     Raises:
         InvalidInputError: a log that cannot be used.
@@ -111,8 +111,8 @@ def read_participation_log(
     log = builder.build(roster, clients, span, round_step, from_round)
     if found.unread and "stage" not in found.columns and len(log.clients) == log.size * log.length:
         note = (
-            "every client has a row in every round, and so counts as always there; if one of the "
-            "columns that are not read says who was not, leave out those rows, or say so with "
+            "every client has a row in every round, and so counts as always there; if a column "
+            "that is not read says who was absent, remove those rows, or name the column with "
             "--columns stage=NAME --stages VALUE=STAGE,..."
         )
         log = replace(log, notes=(*log.notes, note))
@@ -164,7 +164,7 @@ def _read_rows(
     builder: LogBuilder,
     on_progress: OnProgress,
 ) -> None:
-    """Give the rows of a table to the builder, batch by batch; without `lists`, a client a row."""
+    """Give the rows of a table to the builder, by batches; without `lists`, one client a row."""
     alone = [name for name in found.outcomes if says_outcome(name)]
     outcomes = {name: OutcomeColumn(name, alone == [name]) for name in found.outcomes}
     wanted = dict.fromkeys([*found.columns.values(), *outcomes])
@@ -188,8 +188,8 @@ def _read_rows(
 def _widen(column: pa.Array) -> pa.Array:
     """Return a column in a type with which Arrow can compute.
 
-    Numbers of 16 bits become numbers of 32; decimals, in which databases give whole numbers, too,
-    become whole numbers if all of them are, else floating-point ones.
+    16-bit floats become 32-bit ones. Decimals, which databases may use for whole numbers, become
+    integers if all are whole, else floats.
     """
     if pa.types.is_float16(column.type):
         return column.cast(pa.float32())
@@ -203,7 +203,7 @@ def _widen(column: pa.Array) -> pa.Array:
 
 @contextmanager
 def _named_columns(columns: Mapping[str, str]) -> Iterator[None]:
-    """Let errors about a column say its name in the log, too; refuse what Arrow cannot compute."""
+    """Add a column's name in the log to errors about it; refuse what Arrow cannot compute."""
     try:
         yield
     except pa.ArrowException as error:
@@ -225,9 +225,9 @@ class _OpenLog:
 
     Args:
         table: its rows.
-        recorded: whether fedtide has recorded it, so that ids are names as they are, a row has one
-            client, and weights are q_t^n.
-        span: its first round and one past the last, as far as it says more than its rows.
+        recorded: whether fedtide recorded it, so that ids are exact names, each row has one client,
+            and weights are q_t^n.
+        span: its first round and one past the last; None: as far as its rows reach.
         roster: all clients; None: unknown.
         method: the `type` of the run's method; empty: unknown.
     """
@@ -277,14 +277,14 @@ def _open_run_folder(folder: Path, timed: bool) -> _OpenLog:
 def _read_method(folder: Path) -> str:
     """Return the `type` of the method of a run; empty: unknown."""
     experiment = folder / "experiment.yaml"
-    # With a number for each of many clients, the file takes seconds to parse.
+    # Not parsed: with a number for each of many clients, that takes seconds.
     found = _METHOD.search(experiment.read_text("utf-8")) if experiment.is_file() else None
     return found[1] if found else ""
 
 
 @contextmanager
 def _open_ledger(url: str) -> Iterator[_OpenLog]:
-    """Open a ledger; its rows and the span of its completed rounds are of the same moment."""
+    """Open a ledger; rows and the span of completed rounds are read as of the same moment."""
     from fedtide.participation.log.ledger import (  # needs SQLAlchemy, an optional dependency
         LOG_COLUMNS,
         LedgerStream,

@@ -44,7 +44,7 @@ class Refusals:
         return np.bincount(self.clients, self.counts, clients).astype(np.int64)
 
     def rank_clients(self) -> list[tuple[int, int]]:
-        """Return each client that was left out, and of how many rounds, the most often first."""
+        """Return each client that was left out, and of how many rounds, most often first."""
         rounds = self.count_rounds(0)
         ranks = np.argsort(-rounds, kind="stable")[: np.count_nonzero(rounds)]
         return list(zip(ranks.tolist(), rounds[ranks].tolist(), strict=True))

@@ -20,14 +20,14 @@ _TIME_HINT = (
 )
 _KEEP_HINT = "round_step=1 or --round-step 1 takes them as they are"
 _FIRST_TIME = 100_000_000
-"""No training has so many rounds; a Unix time in seconds does since 1973."""
+"""No training has this many rounds; Unix times in seconds have exceeded it since 1973."""
 
 _FIRST_DATE, _LAST_DATE = 19_700_101, 21_001_231
 _FIRST_MONTH, _LAST_MONTH = 197_001, 210_053
 _WEEKS = 53
-"""The most weeks of a year, which may stand in place of the month."""
+"""The most weeks in a year; a week may take the place of the month."""
 _RECENT_TIME = 1_000_000_000
-"""No log of relative times, in seconds, is as long; a Unix time is since 2001."""
+"""No log with relative times is this long, in seconds; Unix times have exceeded it since 2001."""
 
 _MAX_GAP = 100
 _FEW_ROUNDS = 10_000
@@ -35,10 +35,10 @@ _EVEN_ROUNDS, _COMMON_ROUNDS = 4, 10
 
 
 def find_step(rounds: NDArray[np.integer]) -> int:
-    """Return how far the number of one round is from the next: the g of 0, g, 2g, ...
+    """Return the difference between the numbers of consecutive rounds: the g of 0, g, 2g, ...
 
-    It is more than 1 only if all rounds are a multiple of g from the first one, and there are ten
-    different ones, or four without a gap. Fewer may be rounds between which nobody took part.
+    It is more than 1 only if all rounds are multiples of g after the first one, and there are ten
+    different ones, or four without a gap. With fewer, the rounds between may have been empty.
 
     Args:
         rounds: of all rows, shape (E,).
@@ -58,8 +58,8 @@ def reject_times(rounds: NDArray[np.integer]) -> None:
 
     Raises:
         InvalidInputError: numbers from 100 million on; dates like 20260501; months or weeks like
-            202612 of several years; more than a hundred times as many rounds from first to last as
-            different ones.
+            202612 of several years; a span of more than a hundred times as many rounds as have
+            rows.
     """
     first, last = int(rounds.min()), int(rounds.max())
     if first >= _FIRST_TIME:
@@ -81,13 +81,13 @@ def reject_times(rounds: NDArray[np.integer]) -> None:
     step = find_step(rounds)
     if length > _MAX_GAP * step * len(numbers):
         raise InvalidInputError(
-            f"round: the log has rows of {len(numbers):,} of {length:,} rounds, so they look like "
+            f"round: only {len(numbers):,} of {length:,} rounds have rows, so they look like "
             f"times; {_TIME_HINT}; {_KEEP_HINT}"
         )
 
 
 def _reject_months(numbers: NDArray[np.int64]) -> None:
-    """Raise InvalidInputError if numbers like 202612 go on in another year, as 202701.
+    """Raise InvalidInputError if numbers like 202612 continue in another year, as 202701.
 
     >>> _reject_months(np.array([202611, 202612, 202701]))
     Traceback (most recent call last):
@@ -121,7 +121,7 @@ def reject_gaps(rounds: NDArray[np.integer], nanoseconds: int) -> None:
     if first * nanoseconds < _FIRST_TIME * 10**9 and last * nanoseconds >= _RECENT_TIME * 10**9:
         raise InvalidInputError(
             f"time: the rounds would reach {reach}, as if a missing time were written as a number "
-            "or date; give every row its time"
+            "or date; give every row its own time"
         )
     length, seconds = last - first + 1, f"{nanoseconds / 1e9:g} s"
     if length > MAX_ROUNDS:

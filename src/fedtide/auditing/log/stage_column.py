@@ -1,4 +1,4 @@
-"""The stages of a log's rows, and what values of other words seem to mean."""
+"""The stages of a log's rows, and guesses at what other values mean."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ UNSURE = "STAGE"
 """Stands in a hint for a stage that cannot be guessed."""
 
 MOST_VALUES = 50
-"""Different values of a column that are counted."""
+"""How many different values of a column are counted."""
 
 MOST_LISTED = 6
-"""Different values of a column that an error lists."""
+"""How many different values of a column an error lists."""
 
 _HINT = f"give one of {', '.join(STAGES)}"
 _NO_STAGE, _UNKNOWN = len(STAGES), len(STAGES) + 1
@@ -96,7 +96,7 @@ class StageColumn:
         self._unknown: Counter[str] = Counter()
         self._values: dict[int, str] = {}
         self.shared: set[int] = set()
-        """Stages below `used` that several values mean, so that a turn may have rows of each."""
+        """Stages below `used` that several values mean, each of which may have a row in a round."""
 
     def add(self, column: pa.Array) -> None:
         """Add the stages of a batch."""

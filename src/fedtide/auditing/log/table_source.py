@@ -78,7 +78,7 @@ def open_source(source: str | Path | MemoryTable) -> TableSource:
         raise InvalidInputError(f"log: {str(path)!r} is a database; write sqlite:///{path}")
     if path.suffix.lower() in _PACKED and path.exists():
         raise InvalidInputError(
-            f"log: {str(path)!r} is not read as it is; unpack it (text may be compressed by gzip)"
+            f"log: {str(path)!r} is packed; unpack it (text may be compressed by gzip)"
         )
     kind, _ = split_suffix(path)
     require_file("log", path, TEXT_LOGS if kind in TEXT_LOGS else READABLE)
@@ -151,7 +151,7 @@ def _open_json(path: Path) -> TableSource:
     if isinstance(document, dict):
         document, notes = read_document(document)
     if not isinstance(document, list):
-        raise ValueError("it is neither an array of rows nor one row a line")
+        raise ValueError("it is neither an array of rows nor one row per line")
     return replace(_open_records(lambda: iter(document), len(document)), notes=tuple(notes))
 
 
@@ -173,7 +173,7 @@ def _read_lines(path: Path) -> Iterator[Any]:
 
 
 def _open_records(rows: Callable[[], Iterator[Any]], count: int | None) -> TableSource:
-    """Open rows of which each is a mapping; the first ones name the columns."""
+    """Open rows that are mappings; the first ones name the columns."""
     names = _key_names(islice(rows(), _JSON_ROWS))
     return TableSource(names, partial(_read_records, rows, count, set(names)))
 
@@ -201,14 +201,14 @@ def _read_records(
 
 
 def _to_column(name: str, values: list[Any]) -> pa.Array:
-    """Return values as a column; Arrow does not choose 64 bits without a sign on its own."""
+    """Return values as a column; Arrow does not infer unsigned 64-bit integers by itself."""
     given = [value for value in values if value is not None]
     for kind in (None, *_list_unsigned(given)):
         try:
             return pa.array(values, kind)
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
             continue
-    if says_outcome(name):  # which may be of no interest: no reason to refuse a log
+    if says_outcome(name):  # perhaps irrelevant, so no reason to refuse a log
         return pa.array([None if value is None else str(value) for value in values])
     kinds = sorted({type(value).__name__ for value in given})
     raise InvalidInputError(
@@ -218,7 +218,7 @@ def _to_column(name: str, values: list[Any]) -> pa.Array:
 
 
 def _list_unsigned(values: list[Any]) -> list[pa.DataType]:
-    """Return the type without a sign of whole numbers, or of lists of them, such as node ids."""
+    """Return the unsigned type of whole numbers, or of lists of them, such as node ids."""
     if all(type(value) is int for value in values):
         return [pa.uint64()]
     lists = all(type(value) is list for value in values)

@@ -1,4 +1,4 @@
-"""The times of a log, of which rounds are made: all of them in one unit, with a zone or without."""
+"""The times of a log, which rounds are computed from: all in one unit, with or without a zone."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _SPELLINGS = (
     (r"\s*([zZ]|UTC|GMT)$", "Z"),
     (r"(:\d\d(?:\.\d+)?)\s+([+-]\d\d(?::?\d\d)?)$", r"\1\2"),
 )
-"""What Arrow does not read of ISO strings as they are written, and what it reads instead."""
+"""Notations of ISO strings that Arrow does not read, and what replaces them."""
 
 
 class TimeColumn:
-    """The times of a log, parsed batch by batch, and how the batches before wrote them."""
+    """The times of a log, parsed batch by batch, and how earlier batches wrote them."""
 
     def __init__(self) -> None:
         self._written: str | None = None
@@ -135,7 +135,7 @@ class TimeColumn:
             ) from None
 
     def _require_alike(self, written: str) -> None:
-        """Raise InvalidInputError if the batches before wrote times in another way."""
+        """Raise InvalidInputError if earlier batches wrote times in another way."""
         if self._written not in (None, written):
             if "zone" in str(self._written) and "zone" in written:
                 raise _some_zones()
@@ -155,7 +155,7 @@ def _find_unit(size: float) -> tuple[int, str]:
 
 
 def _find_first_failure(text: pa.Array, kind: pa.DataType) -> int:
-    """Return the first position at which text, of which some cannot be cast, cannot be."""
+    """Return the first position at which text cannot be cast; there is one."""
     low, high = 0, len(text)
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,6 +1,6 @@
 """The values of a participation log's columns: rounds, clients, reasons and numbers.
 
-Columns come as Arrow arrays, of text if the file does not say more. Every function raises
+Columns come as Arrow arrays, of text if the file has no types. Every function raises
 InvalidInputError, which names the column, for values that it cannot use.
 """
 
@@ -115,12 +115,12 @@ def parse_clients(
 ) -> pa.DictionaryArray:
     """Return the client ids, whole numbers or strings, dictionary-encoded.
 
-    Whole numbers may be floating-point ones, as pandas makes them of columns with gaps. Text is
-    trimmed, so that the dictionary may have a name twice.
+    Whole numbers may come as floats, as pandas stores columns with gaps. Text is trimmed, so the
+    dictionary may contain a name twice.
 
     Args:
         column: of ids.
-        exact: whether text is a name as it is, with blanks around it or "none".
+        exact: whether text is taken literally, also " a " or "none".
         first_row: the number of the first row in the log; None: the ids come from lists.
     """
     encoded = pa.types.is_dictionary(column.type)
@@ -151,7 +151,7 @@ def parse_clients(
         raise InvalidInputError(
             f"client: {_describe_row(rows, first_row)} has the client "
             f"{ids.filter(rows)[0].as_py()!r:.60}, which stands for a missing value; "
-            "give every row a client id, or such a client another name"
+            "give every row a client id, or rename the client if this is its name"
         )
     return pa.DictionaryArray.from_arrays(ids.indices, names)
 
@@ -222,7 +222,7 @@ def _parse_text_numbers(field: str, column: pa.Array, decimal_comma: bool) -> pa
     except pa.ArrowInvalid:
         wrong = _first_mismatch(text.drop_null(), _NUMBER)
         separated = wrong is not None and re.fullmatch(r"\d{1,3}(\D\d{3})+", wrong)
-        remedy = " without a separator of thousands" if separated else " of at least 0"
+        remedy = " without a thousands separator" if separated else " of at least 0"
         raise InvalidInputError(
             f"{field}: {wrong!r:.60} is not a number; give numbers{remedy}"
         ) from None

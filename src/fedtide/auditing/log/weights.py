@@ -15,7 +15,7 @@ Numbers = NDArray[np.float32]
 _COUNT_SUM = 10.0
 """Whole-numbered weights are sample counts if they typically sum to at least this in a round."""
 _ROWS = 1 << 20
-"""Rows that are taken at a time: a copy of all in double precision takes memory."""
+"""Rows processed at a time, as a copy of all in double precision takes memory."""
 _ALIKE = "the clients of a round count alike"
 _KEEP_HINT = f"{name_columns({'weight': 'NAME'})} keeps them as they are"
 _SUM_OF_SHARES = (0.3, 3.0)
@@ -31,15 +31,15 @@ def find_weights(
 ) -> tuple[Numbers | None, Numbers | None]:
     """Return q_t^n of each used row, and the sample counts behind it; None where unknown.
 
-    Weights are kept only if every used row has one, and if they are not all 1, or all equal with
-    sums far above 1: these mark who took part.
+    Weights are kept only if every used row has one. They are dropped if all are 1, or all are equal
+    with sums far above 1: then they only mark who took part.
 
     Args:
         rounds: of the used rows, shape (E,).
         weights: the log's weights; None: it has none.
         counts: the log's sample counts; None: it has none.
         weights_are_final: whether a weight is q_t^n even if it looks like a sample count.
-        notes: on what is read, and what is not used, are added.
+        notes: gets notes on how columns are read, and what is not used.
     """
     if weights is not None and _has_all("weights", "used", weights, notes):
         if weights_are_final:
@@ -127,7 +127,7 @@ def complete_samples(
     Args:
         samples: of the log, NaN where it has none; None: it has none at all.
         of_roster: likewise.
-        notes: on what is taken from the roster is added.
+        notes: gets a note on what is taken from the roster.
     """
     if of_roster is not None and not np.isnan(of_roster).all():
         lacking = np.ones(len(of_roster), dtype=np.bool_) if samples is None else np.isnan(samples)
@@ -151,7 +151,7 @@ def check_counts(counts: Numbers, notes: list[str]) -> None:
     """
     if (fraction := _find_fraction(counts)) is not None:
         said = f"some sample counts are not whole numbers, such as {fraction:g}"
-        remedy = "write counts without a separator of thousands"
+        remedy = "write counts without a thousands separator"
         if _are_separated(counts):
             raise InvalidInputError(f"samples: {said}; {remedy}")
         notes.append(f"{said}: {remedy}")
@@ -170,8 +170,8 @@ def _find_fraction(numbers: Numbers) -> float | None:
 def _are_separated(counts: Numbers) -> bool:
     """Return whether these are surely whole numbers with a point that separates thousands.
 
-    Of 300 and 1.080 the first is a count, and the second would be none; and no count reaches 1000.
-    Counts like 312.5 besides 300, or 0.5, may be meant.
+    Of 300 and 1.080, only the first can be a count, and none reaches 1000. Counts like 312.5 beside
+    300, or 0.5, may be intended.
 
     >>> [_are_separated(np.array([300.0, x, np.nan])) for x in (1.08, 312.5)]
     [True, False]

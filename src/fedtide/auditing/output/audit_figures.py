@@ -29,7 +29,7 @@ from fedtide.plotting.style import (
 _BLUE, _GREEN, _ORANGE = COLOURS[0], COLOURS[2], COLOURS[4]
 _INK = "#333333"
 _PART = 1 << 23
-"""Entries of a log that are drawn at a time."""
+"""Entries of a log drawn at a time."""
 _MAX_POINTS = 300
 """Maximum clients in a line plot, evenly spaced over all."""
 _MAX_LAGS = 2000
@@ -37,7 +37,7 @@ _MAX_BARS = 40
 _WIDE_NUMBER = 1e5
 """Labels of numbers from here on are so wide that only a few fit on an axis."""
 _LEAST_OF_TOLERANCE = 1e-3
-"""Windows below this share of the tolerance are drawn there; strict turns have windows of 0."""
+"""Windows below this share of the tolerance are drawn at it; strict turns have windows of 0."""
 
 
 def draw_figures(audit: Audit) -> dict[str, str]:
@@ -243,7 +243,7 @@ def _sample_ranks(count: int) -> tuple[Floats, Ints]:
 
 
 def _marker(count: int) -> str:
-    """Return the format of a line of so many points: a single one needs a marker to be seen."""
+    """Return the format of a line: a single point needs a marker to be seen."""
     return "o" if count == 1 else "-"
 
 

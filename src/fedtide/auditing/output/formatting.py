@@ -13,8 +13,8 @@ from fedtide.auditing.statistics.skew import SkewEstimate
 from fedtide.yaml_text import dump
 
 _MAX_BLOCK, _BEGINNING = 100_000, 2000
-"""Characters of an experiment or strategy on the page: the longest whole one, and what is left of
-longer ones. Those of 100,000 clients hold their names or rates, and there are some twenty."""
+"""Characters of an experiment or strategy on the page: the longest whole one, and what is shown of
+longer ones. With 100,000 clients, each of some twenty texts lists all names or rates."""
 
 
 def format_skew(skew: SkewEstimate) -> str:
@@ -160,7 +160,7 @@ def format_percent(share: float) -> str:
 
 
 def cut_block(text: str) -> str:
-    """Return a text whole, or, above 100,000 characters, its beginning and where all of it is."""
+    """Return a text, or, above 100,000 characters, its beginning and where to find the rest."""
     if len(text) <= _MAX_BLOCK:
         return text
     return (

@@ -25,7 +25,7 @@ def write_page(audit: Audit, path: str | Path, privacy: Sequence[Sequence[str]] 
     Args:
         audit: the result.
         path: of the file.
-        privacy: the lines on every mechanism whose cost was asked for.
+        privacy: the lines on each mechanism whose cost was asked for.
 
     Raises:
         InvalidInputError: the file cannot be written.
@@ -77,15 +77,15 @@ def _tile_of_clients(audit: Audit) -> tuple[str, str]:
         return f"{len(audit.coverage.never):,}", f"of {audit.log.size:,} clients never took part"
     low, _ = audit.unseen.interval  # the upper end does not hold if rates differ
     if round(low) == 0:
-        return f"{audit.log.size:,}", "clients in the log, which need not be all"
+        return f"{audit.log.size:,}", "clients in the log, which may not be all"
     return f"≥ {low:,.0f}", "clients never seen, if they come independently (97.5%)"
 
 
 def _list_averages(audit: Audit) -> list[dict[str, Any]]:
     """Return the L1 skew of each way of averaging.
 
-    Where other weights than equal ones are wanted, all but those in use are judged as the advice
-    judges them: with losses multiplied by N a_n, for which there is no interval.
+    If unequal weights are wanted, all ways but the one in use are judged as in the advice: with
+    losses multiplied by N a_n, for which there is no interval.
     """
     objectives = audit.objectives
     unequal = text.has_unequal_shares(audit)

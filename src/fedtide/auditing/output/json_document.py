@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def build_document(audit: Audit) -> dict[str, Any]:
     """Return the audit as nested dicts, lists, numbers and strings.
 
-    Numbers that do not exist, such as the ends of an interval that cannot be had, are None.
+    Numbers that do not exist, such as the ends of an unknown interval, are None.
     """
     document: dict[str, Any] = _replace_nonfinite(_build(audit))
     return document

@@ -55,7 +55,7 @@ def _list_facts(audit: Audit) -> list[tuple[str, str]]:
 
 
 def _list_extremes(audit: Audit) -> RenderableType:
-    """Return the clients with the most and the least influence for their wanted share."""
+    """Return the clients with the most and the least influence relative to their share."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("most influence", "times its share", "least influence", "times its share"):
         table.add_column(name, justify="right" if name.startswith("times") else "left")
@@ -65,7 +65,7 @@ def _list_extremes(audit: Audit) -> RenderableType:
         return Text("No client that took part has a wanted weight.")
     order = seen[np.argsort(ratios[seen], kind="stable")]
     if np.ptp(ratios[seen]) < 1e-9:
-        return Text("Every client that took part has the same influence for its share.")
+        return Text("Every client that took part has the same influence relative to its share.")
     for pair in list(zip(order[::-1], order, strict=True))[: min(_ROWS, len(order) // 2)]:
         cells = [
             cell

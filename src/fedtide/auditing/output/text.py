@@ -40,21 +40,21 @@ from fedtide.errors import printable, quantify
 _AIMS = {
     "equal": "if every client is to have the same weight",
     "roster": "if clients are to have the weights of the roster",
-    "samples": "if clients are to weigh in proportion to their samples",
+    "samples": "if clients are to have weights in proportion to their samples",
 }
 """The wanted weights in words, by where they come from."""
 _SURE = 0.001
 """The level of a test at which its result is stated as a fact."""
 _NO_SKEW = 0.02
-"""The lower end of the interval of an L1 skew below which there may be none."""
+"""If the interval of an L1 skew begins below this, there may be no skew."""
 _SAME = 0.001
 """The L1 distance up to which two objectives are the same."""
 _ROUNDING = 1e-9
-"""By how much sums of weights may be off."""
+"""The rounding error of sums of weights."""
 _SHOWN = 0.005
-"""The L1 skew that two digits show."""
+"""The smallest L1 skew that shows in two decimals."""
 _LIKELY = 0.05
-"""The p-value from which it needs no comment that chance can explain a result."""
+"""Above this p-value, that chance can explain a result needs no comment."""
 _LISTED, _GROUPS = 4, 3
 """The most clients that a sentence lists, and the most groups that get one."""
 
@@ -85,8 +85,10 @@ def describe_verdict(audit: Audit) -> str:
             "others are small, or chance can explain them"
         )
     half = audit.forgetting.halving_window
-    fades = "" if half is None else f" (half as far in windows of {count_busy(audit.log, half)})"
-    return f"in turns: {averaging} favours other clients at other times, beyond chance{fades}"
+    fades = "" if half is None else f" (half as much in windows of {count_busy(audit.log, half)})"
+    return (
+        f"in turns: {averaging} favours different clients at different times, beyond chance{fades}"
+    )
 
 
 def _describe_never(audit: Audit) -> str:
@@ -100,7 +102,7 @@ def _describe_never(audit: Audit) -> str:
 
 
 def describe_objective(audit: Audit) -> list[str]:
-    """Return whose model it is, in sentences: over the whole log, now, and of clients not seen.
+    """Return sentences on whose objective is minimised, overall and now, and on unseen clients.
 
     The first says whether averaging favours some clients beyond chance.
     """
@@ -121,7 +123,7 @@ def describe_objective(audit: Audit) -> list[str]:
     if now := describe_now(audit):
         sentences.append(now)
     sentences += [
-        f"{swing}, so a model forgets whom it no longer trains on"
+        f"{swing}, so a model forgets clients that it no longer trains on"
         for swing in describe_swing(audit.log, audit.forgetting)
     ]
     if audit.unseen is not None and audit.unseen.interval[0] > 0:
@@ -144,15 +146,15 @@ def describe_forgetting(audit: Audit) -> str:
     forgetting = audit.forgetting
     if len(forgetting.windows) == 0:
         return (
-            "the log is too short, or clients come back too seldom, to tell how far the objective "
+            "the log is too short, or clients come back too rarely, to tell how far the objective "
             "in force swings"
         )
     if forgetting.p_value >= _SURE:
         first, last = forgetting.windows[0], int(forgetting.windows[-1])
         return (
             f"no clear swing of the influence shows in windows of {first:,} to "
-            f"{count_busy(audit.log, last)} ({format_p_value(forgetting.p_value)}); one of clients "
-            "that come only a few times in a window need not show"
+            f"{count_busy(audit.log, last)} ({format_p_value(forgetting.p_value)}); a swing among "
+            "clients that come only a few times in a window may not show"
         )
     text = (
         f"the influence in {count_busy(audit.log, forgetting.window)} in a row differs from that "
@@ -176,7 +178,7 @@ def describe_history(audit: Audit) -> str:
 
 
 def has_own_weights(audit: Audit) -> bool:
-    """Return whether the log's weights lead to another objective than averaging."""
+    """Return whether the log's weights give another objective than averaging over the cohort."""
     given, plain = audit.objectives.given, audit.objectives.plain
     return given is not None and float(np.abs(given.weights - plain.weights).sum()) > _SAME
 
@@ -187,7 +189,7 @@ def has_unequal_shares(audit: Audit) -> bool:
 
 
 def describe_plain_average(audit: Audit) -> str:
-    """Return the skew of averaging over the cohort if the log has other weights; else nothing."""
+    """Return the skew of averaging over the cohort if the log has other weights; else empty."""
     if not has_own_weights(audit):
         return ""
     plain = audit.objectives.plain
@@ -204,7 +206,7 @@ def describe_clients(audit: Audit) -> list[str]:
     if unseen is None:
         share = f"of which {audit.log.size - never:,}" if never else "and every one"
         return [f"{known}, {share} took part"]
-    lines = [f"{known} in the log, which need not be all"]
+    lines = [f"{known} in the log, which may not be all"]
     if never:
         lines.append(f"{never:,} of them {'was' if never == 1 else 'were'} never used")
     if unseen.once == 0:
@@ -221,13 +223,13 @@ def describe_unseen(unseen: UnseenClients) -> str:
         )
     if low == 0:
         return (
-            "nothing in the log says that other clients never came; there may be up to "
+            "nothing in the log suggests clients that never came; there may be up to "
             f"{high:,.0f} (95%) if rare clients come independently and equally often"
         )
     return (
         f"if clients come independently of each other and of their past, at least {low:,.0f} never "
-        f"came (97.5%), and {unseen.estimate:,.0f} (95%: {low:,.0f} to {high:,.0f}) if also rare "
-        "clients come equally often"
+        f"came (97.5%), and {unseen.estimate:,.0f} (95%: {low:,.0f} to {high:,.0f}) if rare "
+        "clients also come equally often"
     )
 
 
@@ -278,7 +280,7 @@ def describe_rates(audit: Audit) -> str:
         if seen.min() == seen.max()
         else f"median {middle:.3g}; 10% of the clients below {low:.3g}, 10% above {high:.3g}"
     )
-    if has_own_weights(audit):  # else half of the influence says the same
+    if has_own_weights(audit):  # else the sentence on half of the influence says the same
         text += (
             f"; half of all updates are from {rates.clients_for_half:,} of "
             f"{quantify(audit.log.size, 'client')}"
@@ -290,7 +292,7 @@ def describe_churn(audit: Audit) -> list[str]:
     """Return who stopped coming and who joined late."""
     churn = audit.churn
     if not churn.tested:
-        return ["too few clients came back after a silence to tell who stopped coming or joined"]
+        return ["too few clients came back after a silence to tell who left or joined late"]
     if not len(churn.gone) and not len(churn.late):
         return ["no client is known to have stopped coming or joined late"]
     lines = []
@@ -320,7 +322,7 @@ def describe_availability(audit: Audit) -> list[str]:
         return []
     objective = availability.objective
     weighting = describe_weighting(audit, availability.weighted)
-    # A uniform draw has the same weights on average only if samples do not weigh.
+    # A uniform draw has the same weights on average only if clients are not weighted by samples.
     drawn = "" if availability.weighted else "or over as many drawn uniformly from them, "
     return [
         f"averaging over all available clients, {weighting and weighting + ', '}{drawn}would "
@@ -412,7 +414,10 @@ def describe_groups(groups: GroupInfluence) -> list[str]:
 def describe_pattern(audit: Audit) -> str:
     """Return the pattern in a sentence: its test, or what the log excludes."""
     text, idle = _describe_family(audit.pattern), audit.pattern.idle_rounds
-    return f"{text}; {quantify(idle, 'round')} in which nobody took part left out" if idle else text
+    if not idle:
+        return text
+    verb = "is" if idle == 1 else "are"
+    return f"{text}; {quantify(idle, 'round')} without participants {verb} left out"
 
 
 def _describe_family(pattern: Pattern) -> str:
@@ -456,7 +461,7 @@ def _describe_family(pattern: Pattern) -> str:
 
 
 def describe_window(audit: Audit) -> str:
-    """Return the shortest windows as even as the log, and the period of the amplified methods."""
+    """Return the shortest windows as even as the log, and the advised amplification period."""
     windows = audit.regularity
     if windows.period is None:
         return (
@@ -478,7 +483,7 @@ def describe_window(audit: Audit) -> str:
 
 
 def _describe_period(audit: Audit) -> str:
-    """Return the end of a sentence: which windows the amplified methods of the advice have."""
+    """Return the end of a sentence: the periods that are advised for amplified methods."""
     found = {one.parameters["period"] for one in audit.advice if "period" in one.parameters}
     periods, shortest, cycle = sorted(found), audit.regularity.period, audit.pattern.period
     if not periods:
@@ -494,7 +499,7 @@ def _describe_period(audit: Audit) -> str:
 
 
 def describe_advice(audit: Audit) -> list[str]:
-    """Return what no method corrects, and which the replay does not prefer to the first."""
+    """Return what no method corrects, and which methods the replay puts hardly behind the first."""
     lines = [*_rank_averaging(audit), *_compare_replays(audit)]
     unreachable = 2 * float(audit.objectives.wanted[audit.coverage.never].sum())
     if unreachable < _SHOWN:
@@ -512,8 +517,8 @@ def _rank_averaging(audit: Audit) -> list[str]:
     if favours_clients(audit.objectives, audit.forgetting) is not False:
         return []
     return [
-        f"averaging can stay: it is number {rank} only for its replay ({one.simulated[0]:.1%}; the "
-        f"first: {first[0]:.1%}), not because it favours clients"
+        f"averaging can stay: it is number {rank} only because of its replay "
+        f"({one.simulated[0]:.1%}; the first: {first[0]:.1%}), not because it favours clients"
         for rank, one in enumerate(audit.advice, start=1)
         if one.algorithm == "fedavg" and not one.parameters and not one.tied
     ]
@@ -530,7 +535,8 @@ def _compare_replays(audit: Audit) -> list[str]:
         reason = "its windows average over the swings" if average_over_turns else "it is simpler"
         if first.algorithm == "auto":
             reason = "it has no settings"
-        lines.append(f"{name} is tied in the replay with {', '.join(tied)}; first, as {reason}")
+        alike = ", ".join(tied)
+        lines.append(f"{name} is tied in the replay with {alike}; it comes first because {reason}")
     if equal and first.equivalent:
         lines.append(f"hardly behind {name} in the replay: {', '.join(equal)}")
     if first.privacy is not None:
@@ -539,7 +545,7 @@ def _compare_replays(audit: Audit) -> list[str]:
         )
     if audit.left_out:
         left_out = dict.fromkeys(map(format_method, audit.left_out))
-        lines.append(f"left out, as privacy refuses them: {', '.join(left_out)}")
+        lines.append(f"left out because the privacy mechanism refuses them: {', '.join(left_out)}")
     return lines
 
 

@@ -72,7 +72,7 @@ def read_privacy_file(path: str | Path) -> PrivacyFile:
             if key not in _KEYS:
                 raise InvalidInputError(f"{key}: unknown key; {did_you_mean(str(key), _KEYS)}")
     for key in ("base", *SWEEP_KEYS):
-        if key in plain and key != "seeds":  # a seed has no part in what is spent
+        if key in plain and key != "seeds":  # seeds do not change the cost
             raise InvalidInputError(
                 f"{key}: {path} describes several runs, or builds on another file; give the "
                 "experiment.yaml in the folder of the run"
@@ -135,7 +135,7 @@ def report_lines(found: Spent) -> Iterator[str]:
 
 
 def _caveats(found: Spent) -> Iterator[str]:
-    """Yield what makes ε say less than it seems to."""
+    """Yield reasons why ε says less than it seems to."""
     log, delta = found.log, found.mechanism.delta
     if log.first_round:
         missing = "round 0 is" if log.first_round == 1 else f"rounds 0 to {log.first_round - 1} are"

@@ -33,7 +33,7 @@ def keep_private(
         and the other methods, with their first settings.
 
     Raises:
-        InvalidInputError: what is no mechanism, or one that refuses all of these methods.
+        InvalidInputError: not a mechanism, or one that refuses all of these methods.
         MissingExtraError: the mechanism has a budget, and dp-accounting is not installed.
     """
     require_mechanism(mechanism)

@@ -16,7 +16,7 @@ from fedtide.errors import InvalidInputError, MissingExtraError
 from fedtide.validation import require_whole_number
 
 _LEVEL = 0.01
-"""A law that was kept is called contradicted with about this probability."""
+"""The approximate probability that a law that was kept is called contradicted."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class LawCheck:
     Args:
         contradictions: what contradicts it, one sentence each.
         p_value: the smallest p-value of the tests, corrected for their number; 0 if the law rules
-            out what the log has.
+            out what the log shows.
     """
 
     contradictions: tuple[str, ...]
@@ -41,7 +41,7 @@ class SamplingLaw(ABC):
         """Return what in the log contradicts the law."""
 
     def declared_epsilon(self, mechanism: Mechanism, rounds: int) -> float | None:
-        """Return the ε that the law promises in so many rounds; None where no accountant does.
+        """Return the ε that the law promises for `rounds` rounds; None if no accountant gives it.
 
         It holds for observers of the models alone, who do not learn who took part, and counts every
         update with the largest weight.
@@ -112,7 +112,7 @@ class FixedSizeSampling(SamplingLaw):
     """M clients in every round, uniformly without replacement, independently of other rounds.
 
     Every cohort must have M clients. Two tests, each on both sides: the participations of clients
-    vary as such samples let them (χ²), and consecutive cohorts overlap as independent ones do
+    vary as such sampling makes them (χ²), and consecutive cohorts overlap as independent ones do
     (hypergeometric).
 
     Args:

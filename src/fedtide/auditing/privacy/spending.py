@@ -175,8 +175,8 @@ def spent(
 ) -> Spent:
     """Return the ε that training on a log has cost each client, as the log happened.
 
-    Weights are those of the method, replayed from round 0 on, so a log must have all rounds; a
-    participation that it lacks is not counted.
+    Weights are those of the method, replayed from round 0 on, so a log must have all rounds;
+    participations missing from it are not counted.
 
     Args:
         log: as for `audit`; also the URL of the ledger of a live federation.
@@ -184,9 +184,9 @@ def spent(
         algorithm: the method; a weighted sum that `privacy=` accepts. Where the log's clients have
             names, its rates or groups are a mapping by name.
         law: the declared sampling law, to be checked against the log.
-        target: an ε, for which the noise and the cutoff that meet it are looked for.
-        horizon: how many rounds will ever be released; None: unknown, which correlated noise takes
-            for no end.
+        target: an ε; the noise and the cutoff that would meet it are determined.
+        horizon: how many rounds will ever be released; None: unknown, which correlated noise treats
+            as endless.
         clients: N.
         roster: all clients.
         columns: the log's names of its columns.
@@ -306,8 +306,8 @@ def replay_shares(log: ParticipationLog, algorithm: Algorithm[Any]) -> tuple[Flo
 def _require_names(field: str, values: Any, names: pl.Series) -> None:
     """Raise InvalidInputError unless it is clear which value belongs to which client of a log.
 
-    A list follows the order of the clients where the method ran. A log knows that order if clients
-    are numbered; names are in another order here, and "10" comes before "2".
+    A list follows the order of the clients where the method ran. A log has that order only if
+    clients are numbered: names may be in another order here, such as "10" before "2".
     """
     if isinstance(values, Mapping):
         absent = sorted({str(name) for name in values} - set(names.cast(pl.String)))
@@ -346,7 +346,7 @@ def _find_cutoff(
     """Return the largest cutoff, of twelve up to that of the method, that keeps the allowed loss.
 
     The noise in the model stays as it is, z K C: a smaller cutoff lowers what an update can change.
-    `allowed` is the μ² that the client that loses most may lose.
+    `allowed` is the largest μ² that any client may lose.
     """
     inner = find_sum(make_private(algorithm, mechanism, seed=0)).inner
     if not isinstance(inner, FedAU) or inner.cutoff is None:

@@ -24,8 +24,8 @@ class Advice:
     """A recommended method.
 
     The JSON of an audit calls `remaining` remaining_l1_skew and `equivalent` equivalent_to_first,
-    has the parts of `simulated` as loss and error, and `experiment` and `strategy` instead of what
-    they are made of.
+    gives the parts of `simulated` as loss and error, and has `experiment` and `strategy` instead of
+    the fields that they are made from.
 
     Args:
         algorithm: its `type` in an experiment file.
@@ -36,7 +36,7 @@ class Advice:
         message_floats: numbers sent to and from a participant per round, together.
         remaining: the L1 skew expected to remain.
         simulated: the loss with which it ends in the replay, as a share of the loss at the start,
-            and the standard error of its difference from the best method's; NaN before it.
+            and the standard error of its difference from the best; NaN before the replay.
         equivalent: whether its loss is equivalent to that of the best method.
         tied: whether the replay cannot tell it from the best method, so that the simpler of them
             comes first.
@@ -75,7 +75,7 @@ class Advice:
     def experiment(self) -> dict[str, Any]:
         """Arguments of `ft.simulate`, or lines of an experiment file.
 
-        These are `algorithm` and, where there is something to say, `objective` and `privacy`.
+        These are `algorithm` and, unless they are the defaults, `objective` and `privacy`.
         Values for each client are by name where clients have names, since an experiment may number
         them in another order.
         """

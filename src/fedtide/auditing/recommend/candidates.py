@@ -20,12 +20,12 @@ from fedtide.auditing.statistics.influence import (
 from fedtide.errors import quantify
 
 _NOTHING_AGAINST = (
-    "nothing in this log speaks against it: no skew of its objective is found that is more than "
-    "small or beyond chance, also in the last rounds, and no swing of the objective in force"
+    "nothing in this log speaks against it: its objective shows no skew both more than small "
+    "and beyond chance, not even in the last rounds, and the objective in force does not swing"
 )
 _SELECTION_OF_RATES = (
     "the rates hold as long as clients are chosen as in this log, as many in each round; otherwise "
-    "take auto or fedau, which need no rates"
+    "use auto or fedau, which need no rates"
 )
 _HEAVY = ("scaffold", "amplified-scaffold", "fedvarp", "mifa", "fedlaavg")
 """Methods that store an update of every client."""
@@ -95,8 +95,8 @@ def _auto(findings: Findings) -> Advice:
     reasons = [
         "it keeps an account of the weight that each client is owed, so it has no setting besides "
         f"the learning rates; {where} its weights leave an L1 skew of {skew:.2f}",
-        "when trained on quadratics and digits under 27 laws of participation, it was nearly "
-        "always the best of the methods that store no update of every client "
+        "in training on quadratics and digits under 27 laws of participation, it was nearly "
+        "always the best of the methods that do not store an update of every client "
         "(docs/audit-methods.md); the replay leaves out that it scales the coordinates and that "
         "its output is a mean",
         "a network did better with FedAdam where a third of the clients never took part "

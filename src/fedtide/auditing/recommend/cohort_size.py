@@ -12,7 +12,7 @@ from fedtide.auditing.recommend.log_replay import Settings
 _USUAL = 0.99
 """The quantile of the cohort sizes that is the number asked: a few rounds may be larger."""
 _OFTEN = 1 / 3
-"""A number is fixed if this share of the rounds come within a standard deviation of it: the one of
+"""A number is fixed if this share of the rounds comes within a standard deviation of it, that of
 cohorts of independent clients, a tenth of which come so near to their quantile."""
 _NEARLY_ALL = 0.9
 """The share of the rounds that have the same number of updates if that number closes a round."""
@@ -47,10 +47,10 @@ def find_cohort_size(log: ParticipationLog) -> CohortSize:
 
 
 def _find_closing(log: ParticipationLog) -> int | None:
-    """Return the number of updates of nearly all rounds, if most of them asked more clients.
+    """Return the number of updates that nearly all rounds have, if most asked more clients.
 
-    More clients must have been left out than in any one round: the same ones fail for reasons of
-    their own, and would be left out for good if they came back.
+    More clients in all must have been left out than in any one round: if they are always the same,
+    they fail for reasons of their own, and would be left out for good if they came back.
     """
     if log.selected is None:
         return None
@@ -66,8 +66,8 @@ def _find_asked(log: ParticipationLog) -> CohortSize:
     """Return a fixed number, or a share of the available clients, if the log's cohorts have one.
 
     A fixed number c means min(c, all that are online). If the log does not say who was available,
-    many more rounds must come near to c than if all were asked. Otherwise the rule is taken that
-    describes the cohorts best. The clients asked are those selected, or, where the log does not
+    many more rounds must come near to c than if all were asked. Otherwise the rule that best
+    describes the cohorts is taken. The clients asked are those selected, or, where the log does not
     distinguish them, those used.
     """
     asked = log if log.selected is None else log.selected

@@ -54,7 +54,7 @@ class Findings:
     def objections(self, objective: EffectiveObjective) -> list[str]:
         """Return what speaks against a way of averaging, in sentences; empty: nothing does.
 
-        That clients never took part does not: no other weights would change it.
+        Clients that never took part are no objection: no other weights would reach them.
         """
         found = _describe_bias(objective)
         recent, in_force = self.objectives.recent, self.objectives.in_force.weights
@@ -67,7 +67,7 @@ class Findings:
     def windows(self) -> list[int]:
         """Periods of amplification to try: regular windows in whole cycles, and whole swings.
 
-        If there are none because a swing is slower than a third of the log, its eighth.
+        If there are none because swings are slower than a third of the log: an eighth of the log.
         """
         cycle = self.pattern.period or 1
         swings = self.forgetting.p_value < _SURE
@@ -83,8 +83,8 @@ class Findings:
     def known_rates(self) -> list[float]:
         """p_n; for clients that never took part the upper end of their interval.
 
-        It is at least that of independent rounds, 1 − 0.025^(1 / T): how much clients depend on
-        earlier rounds that are seen says nothing about those that are not.
+        It is at least that of independent rounds, 1 − 0.025^(1 / T): how much the clients seen
+        depend on earlier rounds says nothing about those never seen.
         """
         rates = self.rates.estimate.copy()
         never = rates <= 0

@@ -45,7 +45,7 @@ def list_limits(
     memory = findings.rates.dispersion.long_memory
     if findings.rates.intervals and memory > _LONG_MEMORY and not is_drifting:
         limits.append(
-            f"participation may depend on times before the log (probability {memory:.0%}); if it "
+            f"participation may depend on rounds before the log (probability {memory:.0%}); if it "
             "does, the intervals are too narrow"
         )
     return limits

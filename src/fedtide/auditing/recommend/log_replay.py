@@ -2,9 +2,9 @@
 
 Client n has F_n(x) = ½ h (x − e_n)² in every coordinate and takes one step per round. All methods
 are linear in the coordinates then, so one pass over the log replays many step sizes and many
-coordinates of all methods at once, in NumPy. What a method does to a coordinate depends on the
-product φ of step size and curvature alone, and so one grid of φ holds the losses for problems of
-any curvatures. A test compares the replay with the algorithms that train elsewhere.
+coordinates of all methods at once, in NumPy. What a method does to a coordinate depends only on
+the product φ of step size and curvature, so one grid of φ holds the losses for problems of any
+curvature. A test compares the replay with the algorithms of `fedtide.algorithms`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def replay(script: Script, methods: Sequence[Settings], blocks: int) -> Floats:
     """Return the mean square of each method's iterates over the last third of the rounds.
 
     Auto is judged by its iterates like all others, although its output is their mean: any method
-    may be averaged. Its coordinates are left as they are: those of a replay have no common scale.
+    may be averaged. Its scaling of coordinates is left out: here they have no common scale.
 
     Args:
         script: what happens.
@@ -236,7 +236,7 @@ def _place_methods(script: Script, methods: Sequence[Settings]) -> list[tuple[_R
 
 
 def _find_runner(settings: Settings) -> tuple[type[Any], tuple[Any, ...]]:
-    """Return the class that replays a method that is no average, and its arguments."""
+    """Return the class that replays a method that is not an average, and its arguments."""
     name = settings["type"]
     if name == "amplified-scaffold":
         return _AmplifiedScaffold, (settings["period"], settings["factor"])

@@ -20,8 +20,8 @@ nearly as good as the best, while heavy ones hardly differ in cost."""
 _ERRORS = 2.0
 """So are those within that tolerance whose distance is less than this many standard errors."""
 _TRUSTED = 3.0
-"""Auto comes before light methods whose loss in the replay is lower by up to this factor. Under the
-laws for which training shows that it deserves to (docs/audit-methods.md), it is at most 2.1."""
+"""Auto comes before light methods whose loss in the replay is lower by up to this factor. Where
+training shows that it deserves to (docs/audit-methods.md), the factor is at most 2.1."""
 _PLAIN: Settings = {"type": "fedavg"}
 """Averaging over the cohort, with which the methods are compared."""
 _MOST_FLOATS = 1e10
@@ -74,7 +74,7 @@ def rank_methods(
 
 
 def _put_auto_first(ranked: list[Advice], findings: Findings) -> list[Advice]:
-    """Return the methods with Auto before the light ones that the replay does not put far ahead."""
+    """Return the methods with Auto before those light ones that are not far ahead in the replay."""
     auto = next((one for one in ranked if one.algorithm == "auto"), None)
     if auto is None:  # refused by a privacy mechanism
         return ranked
@@ -163,7 +163,7 @@ def _report(
 def _compare_memories(ranked: list[Advice]) -> list[Advice]:
     """Return the advice; the first method names the first one of the other memory.
 
-    A heavy one always does, a light one if the other ends beyond its error lower.
+    A heavy one always does, a light one if the other ends lower by over two standard errors.
     """
     first, *others = ranked
     other = next((one for one in others if one.memory != first.memory), None)

@@ -63,8 +63,8 @@ class ReplayedLoss:
     def error_of_gap(self, other: ReplayedLoss) -> float:
         """Return the standard error of the difference of two means.
 
-        It would differ in other rounds, judged by the differences between blocks, and for other
-        clients, judged by those between coordinates of the same kind.
+        It covers other rounds, judged by the differences between blocks, and other clients, judged
+        by those between coordinates of the same kind.
         """
         gaps = self.parts - other.parts
         blocks, coordinates = gaps.sum(axis=1), gaps.mean(axis=0)
@@ -100,10 +100,10 @@ def measure_losses(script: Script, methods: Sequence[Settings]) -> list[Replayed
 
 
 def make_script(findings: Findings, seed: int, long: bool) -> Script:
-    """Return the script of a replay of the log, on a problem that is made for it.
+    """Return the script of a replay of the log, on a problem made for it.
 
-    Optima of clients differ in three ways, in coordinates of their own: by when clients take part
-    (those that take part at the same times are alike), by how often, and unrelated to it. The
+    Optima of clients differ in three ways, each in its own coordinates: by when clients take part
+    (those that take part at the same times are alike), by how often, and independently of both. The
     first two are mixed with the third as far as chance explains the differences between clients in
     time and rate. Gradients have noise. F is the sum over the coordinates, whose curvatures are 1,
     0.32 and 0.1.
@@ -150,9 +150,9 @@ def make_script(findings: Findings, seed: int, long: bool) -> Script:
 
 
 def _order_clients(log: ParticipationLog, wanted: Floats, seed: int) -> Ints:
-    """Return the clients in an order that depends on their records alone, (N,).
+    """Return the clients in an order that depends on their entries alone, (N,).
 
-    They are numbered by the rows and names of a source, of which the advice must not depend.
+    Their numbers depend on the rows and names of the source; the advice must not.
     """
     samples = np.zeros(log.size) if log.samples is None else log.samples
     return np.lexsort((samples, wanted, log.mark_clients(seed)))

@@ -24,7 +24,7 @@ _CLASSES = {
 }
 """The classes of `fedtide.algorithms` and `fedtide.privacy`, whose import would load PyTorch."""
 _MOST_INLINE = 10
-"""Up to so many names of clients stand in one line."""
+"""Up to this many names of clients are written in one line."""
 
 
 def write_strategy(
@@ -50,8 +50,8 @@ def write_strategy(
     from fedtide.algorithms import KnownRates
     from fedtide.flower import FedTide
     <BLANKLINE>
-    # These rates hold for clients chosen as in the log, as many a round, while FedTide draws
-    # uniformly from those online: where that differs, take Auto or FedAU.
+    # These rates hold for clients chosen as in the log, as many in each round. FedTide draws
+    # uniformly from those online: where that differs, use Auto or FedAU.
     rates = {
         'ann': 0.5,
         'bob': 0.2,
@@ -92,8 +92,8 @@ def write_strategy(
         lines += _write_by_name("loss_factors", names, factors)
     if "rates" in inner:
         lines += _comment(
-            "These rates hold for clients chosen as in the log, as many a round, while FedTide "
-            "draws uniformly from those online: where that differs, take Auto or FedAU"
+            "These rates hold for clients chosen as in the log, as many in each round. FedTide "
+            "draws uniformly from those online: where that differs, use Auto or FedAU"
         )
         lines += _write_by_name("rates", names, inner["rates"])
         listed = "list(rates)"

@@ -24,7 +24,8 @@ def auto_weights(starts: Ints, clients: np.ndarray, size: int) -> Floats:
         owed = t + 1 + (N / ρ) max(t, 1) / max(M, 1)
         a_n = ρ debt_n min(1, 1.1 N / Σ ρ debt),    debt_n = max(0, owed − c_n)
 
-    with M the entries so far, t the rounds that have some, and c_n what client n has had
+    with M the number of earlier entries, t that of earlier rounds with entries, and c_n the sum of
+    the weights that client n has had, less what it was forgiven: c_n ← min(c_n, owed) + a_n
     (docs/auto.md).
 
     Args:

@@ -30,9 +30,9 @@ class Autocorrelation:
 
     Args:
         values: R(ℓ) for the lags ℓ = 0..T − 1, mean removed, each divided by its T − ℓ pairs.
-        effective_clients: the number of equal, independent clients of the same information.
+        effective_clients: the number of equal, independent clients with the same information.
         slow_clients: the same for means over windows of rounds: fewer if groups of clients share
-            what is slow, but not what is fast.
+            slow causes, but not fast ones.
         design_effect: by how much dependence between clients increases the variance of R, >= 1.
     """
 

@@ -17,13 +17,13 @@ _MIN_BATCHES = 12
 _CELLS = 1 << 22
 """(client, unit) cells per chunk; bounds the size of temporaries."""
 _SLOW = 4
-"""Cosine frequencies below this one may hold drift."""
+"""Cosine frequencies below this one may contain drift."""
 _MAX_DROP = 0.3
 """The largest drop of correlation from neighbouring units to those two apart."""
 _MEMORY_LEVEL = 0.05
 """Level of the tests for correlation between batches, which makes the log unfit for a verdict."""
 _RETURN_LEVEL = 0.0003
-"""Level of the test for returns at the distance of batches. They show clearly or do no harm."""
+"""Level of the test for returns at the distance of batches, which are obvious if they do harm."""
 _MAX_MEMORY = 2.0
 """Clients whose autocorrelation time exceeds this many gaps are left out: sessions look like drift,
 and a few such clients do not show in the correlation of all."""
@@ -82,16 +82,16 @@ def detect_drift(log: ParticipationLog, period: int = 1, times: Floats | None = 
     The log is cut into batches of equal length, whole multiples of the period, with gaps between
     them. If rates are constant and the memory of participation is shorter than a gap, batches are
     exchangeable, whatever the dependence between clients. With y_j the clients' counts in batch j,
-    their means over the batches removed,
+    less their means over the batches,
 
         L = Σ_{i < B} ‖ y_1 + ... + y_i ‖²    (Nyblom 1989; Cramér–von Mises of the partial sums)
 
     is compared with its values for permuted batches. Whether the memory is short enough is tested
-    too (`_batches_are_correlated`), with 12 to 32 batches: that of the clients, and that of the
-    cohort sizes, in which causes common to all clients show. If it is not, if most clients' own
-    memory is longer than the gaps, or if there are fewer batches, the log cannot tell drift from
-    slow sessions. Clients that return after similar times, about the distance of two batches, meet
-    the batches in phases that change slowly; that is tested as well (`_returns_meet_batches`).
+    too (`_batches_are_correlated`), with 12 to 32 batches, for the clients and for the cohort
+    sizes, which show causes common to all clients. If it is not, if most clients' own memory is
+    longer than the gaps, or if there are fewer batches, the log cannot tell drift from slow
+    sessions. Clients that return after similar times, about the distance of two batches, meet the
+    batches at a slowly changing phase; that is tested as well (`_returns_meet_batches`).
 
     Args:
         log: the participation log.
@@ -130,7 +130,7 @@ def _no_verdict(log: ParticipationLog, obstacle: str) -> Drift:
 
 
 def _choose_layouts(cycles: int, period: int) -> list[_Layout]:
-    """Return the layouts to try, shortest batches first; only cycles do without gaps."""
+    """Return the layouts to try, shortest batches first; only cycles need no gaps."""
     if cycles < 4 * _MIN_BATCHES:
         return [_Layout(period, cycles, 0)] if period > 1 and cycles >= _MIN_BATCHES else []
     layouts = []
@@ -191,7 +191,7 @@ def _test_clients(counts: Floats, rounds: int) -> Floats:
     """Return each client's p-value: Student's t test of the batches of the two halves.
 
     With continuity correction, and at least the variance of independent rounds: where turns are
-    evened out, batches are no independent draws.
+    evened out, batches are not independent draws.
 
     Args:
         counts: per batch, shape (N, B).
@@ -250,7 +250,7 @@ def _batches_are_correlated(gram: Floats, layout: _Layout) -> bool:
 
 
 def _returns_meet_batches(gram: Floats, layout: _Layout) -> bool:
-    """Return whether units a return apart are more alike than those half of that nearer or farther.
+    """Return whether units one return apart are more alike than those half a return off.
 
     Returns meet batches if they take about as long as the distance of two batches, or half of it.
     The correlation of slow changes, and of sessions, is smooth over such distances.

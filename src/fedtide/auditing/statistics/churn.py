@@ -16,8 +16,8 @@ _ALPHA = 0.005
 _TAIL = 20
 """The number of longest silences behind the extrapolation."""
 _MIN_SHAPE, _MAX_SHAPE = 0.4, 0.5
-"""Of the tail of silences: Weibull's shape. A higher one, up to 1 for the exponential tail of
-exchangeable rounds, finds more, but fails where all clients share bad weeks."""
+"""Bounds of the Weibull shape of the tail of silences. A higher one, up to 1 for the exponential
+tail of exchangeable rounds, finds more churn, but fails where all clients share bad weeks."""
 _MAX_ENTRIES = 1 << 22
 """Above this number of entries, the silences of a sample of the clients are used."""
 
@@ -26,16 +26,16 @@ _MAX_ENTRIES = 1 << 22
 class Churn:
     """Which clients left for good and which joined late.
 
-    A client is called gone if its silence at the end of the log is longer, for its habits, than any
-    that the log's silences with a return make likely; and late if the same holds for the log in
-    reverse. On a log in which no client leaves or joins, each list is empty with probability 0.995.
+    A client is called gone if, for its habits, its silence at the end of the log is longer than the
+    silences that ended with a return make likely; it is called late if the same holds for the log
+    in reverse. If no client leaves or joins, each list is empty with probability 0.995.
 
     Args:
         first: the round of each client's first participation, shape (N,); −1: none.
         last: of its last one, (N,); −1: none.
         gone: the clients that left, by index.
         late: the clients that joined after the start, by index.
-        gone_p_values: of each client, over all clients together (Bonferroni), (N,).
+        gone_p_values: of each client, corrected for the number of clients (Bonferroni), (N,).
         late_p_values: likewise.
         rates: the rate from joining to leaving, (N,): after the first participation if the client
             is late, before the last one if it is gone.
@@ -70,14 +70,14 @@ class Churn:
 class _Silences:
     """The silences of a log that ended with a return, for the tests of one direction of time.
 
-    A silence after round s of a client that was first seen in round f and took part k times since
-    scores, after it has lasted until round t,
+    For a client first seen in round f that took part k times since, a silence after round s that
+    has lasted until round t has the score
 
         x = K log((t − f) / (s − f)),    K = min(number of visits, k / max(1, C²))
 
-    with C the coefficient of variation of the distances between its participations, and rounds in
-    a row one visit. With K = k, x is exponentially distributed with mean 1 if rounds are
-    exchangeable; K is what k counts for if the client comes in sessions, which make distances vary.
+    with C the coefficient of variation of the distances between its participations, and consecutive
+    rounds as one visit. With K = k, x is exponentially distributed with mean 1 if rounds are
+    exchangeable; K is the effective k of a client in sessions, which make distances vary.
 
     Args:
         length: T.
@@ -103,10 +103,10 @@ class _Silences:
         return _score(self.factors, self.starts, self.ends)
 
     def exceedance(self, score: float) -> float:
-        """Return the share of clients and later rounds of which the silence scores above `score`.
+        """Return the share of (client, round) pairs in which the silence scores above `score`.
 
-        The later rounds are those of the second half, whose histories are as long as those at the
-        end of the log. A share of at least half a round is counted for each such silence.
+        Only rounds of the second half count: their histories are about as long as those at the end
+        of the log. Each such silence counts for at least half a round.
         """
         above = self.scores >= score
         begins = self.firsts[above] + self.starts[above] * np.exp(score / self.factors[above])
@@ -118,8 +118,8 @@ class _Silences:
     def find_p_values(self, scores: Floats) -> Floats:
         """Return the p-value of each score of a silence at the end of the log.
 
-        The tail is Weibull's beyond the 20th highest score, with the shape between it and the
-        highest tenth, less two standard errors; and never lighter than that of exchangeable rounds.
+        Beyond the 20th highest score the tail is Weibull's, with the shape between that score and
+        the highest tenth, less two standard errors; never lighter than for exchangeable rounds.
         """
         largest = np.sort(self.scores)
         near, far = max(4 * _TAIL, len(largest) // 10), _TAIL
@@ -142,9 +142,9 @@ def find_churn(
     """Return the clients that left for good or joined late.
 
     A long silence at the end says little about a client that comes in sessions. So each silence is
-    scored by the client's habits up to then (see `_Silences`) and judged by the log's own ones: the
-    scores of silences that ended with a return, weighed by how long a silence exceeds a score, give
-    the distribution of the score at a random round. It is extrapolated with Weibull's tail to the
+    scored by the client's habits up to then (see `_Silences`) and compared with those of the log:
+    the silences that ended with a return, weighted by how long each exceeds a score, give the
+    distribution of the score at a random round. It is extrapolated with a Weibull tail to the
     level 0.005 / N (Bonferroni). With fewer than 20 silences with a return in the second half of
     the log (in the first, for clients that join), no client is called gone (late).
 
@@ -253,7 +253,7 @@ def _collect_silences(log: ParticipationLog, tested: NDArray[np.bool_], reverse:
 
 
 def _count_effectively(rounds: Ints, begins: Ints, rank: Ints) -> Floats:
-    """Return K of every participation: what those after the client's first one count for, (E,).
+    """Return K at every participation: the effective number of those since the first, (E,).
 
     Args:
         rounds: of the participations, by client, (E,).

@@ -24,17 +24,17 @@ from fedtide.auditing.statistics.periodogram import (
 from fedtide.auditing.statistics.runs_test import RunCounts
 
 _SIMILAR = (0.7, 1.4)
-"""A client uses the frequencies at which S / V of its group lies between these, as its own memory
-may be faster or slower."""
+"""A client's estimate uses the frequencies at which S / V of its group lies between these, as its
+own memory may be shorter or longer."""
 _MIN_RUNS = 3
 """Clients with fewer runs of participation say nothing about the spread between clients."""
 _MIN_RUNS_OF_SHAPE = 5
-"""Those with fewer have flat periodograms, whatever their memory."""
+"""Clients with fewer have flat periodograms, whatever their memory."""
 _MAX_PRIOR_FREEDOM = 1000.0
 _SHORTER = 1.5
 """Memory shorter than that of the others by more than this factor makes a density flatter."""
 _SHRINKAGE = 4.0
-"""How many runs the common lag-1 correlation counts for in that of a client."""
+"""The weight, in runs, of the common lag-1 correlation in that of a client."""
 _MIN_CLIENTS, _STEPS, _MAX_RATIO = 10, 20, 20.0
 
 
@@ -61,7 +61,7 @@ class Dispersion:
         roots: E √D_n, the factors by which dependence changes the standard errors, (N,).
         freedom: degrees of freedom of D_n, (N,).
         uncertainty: the relative variance that the D_n have in common, (N,).
-        variances: T times those of the means, (N,).
+        variances: T times the variances of the means, (N,).
         means: over whole cycles, (N,).
         rounds: the number of rounds in whole cycles.
         period: of the cycle; None: no cycle.
@@ -89,12 +89,12 @@ class Dispersion:
     def variance_of_mean(self, series: Floats, slopes: Floats) -> float:
         """Return the variance of the mean over the rounds of y_t = Σ_n ψ_n y_t^n.
 
-        It is that of the normal distribution with the 95% interval of the mean. The mean of an
-        incomplete last cycle differs from that of whole cycles; this shift counts.
+        It is that of the normal distribution with the 95% interval of the mean. It includes the
+        shift of the mean by an incomplete last cycle.
 
         Args:
             series: y_t, shape (T,).
-            slopes: ψ, (N,), centred. A client's density has the share of ψ_n² in that of y.
+            slopes: ψ, (N,), centred. A client's density enters that of y with the factor ψ_n².
         """
         found = series_periodogram(series, self.period)
         shift = float(series.mean() - found.means[0])
@@ -117,7 +117,7 @@ class Dispersion:
         return replace(self, values=self.values + shift, roots=roots)
 
     def of_clients(self, chosen: NDArray[np.bool_]) -> Dispersion:
-        """Return the same with D_n and E √D_n of 0 but for the chosen clients, a mask (N,)."""
+        """Return the same with D_n and E √D_n of 0 except for the chosen clients, a mask (N,)."""
         values, roots = np.where(chosen, self.values, 0.0), np.where(chosen, self.roots, 0.0)
         return replace(self, values=values, roots=roots)
 
@@ -137,22 +137,22 @@ def estimate_dispersion(
 ) -> Dispersion:
     """Return the dispersion of the clients' parts of the rounds.
 
-    All clients have a spectral density of one shape, unless the half of them with the higher rates
-    is likelier to have another than the rest: frequent clients have most of the power, and would
-    hide that rare ones have another memory, as those have whom a server leaves out for longer after
-    each failure. A client's own estimate is the mean V_n of its periodogram over the frequencies,
-    relative to this shape, which is flatter for those of less memory:
+    The spectral densities of all clients have one shape, unless it is likelier that the half with
+    the higher rates has another one than the rest: frequent clients have most of the power, and
+    would hide that rare ones have another memory, such as clients that a server leaves out for
+    longer after each failure. A client's own estimate is the mean V_n of its periodogram over the
+    frequencies, relative to this shape, which is flatter for clients with less memory:
 
         D_n = V_n / (v_n + V_n / T)
 
-    as its variance v_n in a round, around the mean of the log, lacks the variance of that mean. D_n
-    is moderated by what clients of similar rates have (empirical Bayes; Smyth 2004): with d_n own
+    since v_n, its variance in a round around the mean of the log, lacks the variance of that mean.
+    D_n is moderated towards clients of similar rates (empirical Bayes; Smyth 2004): with d_n own
     degrees of freedom and a trend D_0 with d_0,
 
         (d_0 D_0 + d_n D_n) / (d_0 + d_n)    with d_0 + d_n degrees of freedom
 
-    d_0 follows from the spread of log D_n between clients beyond that of their estimates. Of R_n
-    runs of participation, their varying lengths alone leave a relative variance of 2 / R_n if they
+    d_0 follows from the spread of log D_n between clients beyond that of their estimates. The
+    varying lengths of R_n runs of participation alone leave a relative variance of 2 / R_n if they
     are geometric, and more if they are less even: 1 / d_n = 1 / 2m + 1.5 / R_n.
 
     The common level V is a posterior mean of relative variance u. An inverse χ² distribution of
@@ -225,10 +225,10 @@ def _split_by_rate(
 def _relative_memory(times: Floats, spread: Floats) -> Floats:
     """Return min(1, 1.5 τ_n / τ), (N,): how much of the common slope the density of a client has.
 
-    The common density is that of the clients with most power, v_n τ_n. That of others with less
+    The common density is that of the clients with most power, v_n τ_n. That of clients with less
     memory is flatter: S_n(f) / V_n is about (S(f) / V)^(τ_n / τ), with τ the mean of the τ_n
-    weighted by power. As the τ_n of clients that are alike differ by chance, only those that are
-    clearly shorter count.
+    weighted by power. As the τ_n of equal clients differ by chance, only those that are clearly
+    shorter count.
 
     Args:
         times: τ_n of Markov chains with the clients' lag-1 correlations, (N,).
@@ -311,8 +311,8 @@ def _shrink_rates(ones: Floats, starts: Floats, length: int) -> Floats:
     """Return the posterior means of the rates, (N,), if run counts are Poisson.
 
     With gamma-distributed means of shape α (empirical Bayes), a client has its own rounds and those
-    of α average runs. Otherwise the rounds of clients of equal rates would predict their D_n, as
-    those with more of them had longer runs.
+    of α average runs. Otherwise, among clients of equal rates, those with more rounds would be
+    predicted a larger D_n, as they had longer runs.
 
     Args:
         ones: the number of rounds, (N,).
@@ -330,8 +330,8 @@ def _fit_trend(own: Floats, predictors: Floats, freedom: Floats) -> Floats:
     """Return the mean of D given the predictors x, (N,): log E D = b_0 + b · x.
 
     b solves the equations of a gamma distribution, with a small penalty on its size; fewer than 10
-    clients have one mean. A client counts by its degrees of freedom: those with a single run know
-    little, and are all that is known of clients as rare.
+    clients have one mean. Clients are weighted by their degrees of freedom: those with a single run
+    tell little, but nothing else is known about clients as rare.
 
     Args:
         own: D_n, (N,).

@@ -24,11 +24,11 @@ class Forgetting:
 
     The part that chance explains is deducted: the expectation is 0 if rounds are exchangeable, as
     independent rounds with constant rates are. With G equal groups that take turns it is 1 − 1 / G
-    in windows within a turn. Only rounds with participants count: no other moves a model.
+    in windows within a turn. Only rounds with participants count: no others move a model.
 
     The estimates fall short of the distance where a window holds few participations per client, as
-    these do not show whom it favours. The lower ends are bounds of the distance; the upper ends are
-    those of what the estimates are on average, and the distance may be larger.
+    these do not show whom it favours. So the lower ends bound the distance, while the upper ends
+    bound only the mean of the estimates; the distance may be larger.
 
     Args:
         windows: W, in rounds with participants, ascending, shape (K,); empty for a log with fewer
@@ -37,7 +37,7 @@ class Forgetting:
         low: lower ends of 95% intervals of the means of the estimates, for all W together, (K,).
         high: upper ends, (K,).
         observed: the mean distance that the log shows, chance included, (K,).
-        p_value: of the hypothesis that no window length has forgetting, all W together.
+        p_value: of the hypothesis of no forgetting at any W.
         window: the W with the largest lower end: the swing is clearest there.
         halving_window: the smallest longer W with at most half of that estimate; None: none has.
     """

@@ -38,7 +38,7 @@ class Targets:
 
     @classmethod
     def of(cls, wanted: Floats, seen: NDArray[np.bool_]) -> Targets:
-        """Return the targets if these clients took part; `wanted` twice if all that count did."""
+        """Return the targets; `reachable` is `wanted` if all or none with a weight took part."""
         reachable = np.where(seen, wanted, 0.0)
         total = float(reachable.sum())
         return cls(wanted, wanted if total == 0 or seen[wanted > 0].all() else reachable / total)
@@ -51,9 +51,9 @@ class EffectiveObjective:
     Args:
         method: the way of averaging.
         weights: w_n, shape (N,), summing to 1.
-        skew: Σ |w_n − a_n|, a_n the wanted weights, from 0 to 2: of this log, and estimated for the
-            underlying process.
-        correctable: the same for `Targets.reachable`: without what no weights can correct.
+        skew: Σ |w_n − a_n|, from 0 to 2, with a_n the wanted weights: that of this log, and an
+            estimate for the underlying process.
+        correctable: the same for `Targets.reachable`: the skew that other weights could correct.
     """
 
     method: str
@@ -89,7 +89,7 @@ class ObjectiveComparison:
         wanted: a_n, (N,).
         low: lower end of a 95% interval of each weight of the objective in force, (N,).
         high: upper end, (N,).
-        dispersion: of the parts that these weights are means of.
+        dispersion: of the parts of rounds whose means these weights are.
         given: of the log's own weights, w_n ∝ Σ_t q_t^n, if it has any (see `recorded_weights`).
         recent: the objective in force in the last rounds, and its history.
     """
@@ -141,14 +141,14 @@ def compare_objectives(
 ) -> ObjectiveComparison:
     """Return the objectives that the methods minimise along the log.
 
-    A client's part y of a round, 0 if absent, has the variance w_n (c_n − w_n) with
+    A client's part y of a round, 0 if absent, has the variance w_n (c_n − w_n), where
     c_n = E[y²] / E[y]; with cohorts of constant size M, c_n = 1 / M and y / c_n is Bernoulli. The
     weights have the standard errors
 
         s_n² = w_n (c_n − w_n) D_n / T
 
-    with D_n the dispersion of the parts. The same holds for the log's own weights q_t^n, if it has
-    any; the intervals of single weights are then those of these.
+    with D_n the dispersion of the parts. The same holds for the log's own weights q_t^n; if it has
+    any, `low` and `high` are their intervals.
 
     Args:
         log: the participation log.
@@ -200,7 +200,7 @@ def measure_influence(
         log: the participation log.
         variances: of means over its rounds.
         wanted: a_n, (N,).
-        seen: who took part, also before this part of a longer log, (N,); None: in this log.
+        seen: the clients that took part, here or earlier in a longer log, (N,); None: in this log.
     """
     averaging = find_averaging(variances.log)
     method = "fedavg" if averaging.parts.entries is None else "given"
@@ -233,13 +233,13 @@ def list_entry_weights(log: ParticipationLog, chosen: Ints) -> Floats:
 
 
 def share_entries(clients: NDArray[np.int32], weights: Floats, size: int) -> Floats:
-    """Return each client's share in the weights of some entries, (N,); 0 if all of them are 0."""
+    """Return each client's share of the total weight of some entries, (N,); 0 if that is 0."""
     sums = np.bincount(clients, weights, minlength=size)
     return sums / max(float(sums.sum()), 1e-300)
 
 
 def share_samples(log: ParticipationLog, samples: Floats) -> Floats:
-    """Return the share of each entry in the samples of its round, by round, (E,).
+    """Return each entry's share of the samples of its round, by round, (E,).
 
     Args:
         log: the participation log.
@@ -282,10 +282,10 @@ def average_recorded(log: ParticipationLog, recorded: Floats) -> tuple[Floats, F
 def average_fedau_weights(log: ParticipationLog, cutoff: int | None) -> Floats:
     """Return the mean over all rounds of ω_t^n 1[n in S_t] under FedAU, shape (N,); ideally 1.
 
-    ω_t^n is the mean of the client's intervals closed before round t, each by a participation or
-    after K rounds (Wang & Ji 2024, Algorithm 2). With s the round of its previous participation
-    (−1: none) and c = ⌊(t − 1 − s) / K⌋ intervals cut off since, it is (s + 1 + c K) / (intervals
-    closed), and 1 if none is closed.
+    ω_t^n is the mean of the client's intervals closed before round t; an interval ends with a
+    participation or after K rounds (Wang & Ji 2024, Algorithm 2). With s the round of its previous
+    participation (−1: none) and c = ⌊(t − 1 − s) / K⌋ intervals cut off since, it is
+    (s + 1 + c K) / (intervals closed), and 1 if none is closed.
 
     Args:
         log: the participation log.
@@ -311,7 +311,7 @@ def mean_intervals(rounds: np.ndarray, starts: Ints, cutoff: int | None) -> Floa
 
 
 def divide_by_wanted(weights: Floats, wanted: Floats) -> Floats:
-    """Return how many times its share each weight is; NaN where no weight is wanted."""
+    """Return each weight as a multiple of its wanted weight; NaN where that is 0."""
     none = np.full(len(wanted), np.nan)
     return np.asarray(np.divide(weights, wanted, out=none, where=wanted > 0))
 
@@ -331,7 +331,7 @@ def _objective(
     dispersion: Dispersion | None = None,
     factors: Floats | None = None,
 ) -> EffectiveObjective:
-    """Return the objective of weights that are means of the clients' parts of the rounds.
+    """Return the objective whose weights are the means of the clients' parts of the rounds.
 
     Args:
         method: the way of averaging.
@@ -381,7 +381,7 @@ def _summed(
 
 
 def _known_rates(log: ParticipationLog, targets: Targets) -> EffectiveObjective:
-    """Return the objective with this log's rates: all clients that took part weigh the same."""
+    """Return the objective of dividing by this log's rates: those that took part weigh the same."""
     seen = (log.counts > 0).astype(np.float64)
     weights = seen / seen.sum()
 

@@ -38,7 +38,7 @@ _FLOOR_PRIOR = 1.0
 _MIN_CORNER_ABOVE_FLOOR = 1.0
 """Above noise, memory that is longer than the log does not show."""
 _OWN_SHAPE = 0.2
-"""The prior probability that a sum over the clients has not the shape of the clients."""
+"""The prior probability that a sum over the clients does not have the shape of the clients."""
 _CORNERS = 2.0 ** np.arange(-3, 6.25, 0.25)
 """f_0 of the shapes; below 1, the memory is longer than the log."""
 
@@ -72,17 +72,17 @@ def fit_shape(
         S(f) ∝ (1 − c) g(f) / g(1) + c,    g(f) = (1 + (f / f_0)^β)^(−2γ/β)
 
     weighted by their likelihood (Whittle 1953). They range from participation that makes the next
-    less likely (γ < 0) over independence (γ = 0) to Markov chains (γ = 1, β = 2) and memory without
-    end (small f_0; γ = 1/4: sessions with Pareto's tail 1.5). β says how S approaches f = 0: flat
-    (2), as the covariances of Markov chains decay fast, or in a cusp (1 and less), as the sessions
-    of one law are so uneven in length that the longest ones compare with the log. c is noise
-    without memory, as of a server that selects at random among clients that come and go slowly. If
-    no hypothesis agrees with the powers of all frequencies, only the lowest are used.
+    less likely (γ < 0) through independence (γ = 0) to Markov chains (γ = 1, β = 2) and memory
+    without end (small f_0; γ = 1/4: sessions with Pareto's tail 1.5). β says how S approaches
+    f = 0: flat (2), as for Markov chains, whose covariances decay fast, or in a cusp (1 and less),
+    as for sessions so uneven in length that the longest are comparable to the log. c is noise
+    without memory, as from a server that selects at random among clients that come and go slowly.
+    If no hypothesis agrees with the powers of all frequencies, only the lowest are used.
 
     Args:
         powers: of the clients, shape (n, m).
         independent: S of each client if rounds were independent, (n,).
-        series: the most independent series that the clients amount to.
+        series: the largest number of independent series that the clients can equal.
     """
     count = powers.shape[1]
     pooled, clients = _pool(powers, independent, series)
@@ -100,11 +100,10 @@ def fit_shape(
 def long_run_variance(powers: NDArray[np.floating], clients: Floats) -> float:
     """Return V of one series, a sum over the clients, for a 95% interval of its mean.
 
-    The mean over T rounds is a mixture of normals of the variances V_h / T; of these, 95% lie
-    within 1.96 √(V / T) of the true mean. The sum has the shape of the clients, unless they depend
-    on each other: what they have in common may be slower than each. So the hypotheses have the
-    probabilities that the clients leave, or, with a prior probability of 1/5, those of a log of
-    which nothing is known.
+    The mean over T rounds is a mixture of normals of the variances V_h / T; 95% of it lies within
+    1.96 √(V / T) of the true mean. The sum has the shape of the clients, unless they depend on each
+    other: what they have in common may be slower than each. So the prior of the hypotheses is
+    their posterior given the clients, mixed with a share of 1/5 of the general prior.
 
     Args:
         powers: of the series, shape (m,).
@@ -130,13 +129,13 @@ def long_run_variance(powers: NDArray[np.floating], clients: Floats) -> float:
 def compare_shapes(
     groups: list[tuple[NDArray[np.floating], Floats]], series: float = np.inf
 ) -> float:
-    """Return the logarithm of the Bayes factor for a shape of each group of clients against one.
+    """Return the log Bayes factor for a shape of each group's own against one for all clients.
 
     Densities of one shape may differ by a factor.
 
     Args:
         groups: the powers of the clients, and S of each if rounds were independent.
-        series: the most independent series that the clients of a group amount to.
+        series: the largest number of independent series that the clients of a group can equal.
     """
     pools = [_pool(powers, independent, series) for powers, independent in groups]
     if not all(pooled.sum() > 1e-9 for pooled, _ in pools):
@@ -148,7 +147,7 @@ def compare_shapes(
 
 
 def _pool(powers: NDArray[np.floating], independent: Floats, series: float) -> tuple[Floats, float]:
-    """Return the mean power of clients, (m,), and how many equal, independent ones they equal."""
+    """Return the mean power of clients, (m,), and the number of independent ones they equal."""
     own = powers.sum(axis=1, dtype=np.float64)
     scale = float(independent.sum())
     if powers.size == 0 or scale <= 0 or own.sum() <= 0:
@@ -158,13 +157,13 @@ def _pool(powers: NDArray[np.floating], independent: Floats, series: float) -> t
 
 
 def _log_likelihoods(pooled: Floats, clients: float) -> Floats:
-    """Return the largest log-likelihood of each hypothesis, up to a constant, shape (h,)."""
+    """Return each hypothesis's log-likelihood at its best scale, up to a constant, shape (h,)."""
     known, count = _list_hypotheses(), len(pooled)
     return np.asarray(-clients * (known.log_sums[:, count - 1] + count * np.log(_scales(pooled))))
 
 
 def _scales(pooled: Floats) -> Floats:
-    """Return the factor of the largest likelihood of each hypothesis, shape (h,)."""
+    """Return the scale of largest likelihood of each hypothesis, shape (h,)."""
     count = len(pooled)
     densities = _list_hypotheses().densities[:, :count]
     return np.asarray(np.einsum("hf,f->h", 1 / densities, pooled) / count)

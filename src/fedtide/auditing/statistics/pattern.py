@@ -37,8 +37,8 @@ DRIFT, PERIOD, PRESENCE = "drift", "periodicity", "constant presence"
 MIN_ROUNDS = 12
 """With fewer rounds, nothing is said about the pattern."""
 _PAUSE_FACTOR = 5
-"""How many times fewer rounds with a single client than expected show a pause; three such rounds
-more than the log has are not excluded (95%)."""
+"""The federation paused if rounds with a single client are this many times rarer than expected;
+three more of them than the log has are not excluded (95%)."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class Pattern:
         evidence: all tests and estimates.
         clients: the family of each client, "never" for clients that never took part, shape (N,).
         run_counts: pattern counts of each client.
-        correlation: pooled autocorrelation; None if no client is sometimes present, sometimes not.
+        correlation: pooled autocorrelation; None if each client is always or never present.
         drift: the test for drift; None without autocorrelation.
-        idle_rounds: pauses of the federation, which everything but `run_counts` leaves out.
+        idle_rounds: rounds of pauses of the federation, left out of all but `run_counts`.
     """
 
     family: Family
@@ -103,7 +103,7 @@ class Pattern:
         return {one.test: one for one in self.evidence}[test]
 
     def leave_out_pauses(self, log: ParticipationLog) -> ParticipationLog:
-        """Return the log of this pattern without the rounds that the pattern leaves out."""
+        """Return the log without the rounds that this pattern leaves out as pauses."""
         return log.leave_out_idle(self.period or 1)[0] if self.idle_rounds else log
 
 
@@ -112,14 +112,14 @@ def find_pattern(log: ParticipationLog) -> Pattern:
 
     Decisions are taken in a fixed order: drifting, cyclic, regularized, then Markov or independent
     by the dependence on the previous round. Effects need a test at level 0.001 (drift: 0.002,
-    period: 0.0002) and a minimum size. That an effect is absent needs intervals (95%) inside stated
-    margins: the correlation of rounds within ±0.1, the variance of counts over a 25th of the log
-    within a factor of two of that of independent rounds. Otherwise the pattern is undecided. Tests
-    and intervals allow for dependence between clients.
+    period: 0.0002) and a minimum size. An effect counts as absent only if its 95% interval lies
+    inside a margin: ±0.1 for the correlation of rounds; a factor of two around that of independent
+    rounds for the variance of counts over a 25th of the log. Otherwise the pattern is undecided.
+    Tests and intervals allow for dependence between clients.
 
-    Where more rounds are empty than clients would leave that come independently of each other, the
-    federation paused, which says nothing about its clients: the pattern is that of the other
-    rounds. In a cyclic log only whole cycles are left out.
+    If far more rounds are empty than independent clients would leave, the federation paused, which
+    says nothing about its clients: the pattern is then that of the other rounds. In a cyclic log
+    only whole cycles are left out.
     """
     run_counts = count_runs(log)
     pattern = _classify(log, run_counts)
@@ -134,9 +134,9 @@ def find_pattern(log: ParticipationLog) -> Pattern:
 def _has_pauses(log: ParticipationLog) -> bool:
     """Return whether far more rounds are empty than independent clients would leave.
 
-    Of independent clients with rates p_n, P(|S_t| = 1) / P(|S_t| = 0) = Σ p_n / (1 − p_n) ≥ Σ p_n,
-    however the rounds of each depend on each other: rounds with a single client would be at least
-    as many as the empty ones times the mean cohort size.
+    For independent clients with rates p_n, P(|S_t| = 1) / P(|S_t| = 0) = Σ p_n / (1 − p_n) ≥ Σ p_n,
+    however the rounds of each client depend on each other: there would be at least as many rounds
+    with a single client as empty ones times the mean cohort size.
     """
     idle, single = (int((log.cohorts == size).sum()) for size in (0, 1))
     return idle * float(log.cohorts.mean()) > _PAUSE_FACTOR * (single + 3)
@@ -181,7 +181,7 @@ def _classify(log: ParticipationLog, run_counts: RunCounts) -> Pattern:
 
 
 def _round_step(log: ParticipationLog) -> int:
-    """Return the c of a log in which every c-th round has clients and no other; otherwise 1."""
+    """Return c if only every c-th round of the log has clients; otherwise 1."""
     rounds = np.flatnonzero(log.cohorts)
     step = max(1, int(np.gcd.reduce(rounds)))
     return step if len(rounds) > log.length / (2 * step) else 1

@@ -28,13 +28,13 @@ _PERIOD_LEVEL = 0.0002
 _DRIFT_LEVEL = 0.002
 """The level of the test for drift."""
 _CLIENTS_LEVEL = 0.002
-"""The level of the tests of individual clients, for all clients together."""
+"""The family-wise level of the tests of individual clients."""
 _MARGIN = 0.1
-"""The largest correlation between rounds with which rounds are called independent."""
+"""The largest correlation at which rounds are called independent."""
 _VARIANCE_MARGIN = 2.0
-"""The same for the variance of counts over many rounds, relative to independent rounds."""
+"""The same for the variance of counts over many rounds: a factor on that of independent rounds."""
 ALWAYS = 0.85
-"""Clients are called always present if their log excludes smaller rates than this (95%)."""
+"""Clients are called always present if the log excludes rates below this (95%)."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class TestResults:
         run_counts: pattern counts of each client.
         correlation: pooled autocorrelation.
         client_p_values: of the dependence of each client on the previous round, shape (N,).
-        lag_one: z of the same for all clients together.
+        lag_one: z of the same test for all clients together.
         neighbour: the correlation between neighbouring rounds.
         beyond: the correlation beyond the previous round.
         dispersion: the relative variance of counts in windows.
@@ -149,17 +149,17 @@ class TestResults:
 
     @property
     def ends_with_previous(self) -> bool:
-        """Whether correlation beyond the previous round is excluded beyond the margin."""
+        """Whether the interval of correlation beyond the previous round lies within the margin."""
         return self.beyond.lies_within(-_MARGIN, _MARGIN)
 
     @property
     def is_even(self) -> bool:
-        """Whether another variance of counts in long windows is excluded beyond the margin."""
+        """Whether counts in long windows vary as for independent rounds, within the margin."""
         return self.slow_dispersion.lies_within(1 / _VARIANCE_MARGIN, _VARIANCE_MARGIN)
 
     @property
     def is_independent(self) -> bool:
-        """Whether dependence between rounds, and drift, are excluded beyond their margins."""
+        """Whether dependence between rounds is within all margins, and no drift shows."""
         neighbours = self.neighbour.lies_within(-_MARGIN, _MARGIN)
         return neighbours and self.ends_with_previous and self.is_even and not self.shows_drift
 

@@ -1,4 +1,4 @@
-"""Periodic participation: the period, and how each client lies in the cycle."""
+"""Periodic participation: the period, and each client's place in the cycle."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedtide.auditing.statistics.distributions import chi2_sf, normal_sf
 _MAX_PERIOD = 5000
 _MAX_CELLS = 1 << 25
 _PARTS, _SHIFT_BITS = 6, 18
-"""The test that a cycle keeps its phase shifts 6 parts; of cycles shorter than 8 rounds, so many
-that there are 2^18 shifts."""
+"""The phase test (`_test_phase`) shifts 6 parts; for cycles shorter than 8 rounds, as many as give
+2^18 shifts."""
 _SHIFTS = 9999
-"""Random shifts of the test that a cycle keeps its phase."""
+"""Random shifts in the phase test."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class PeriodCandidate:
         strength: the mean of R over the multiples of c: 1 for a strict cycle.
         persistence: C(c), relative to the highest R after R has first been negative: 1 for a cycle,
             less if similar times between returns make the phase fade.
-        p_value: the largest of those of the strength and of the excess of R over the lags half-way
-            between, for all candidates together (Bonferroni), and of the test of the phase.
+        p_value: the largest of three: of the strength and of the excess of R over the lags half-way
+            between, both for all candidates together (Bonferroni), and of the phase test.
     """
 
     rounds: int
@@ -111,7 +111,7 @@ def find_period(correlation: Autocorrelation) -> PeriodCandidate | None:
 
 
 def fold_over_period(log: ParticipationLog, period: int) -> CycleProfile:
-    """Return how the clients lie in a cycle of this length; one pass, in chunks of clients."""
+    """Return the clients' places in a cycle of this length; one pass, in chunks of clients."""
     parts = []
     chunk = max(1, _MAX_CELLS // period)
     visits = np.bincount(np.arange(log.length) % period, minlength=period).astype(np.float64)

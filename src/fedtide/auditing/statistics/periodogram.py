@@ -24,11 +24,11 @@ _LOWEST = 6
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The parts c_t^n that participants have of a round: a factor of the round, times their own.
+    """The parts c_t^n that participants have of a round: a factor of the round times their own.
 
     Args:
         rounds: the factors of the rounds, shape (T,); 0: the round is left out.
-        entries: those of the entries, by round, (E,); None: 1.
+        entries: the participants' own factors, by round, (E,); None: 1.
     """
 
     rounds: Floats
@@ -47,8 +47,8 @@ class Periodogram:
         powers: |Σ_t y_t exp(−2πi f t / T)|² / T for f = 1, 2, ..., shape (series, m).
         means: the mean over whole cycles, shape (series,).
         rounds: the number of rounds in whole cycles.
-        independent: how many independent series of equal power vary as much in their sum of powers
-            as these, which may have causes in common.
+        independent: the number of independent series of equal power whose sum of powers varies as
+            much as that of these, which may have causes in common.
     """
 
     powers: NDArray[np.floating]
@@ -92,7 +92,7 @@ def client_periodograms(
 
 
 def _count_independent(products: NDArray[np.complex128]) -> float:
-    """Return the equivalent number of equal, independent series; infinite if nothing shows.
+    """Return the equivalent number of equal, independent series; infinite if no dependence shows.
 
     With z_f the values of all series at frequency f, of covariance Σ_f, the power Σ_n |z_fn|² has
     the mean tr Σ_f and the variance tr Σ_f². Two frequencies are independent, so the mean square of

@@ -17,7 +17,7 @@ _LONG_MEMORY = 0.5
 """The probability of long memory above which there are no intervals."""
 _MIN_DISPERSION = 1e-9
 _MIN_EFFECTIVE_ROUNDS = 30
-"""Of logs that show fewer effective rounds than this due to dependence, there are no intervals."""
+"""There are no intervals for logs with fewer effective rounds than this, due to dependence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,21 +132,21 @@ def _find_obstacle(log: ParticipationLog, pattern: Pattern, dispersion: Dispersi
         return "the log has too few rounds to tell how much the rates vary by chance"
     if dispersion.long_memory > _LONG_MEMORY:
         return (
-            "rates change, or clients stay or are away for so long, that a log of this length "
+            "rates change, or clients stay or are away for so long that a log of this length "
             "cannot tell how much the rates vary by chance"
         )
     rounds = _count_effective_rounds(log, pattern, dispersion)
     if rounds < _MIN_EFFECTIVE_ROUNDS <= _count_effective_rounds(log, pattern, None):
         return (
             "most of the chance in the rates is due to clients that stay or are away for long, and "
-            f"is known no better than from {rounds:.0f} independent rounds of one client"
+            f"shows no better than in {rounds:.0f} independent rounds of one client"
         )
     tail = measure_session_tail(log)
     if tail.may_lack_variance:
         low, high = tail.interval
         return (
             f"sessions are so uneven in length (tail index {tail.index:.2g}, 95%: {low:.2g} to "
-            f"{high:.2g}) that their variance may be infinite: one to come may outweigh the log"
+            f"{high:.2g}) that their variance may be infinite: a future one may outweigh the log"
         )
     return None
 
@@ -154,15 +154,15 @@ def _find_obstacle(log: ParticipationLog, pattern: Pattern, dispersion: Dispersi
 def _count_effective_rounds(
     log: ParticipationLog, pattern: Pattern, dispersion: Dispersion | None
 ) -> float:
-    """Return how many independent rounds of a client tell as much about the rates' variance.
+    """Return how many independent rounds of one client tell as much about the rates' variance.
 
     A client's count has the variance v_n = T p_n (1 − p_n) D_n, and shows as much of it as T / D_n
     independent rounds do. All clients show as much of Σ v_n as
 
         (Σ v_n)² / Σ (v_n² D_n / T)    independent rounds
 
-    D_n is at least that of a Markov chain with the client's own lag-1 correlation: a few clients in
-    long sessions, among many others, are too few to be told by their periodograms.
+    D_n is at least that of a Markov chain with the client's own lag-1 correlation: periodograms do
+    not show a few clients with long sessions among many others.
 
     Args:
         log: the participation log.

@@ -22,11 +22,11 @@ from fedtide.auditing.statistics.runs_test import RunCounts, count_runs
 from fedtide.auditing.statistics.variance import EarlierRounds, VarianceModel
 
 _CHANCE = 0.2
-"""The accepted expectation of the L1 skew of a window without any skew."""
+"""The largest accepted expectation of the L1 skew of a window by chance alone."""
 _DRAWS = 150
 """The wanted number of effective draws in a window of recorded weights."""
 _MIN_RUNS = 5
-"""Clients with fewer runs of participation do not show the memory that they have."""
+"""Clients with fewer runs of participation show too little of their own memory."""
 _POINTS = 60
 
 
@@ -37,8 +37,8 @@ class RecentInfluence:
     Args:
         objective: of the last window.
         window: how many rounds of the log it spans.
-        ends: one past the last round of each window, ascending, shape (K,). Windows hold equally
-            many rounds, empty ones left out in whole cycles.
+        ends: one past the last round of each window, ascending, shape (K,). All windows hold the
+            same number of rounds, without the empty ones that are left out in whole cycles.
         skews: Σ |w_n − a_n| of each window, (K,).
         chance: what this sum is expected to be by chance if every w_n is a_n, (K,).
     """
@@ -63,24 +63,24 @@ def measure_recent_influence(
 
         Σ_n √(2 / π) s_n <= 0.2,    s_n² = a_n (c_n − a_n) τ_n / W
 
-    (symbols as in `compare_objectives`, τ_n >= 1), but at most a quarter of the log; a periodic
-    log's is rounded up to whole cycles if half of the log holds them. So noise moves less than a
-    tenth of the influence, where the log is long enough, and what changes slowly is not averaged
-    away. Empty rounds are no part of W, but for those of a cycle.
+    (symbols as in `compare_objectives`, τ_n >= 1), but at most a quarter of the log. In a
+    periodic log, W is rounded up to whole cycles if these fit into half of the log. So noise moves
+    less than a tenth of the influence where the log is long enough, and slow changes are not
+    averaged away. Empty rounds do not count in W, except those within a cycle.
 
-    Recorded weights may be those of few clients, whose visits alone decide the skew, and sums of
-    few terms are not normal. With p_n the rates, W then holds at least 150 effective draws,
+    Recorded weights may favour few clients, whose visits alone then decide the skew, and sums of
+    few terms are not normal. With recorded weights, W therefore holds at least 150 effective draws,
 
         W / Σ_n a_n² / p_n >= 150
 
-    up to half of the log.
+    up to half of the log, with p_n the rates.
 
     Args:
         log: the participation log.
         pattern: of the log.
         rates: of the clients in the whole log.
         wanted: a_n, (N,).
-        churn: who left or joined: the change of their rates is no memory; None: nobody.
+        churn: who left or joined: that their rates changed is not memory; None: nobody.
     """
     whole, rounds = log.leave_out_idle(pattern.period or 1)
     if len(rounds) < log.length:
@@ -115,11 +115,11 @@ def _model_variance(
     rates: RateEstimates,
     lasting: NDArray[np.bool_],
 ) -> VarianceModel:
-    """Return the variance of means over the last rounds, without less memory than in the whole log.
+    """Return the variances of means over the last rounds, with at least the whole log's memory.
 
     Sessions, and good and bad times that clients share, may be as long as the window, which then
-    shows little of their memory. If rates drift, the whole log takes their change for memory, so
-    that the window is judged by itself; so are the clients that left or joined.
+    shows little of their memory. If rates drift, their change would look like memory in the whole
+    log, so the window is judged by itself; so are the clients that left or joined.
     """
     own = estimate_rates(recent, pattern)
     if pattern.family == "drifting":
@@ -136,13 +136,13 @@ def _model_variance(
 
 def _measure_parts(variances: VarianceModel, lasting: NDArray[np.bool_]) -> EarlierRounds:
     averaging = find_averaging(variances.log)
-    # Of the others, the change of rates would shape the spectral density of all.
+    # The changed rates of the others would shape the spectral density of all.
     averaging = replace(averaging, weights=np.where(lasting, averaging.weights, 0.0))
     return EarlierRounds(variances, averaging, variances.dispersion(averaging), lasting)
 
 
 def _choose_window(length: int, noise: float, least: float, cycle: int | None) -> int:
-    """Return W; `noise` is the skew by chance for W = 1, `least` the rounds of enough draws."""
+    """Return W; `noise` is the skew by chance for W = 1, `least` the W of enough draws."""
     window = int(min(max(np.ceil((noise / _CHANCE) ** 2), 1), max(1, length // 4)))
     window = max(window, int(min(np.ceil(least), length // 2)))
     if cycle is None:
@@ -160,10 +160,10 @@ def _chance_of_one_round(log: ParticipationLog, runs: RunCounts, wanted: Floats)
 
 
 def _measure_times(runs: RunCounts) -> Floats:
-    """Return τ_n >= 1 by neighbouring rounds, (N,), as a change of the rates is no chance.
+    """Return τ_n >= 1 from neighbouring rounds alone, (N,), as a change of rates is not chance.
 
-    A client of few runs shows no correlation of its own: those have that of all of them together.
-    With k_n of T rounds, independent rounds have k_n (k_n − 1) / T pairs of neighbours on average.
+    Clients with few runs show no correlation of their own; they get that of all of them together.
+    A client in k_n of T independent rounds has k_n (k_n − 1) / T pairs of neighbours on average.
     """
     times, ones = runs.autocorrelation_time, runs.ones
     rare = ones - runs.pairs < _MIN_RUNS

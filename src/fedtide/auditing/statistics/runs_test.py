@@ -95,9 +95,9 @@ def run_lag_one_tests(runs: RunCounts) -> tuple[Floats, float]:
 def run_second_order_test(runs: RunCounts) -> tuple[float, float]:
     """Test for dependence beyond the previous round, pooled over clients.
 
-    A client that is a Markov chain, given its k ones in r runs and its first and last round, has
-    all lengths of these runs with equal probability, and so the zeros between. Runs of one round
-    decide how often x_t = x_{t+2} = 1: #111 = k − 2r + #(runs of a single one), and #101 is the
+    For a Markov chain, given its k ones in r runs and its first and last round, all lengths of
+    these runs are equally likely, and so are those of the zeros between. Runs of one round decide
+    how often x_t = x_{t+2} = 1: #111 = k − 2r + #(runs of a single one), and #101 is the
     number of single zeros between two runs. The means and variances of both are exact.
 
     Returns:
@@ -125,14 +125,14 @@ def run_second_order_test(runs: RunCounts) -> tuple[float, float]:
 def _count_single_rounds(rounds: Floats, runs: Floats, among: Floats) -> tuple[Floats, Floats]:
     """Return the mean and variance of the number of runs of a single round.
 
-    k rounds in r runs, all lengths of which are equally likely, make s = C(k − 2, r − 2) /
-    C(k − 1, r − 1) the probability of length 1 of one run, and of two runs together
+    If k rounds are in r runs, all lengths of which are equally likely, one run has length 1 with
+    probability C(k − 2, r − 2) / C(k − 1, r − 1), and two runs both have it with probability
     C(k − 3, r − 3) / C(k − 1, r − 1).
 
     Args:
         rounds: k, shape (N,).
         runs: r, (N,).
-        among: of how many of these runs, (N,).
+        among: how many of these runs count, (N,).
     """
     every = (runs == rounds).astype(np.float64)  # then all have length 1
     one = np.divide(runs - 1, rounds - 1, out=every.copy(), where=rounds > 1)

@@ -9,7 +9,7 @@ import numpy as np
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 
 _SHARE = 0.05
-"""The share of the longest sessions that shows the tail."""
+"""The share of the sessions, the longest ones, that shows the tail."""
 _MIN_SESSIONS = 10
 """Fewer of them show nothing."""
 _MIN_OWN = 8
@@ -77,7 +77,7 @@ def _list_sessions(log: ParticipationLog) -> tuple[Floats, Floats]:
     rounds, owner = log.of_clients(log.rounds, chosen), np.repeat(chosen, log.counts[chosen])
     changes = (np.diff(rounds, prepend=-2) != 1) | (np.diff(owner, prepend=-1) != 0)
     begins = np.flatnonzero(changes)
-    # By the records of the clients, as their numbers depend on their names.
+    # By the entries of the clients, as their numbers depend on their names.
     order = np.lexsort((rounds[begins], log.mark_clients()[owner[begins]]))
     spread = np.empty(len(begins))
     spread[order] = (np.arange(len(begins)) * 0.6180339887498949) % 1.0

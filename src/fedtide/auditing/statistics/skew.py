@@ -23,16 +23,16 @@ _POWERS = np.linspace(1.0, 0.0, 6)
 _POWER_PRIOR_SD = 0.7
 """Prior standard deviation of 1 − power."""
 _CUTS = (np.inf, 4.5, 3.0, 2.0)
-"""Gaps larger than this many standard errors may be those of a few clients unlike the others."""
+"""Gaps larger than this many standard errors may be those of a few outlying clients."""
 _MOST_APART = 0.3
-"""The largest share of the clients that are called few."""
+"""The largest share of the clients that counts as few."""
 _MIN_SHAPE_SPREAD = 0.1
-"""Minimum uncertainty of the bias of X due to the shape, as the shape may be none of those."""
+"""Minimum uncertainty of the bias of X due to the shape: the true one may be none of these."""
 _OUTCOMES, _ATOMS = 256, 64
 """The likelihood of a shape uses this many quantiles of the observed and of the true gaps."""
 _PRECISION, _MAX_STEPS = 4e-6, 40
 _SPARSE = 0.5
-"""Up to so many wanted visits, their number is too discrete for a normal distribution."""
+"""Below this many wanted visits, their number is too discrete for a normal distribution."""
 _ROUNDING = 1e-12
 """Gaps below this share of the wanted weight are rounding errors of 0, whose signs mean nothing."""
 _MIN_DEVIATION = 1e-9
@@ -86,9 +86,9 @@ def estimate_skew(
     it is transformed to a normal as if it were gamma-distributed (Wilson and Hilferty 1931), which
     matters for few clients.
 
-    A client that the log would show half a time or less with the wanted weight a_n is mostly absent
-    by chance, and its weight is no normal number. With u_n = s_n² / w_n, the weight of one visit,
-    it has a Poisson number K of visits with mean λ = w_n / u_n, where c = a_n / u_n are wanted:
+    A client expected to come fewer than 0.5 times at its wanted weight a_n is mostly absent by
+    chance, and its weight is not normally distributed. With u_n = s_n² / w_n the weight of one
+    visit, its number K of visits is Poisson with mean λ = w_n / u_n, where c = a_n / u_n is wanted:
 
         E |K − c| = λ − c + 2 c exp(−λ),    slope 1 − 2 c exp(−λ)
         variance of the remainder 4 c² exp(−λ) (1 − (1 + λ) exp(−λ))                   for c < 1
@@ -99,22 +99,22 @@ def estimate_skew(
 
         |δ_n| ∝ ((ŵ_n − a_n)² + s_n² / 10)^(b/2),    0 <= b <= 1
 
-    scaled so that Σ δ_n² = Σ (ŵ_n − a_n)² − s_n², and of the same with clients whose gap exceeds c
-    standard errors set apart, which keep their own size. Each is weighted by the likelihood of the
-    observed gaps as draws from its gaps plus normal noise, and by a prior centred at b = 1. The
-    remaining uncertainty of B adds r B (1 − B / B(0)) to the standard deviation of X, with r the
-    relative spread of B between the shapes, at least 0.1.
+    scaled so that Σ δ_n² = Σ (ŵ_n − a_n)² − s_n², and of variants in which gaps above some number
+    of standard errors keep their own size. Each is weighted by the likelihood of the observed gaps
+    as draws from its gaps plus normal noise, and by a prior centred at b = 1. The remaining
+    uncertainty of B adds r B (1 − B / B(0)) to the standard deviation of X, with r the relative
+    spread of B between the shapes, at least 0.1.
 
-    `corrected` is Σ |δ_n(κ)| at the κ whose mean equals the observed X. The interval holds the
-    hypotheses that the test does not reject. X has no mean below that at κ = 0, and outcomes are
-    ordered by likelihood ratio, so that the interval is one-sided there (Feldman and Cousins 1998).
+    `corrected` is Σ |δ_n(κ)| at the κ whose mean equals the observed X. The interval consists of
+    the hypotheses that the test does not reject. X has no mean below that at κ = 0, and outcomes
+    are ordered by likelihood ratio, so the interval is one-sided there (Feldman and Cousins 1998).
 
     Args:
         weights: ŵ_n, shape (N,).
         wanted: a_n, (N,).
         errors: s_n as a function of the weights.
         variance: of linear combinations of the ŵ_n, dependence included.
-        uncertainty: the relative standard deviation of each s_n that all have in common, (N,).
+        uncertainty: the relative standard deviation of s_n due to a common error, (N,).
     """
     family = _HypothesisFamily(weights, wanted, errors, variance, uncertainty)
     observed = float(np.abs(weights - wanted).sum())
@@ -123,7 +123,7 @@ def estimate_skew(
     start = family.moments(0.0)[0]
 
     def find_acceptance(kappa: float) -> float:
-        """Return the p-value over the level, in logarithms: positive if accepted."""
+        """Return log(p-value / level): positive if accepted."""
         mean, deviation, skewness = family.moments(kappa)
         expected = max(0.0, mean - start) / deviation
         z = _gamma_to_normal((observed - mean) / deviation, skewness)
@@ -176,7 +176,7 @@ class _HypothesisFamily:
         self.size = float(self._sizes.sum())
 
     def gaps(self, kappa: float) -> Floats:
-        """Return δ(κ), shape (N,); clients of few visits lose what the others gain."""
+        """Return δ(κ), shape (N,); clients with few visits lose what the others gain."""
         gaps = kappa * self._signs * self._sizes
         if (losing := self._sparse & (self._signs < 0)).any():
             gaps[losing] = np.maximum(gaps[losing], -self._wanted[losing])
@@ -218,21 +218,21 @@ class _HypothesisFamily:
         return folded, slope, remainder, third
 
     def _sensitivity(self, gaps: Floats) -> Floats:
-        """Return by how many percent the biases grow if the standard errors do by one, (N,).
+        """Return by how many percent the biases grow if the standard errors grow by 1%, (N,).
 
-        Of a normal number it is one; of few visits 2 λ, as the chance to be absent hardly changes.
+        One for normal weights; 2 λ for few visits, as the chance of absence hardly changes.
         """
         visits = (self._wanted + gaps) / np.maximum(self._units, 1e-300)
         return np.where(self._sparse, np.clip(2 * visits, 0, 1), 1.0)
 
     def _uncertain_bias(self, bias: float) -> float:
-        """Return B (1 − B / B(0)), 0 for weights as wanted."""
+        """Return B (1 − B / B(0)); 0 if all weights are as wanted."""
         return bias * max(0.0, 1 - bias / self._max_bias) if self._max_bias > 0 else 0.0
 
     def _choose_shape(self, gaps: Floats, noise: Floats) -> None:
         """Set the sizes of the gaps at κ = 1 and the uncertainty of their shape.
 
-        Gaps without noise are known and say nothing about the shape of the others.
+        Gaps without noise are known exactly, and say nothing about the shape of the others.
 
         Args:
             gaps: |ŵ_n − a_n|, shape (N,).
@@ -359,9 +359,9 @@ def _p_value(value: float, expected: float) -> float:
 def _find_root(function: Callable[[float], float], low: float, high: float) -> float:
     """Return where a function that is positive at `low` falls to 0 before `high`.
 
-    `low` if it is not positive there, `high` if it is positive there too. False position, with the
-    bound that stays for a second time halved in value (Illinois), and a bisection in every fourth
-    step.
+    Returns `low` if it is not positive there, and `high` if it is still positive there. False
+    position; the value at an end that stays for a second time is halved (Illinois), and every
+    fourth step is a bisection.
 
     >>> round(_find_root(lambda x: 2 - x**3, 0.0, 4.0), 5)
     1.25992

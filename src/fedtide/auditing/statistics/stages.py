@@ -30,13 +30,13 @@ _SAME = 0.1
 
 @dataclass(frozen=True, eq=False)
 class StageShift:
-    """How the choice of some of the clients of a stage moves the influence.
+    """How choosing some of the clients of a stage moves the influence.
 
     Args:
-        distance: Σ |w_n − v_n|, w of averaging over the clients chosen, without weights, and v over
-            those they were chosen from: of this log, and, with a 95% interval, of the mean weights
-            to which the same way of choosing leads if each client is there in the same rounds.
-        p_value: of the hypothesis that they were, against uneven counts.
+        distance: Σ |w_n − v_n|, w of unweighted averaging over the clients chosen, and v over those
+            they were chosen from: that of this log and, with a 95% interval, that of the mean
+            weights to which the same way of choosing leads if availability stays the same.
+        p_value: of the hypothesis that the choice was uniform, against uneven counts.
     """
 
     distance: SkewEstimate
@@ -81,9 +81,9 @@ class SelectionBias:
         refused: clients that reported updates, of which none was used.
         reports: the number of rounds in which each client reported an update, (N,); None if the log
             does not distinguish reported from used.
-        alternatives: by selection, the L1 skew of the expected weights if the server had selected
-            in that way as many of this log's available clients in each round; empty if the log
-            does not say who was available.
+        alternatives: by name of another selection, the L1 skew of the expected weights if the
+            server had used it to select as many of the available clients in each round; empty if
+            the log does not say who was available.
         weighted: whether clients are weighted by their samples, as the log's own weights are.
     """
 
@@ -167,16 +167,16 @@ def measure_selection(log: ParticipationLog, wanted: Floats, seed: int = 0) -> S
 def measure_shift(before: ParticipationLog, after: ParticipationLog) -> StageShift:
     """Return how the influence moves from the clients of a stage to those chosen from them.
 
-    With m_t of the M_t clients A_t chosen, uniformly and independently in each round, the number of
-    times that a client is chosen has, whatever the availability, the mean and variance
+    If m_t of the M_t clients A_t are chosen uniformly and independently in each round, the number
+    k_n of times that client n is chosen has, whatever the availability, the mean and variance
 
         E_n = Σ_t π_t 1[n in A_t],    V_n = Σ_t π_t (1 − π_t) 1[n in A_t],    π_t = m_t / M_t
 
     Σ (k_n − E_n)² / Σ V_n is compared with χ² / f, whose f degrees of freedom give it the variance
     (2 Σ V_n² + Σ κ_n) / (Σ V_n)², κ_n the fourth cumulant.
 
-    The interval of the distance assumes a selection without memory: that clients are chosen with
-    probabilities that depend on who else is there, but not on earlier rounds.
+    The interval of the distance assumes a selection without memory: its probabilities may depend on
+    who else is there, but not on earlier rounds.
 
     Args:
         before: the clients to choose from.
@@ -235,8 +235,8 @@ def _try_selections(
     least used first: those that were used least often so far; ties go to those available less
         often, then to chance: the skew must not depend on the order of the clients' names.
 
-    Weighted by samples, a client's expected part of a round has no closed form. It is the mean over
-    draws, whose chance is deducted from the skew.
+    With weights by samples, a client's expected part of a round has no closed form: it is estimated
+    from draws, whose noise is deducted from the skew.
     """
     rates = available.counts / available.length
     random, ties = generator(seed, "audit-selections"), generator(seed, "audit-selection-ties")
@@ -265,7 +265,7 @@ class _Expectation:
     Args:
         available: the clients to choose from.
         samples: the weights of the clients, (N,); None: all equal.
-        random: of the draws that sample counts need.
+        random: for the draws that sample counts need.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class _Expectation:
         self._squares[there] += parts.var(axis=0, ddof=1) / self._draws
 
     def find_skew(self, wanted: Floats, rounds: int) -> float:
-        """Return the L1 skew of the mean over the rounds, without the chance of the draws."""
+        """Return the L1 skew of the mean over the rounds, without the noise of the draws."""
         weights, errors = self._sums / rounds, np.sqrt(self._squares) / rounds
         if self._samples is None:
             return float(np.abs(weights - wanted).sum())
@@ -302,7 +302,7 @@ def _draw_clients(
 ) -> NDArray[np.bool_]:
     """Return which clients are chosen in each draw, shape (draws, clients).
 
-    Systematic sampling in random order: as many in each draw as the probabilities sum to.
+    Systematic sampling in random order: each draw has as many clients as the probabilities sum to.
     """
     order = random.permuted(np.tile(np.arange(len(probabilities)), (draws, 1)), axis=1)
     ends = np.cumsum(probabilities[order], axis=1) + random.random((draws, 1))

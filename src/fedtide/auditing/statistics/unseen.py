@@ -11,7 +11,7 @@ from fedtide.auditing.log.participation_log import Ints, ParticipationLog, find_
 from fedtide.auditing.statistics.distributions import normal_isf
 
 _MIN_GAPS = 50
-"""Fewest gaps of which the shortest one tells how soon clients may return."""
+"""The fewest gaps whose shortest tells how soon clients may return."""
 _MAX_LINK = 20
 """Visits are linked over at most this fraction of the log."""
 
@@ -20,8 +20,8 @@ _MAX_LINK = 20
 class UnseenClients:
     """How many clients a log has not seen, if the size of the federation is unknown.
 
-    All of it assumes that clients come independently of each other and of their past: where a
-    server lets everybody have a turn, or a site's clients come together, it is wrong. The estimate
+    All of this assumes that clients come independently of each other and of their past: where a
+    server gives everybody a turn, or a site's clients come together, it is wrong. The estimate
     is unbiased if the clients that came at most twice come equally often, and too low if their
     rates differ; then only the lower end of its interval holds.
 
@@ -31,8 +31,8 @@ class UnseenClients:
         twice: clients with two visits, Q₂.
         visits: the number of visits, V.
         estimate: of the number of clients never seen.
-        interval: 95% interval; 0 to ∞ if clients came once, but none exactly twice: each may have
-            its turn, or there may be many more.
+        interval: 95% interval; 0 to ∞ if clients came once, but none exactly twice: they may just
+            take turns, or there may be many more.
         coverage: estimated probability that a visit is by a client seen in this log.
         coverage_interval: 95% interval.
         link: participations at most this many rounds apart are one visit; 0: each is its own.
@@ -146,7 +146,7 @@ def _bound_unseen(once: float, twice: float, rounds: int) -> tuple[float, tuple[
 
 
 def _upper_poisson(count: float) -> float:
-    """Return the mean of which a count of 0 or 1 is the 2.5% quantile."""
+    """Return the mean for which a count of 0 or 1 is the 2.5% quantile."""
     return 3.689 if count < 1 else 5.572
 
 

@@ -37,10 +37,10 @@ class EarlierRounds:
 
     Args:
         variances: of means over these rounds.
-        averaging: over the clients of these rounds; weights of 0 but for the lasting ones.
+        averaging: over the clients of these rounds; weights are 0 except for the lasting ones.
         dispersion: of their parts.
-        lasting: the clients that count, a mask, (N,): who left or joined has changed its rate,
-            which would look like memory.
+        lasting: mask of the clients that count, (N,): the changed rates of those that left or
+            joined would look like memory.
     """
 
     variances: VarianceModel
@@ -49,7 +49,7 @@ class EarlierRounds:
     lasting: NDArray[np.bool_]
 
     def variance(self, slopes: Floats, rounds: int) -> float:
-        """Return the variance that Σ ψ_n w_n would have in so many of these rounds."""
+        """Return the variance that Σ ψ_n w_n would have in a number `rounds` of these rounds."""
         parts, weights = self.averaging.parts, self.averaging.weights
         mean = float((slopes * weights).sum()) / max(float(weights.sum()), 1e-300)
         centred = np.where(self.lasting, slopes - mean, 0.0)
@@ -60,10 +60,10 @@ class EarlierRounds:
 class VarianceModel:
     """Variances of means over rounds, from the lowest frequencies of the log's own series.
 
-    Empty rounds are left out in whole cycles: weights are no means over them, and a long pause
-    would be all that the lowest frequencies show. The dependence between rounds needs no model, and
-    the dependence within a round (a fixed cohort size, a common cause) is in the series of a sum
-    over the clients.
+    Empty rounds are left out in whole cycles: weights are not means over them, and a long pause
+    would dominate the lowest frequencies. The dependence between rounds needs no model, and that
+    within a round (a fixed cohort size, a common cause) is contained in the series of a sum over
+    the clients.
 
     Attributes:
         log: the rounds that count; parts are those of these rounds.
@@ -72,9 +72,9 @@ class VarianceModel:
         log: the participation log.
         pattern: of the log.
         rates: of the clients.
-        at_least: a dispersion that no client's falls below; None: no bound.
-        earlier: rounds with at least the variance of which sums over clients are estimated; None:
-            no bound. A part of a log shows little of the causes that clients have in common. Its
+        at_least: a lower bound of every client's dispersion; None: no bound.
+        earlier: rounds whose variance is a lower bound for that of sums over clients; None: no
+            bound. A part of a log shows little of the causes that clients have in common. Its
             own rounds are not among them: slopes are the signs of gaps in the part, so their sums
             are higher within it than before it, which would look like memory.
     """

@@ -12,7 +12,7 @@ from fedtide.auditing.statistics.influence import list_entry_weights, recorded_w
 _MAX_ENTRIES = 4_000_000
 """Above this number of entries, a sample of the clients is used."""
 _FEW_ENTRIES, _MIN_CLIENTS = 250_000, 2000
-"""Above the first, too, if the sample has at least this number of clients."""
+"""Above the first number of entries, too, if the sample keeps at least the second of clients."""
 _WORK = 12_000_000
 """Approximate number of entries processed for the whole curve."""
 
@@ -21,16 +21,16 @@ _WORK = 12_000_000
 class Regularity:
     """N Σ_n (q̄_n − a_n)² for windows of P rounds (Wang & Ji 2022, equation 15).
 
-    q̄_n is the mean over the nonempty rounds of the window, as no other moves a model, of the
-    recorded weights q_t^n, without these of 1[n in S_t] / |S_t|, and a_n the wanted weight (1 / N).
+    q̄_n is the mean of the recorded weights q_t^n, or else of 1[n in S_t] / |S_t|, over the
+    nonempty rounds of the window, as no others move a model, and a_n the wanted weight (1 / N).
     Windows start at rounds 0, P, 2P, ...; an incomplete last one is left out, and so are those
     without participants.
 
     Args:
         periods: P, ascending, shape (W,).
         values: the mean over the windows, (W,).
-        floor: the value of the whole log: the part due to the skew, as of unequal rates, which
-            longer windows and amplification do not remove.
+        floor: the value for the whole log: the part due to the skew, such as from unequal rates,
+            which neither longer windows nor amplification remove.
         tolerance: the accepted excess over the floor.
         period: the smallest P within the tolerance; None if none up to T / 2 is.
     """
@@ -121,7 +121,7 @@ class _Windows:
 
 
 def _client_step(log: ParticipationLog) -> int:
-    """Return the k of which one client in k is used."""
+    """Return the k for which one client in k is used."""
     entries = len(log.clients)
     affordable = min(-(-entries // _FEW_ENTRIES), log.size // _MIN_CLIENTS)
     return max(1, -(-entries // _MAX_ENTRIES), affordable)

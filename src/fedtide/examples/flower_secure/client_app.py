@@ -17,13 +17,13 @@ from fedtide.flower.clients.store import encode_update
 
 SIZE, STEPS, LR = 10, 5, 0.05
 CLIP = 64.0
-"""The largest ω·|Δ| of a coordinate that can be masked, beside noise."""
+"""The largest ω·|Δ| of a coordinate that can be masked, not counting noise."""
 MIN_SITES = 3
 """In a sum of two updates, each site could compute the other's."""
 NORM = 1.0
-"""The largest norm of an update, where noise is added."""
+"""The largest norm of an update, if noise is added."""
 HONEST_SITES = 2
-"""How many of the sites in a sum add the noise that they should, at the least."""
+"""At least so many of the sites in a sum add the noise that they should."""
 
 
 def secret(site: int) -> Tensor:
@@ -45,10 +45,10 @@ def train(x: Tensor, site: int) -> Update:
 
 
 def noise_share(size: int, noise_multiplier: float, cutoff: int) -> Tensor:
-    """Return a site's share of the noise on a sum: that of HONEST_SITES has what one needs alone.
+    """Return a site's share of the noise on a sum: the shares of HONEST_SITES suffice.
 
-    More than HONEST_SITES make it larger; sites that are lost do not make it smaller than that, as
-    smaller sums than of MIN_SITES are never unmasked.
+    More sites make the noise larger. Lost sites do not make it too small, as sums of fewer than
+    MIN_SITES are never unmasked.
     """
     return noise_deviation(noise_multiplier, cutoff) * standard_normals(size, 0, seed=None)
 

@@ -62,11 +62,11 @@ def client(
 
     The client keeps nothing between rounds: corrections, and the position in its shuffled epochs,
     arrive with each request. With each update it reports the metric `train_loss`, the mean loss of
-    the samples on which it trained, each at the model of its local step. Asked to evaluate, it
-    reports `loss` and, if the targets are classes, `accuracy`.
+    the samples on which it trained, each with the model at its local step. When asked to evaluate,
+    it reports `loss` and, if the targets are classes, `accuracy`.
 
     Args:
-        model: makes the network; a class will do.
+        model: makes the network; may be its class.
         data: returns this client's samples, two tensors; `context.node_config` says which client
             it is.
         local: steps, batch size and learning rate; an "lr" in the run's train_config overrides
@@ -76,8 +76,8 @@ def client(
             none; None: those of `data`.
         available: whether the client takes part in round t (absolute, from 0), or evaluates after
             it; None: always.
-        memory: returns the folder in which this client remembers, for `ClientSideMemory`; a
-            separate folder for each federation.
+        memory: returns the folder for this client's memory, for `ClientSideMemory`; a separate
+            folder for each federation.
         mods: Flower's, for training (see `custom_client`).
         device: where this client trains and evaluates, such as "cuda"; its data may stay on the
             CPU, from which minibatches are copied.
@@ -128,20 +128,21 @@ def custom_client(
 ) -> ClientApp:
     """Return an app that trains with a function of yours.
 
-    Mods see training alone: the request as it arrives, and in the reply exactly one ArrayRecord,
-    the trained model under the names of the one received, unless the method has clients send
-    gradients or differences of earlier updates as well. A client declines before its mods are
-    called. Methods that derive gradients from updates, send corrections, or keep earlier updates on
-    the clients refuse mods that change updates: those of Flower (LocalDpMod, fixedclipping_mod,
-    adaptiveclipping_mod) before training, any other after it, if the arrays that leave the client
-    are not those that it made. Metrics pass through Flower's mods unchanged.
+    Mods wrap training only. They see the request as it arrives. Unless the method has clients send
+    gradients or differences of earlier updates, the reply that they see has exactly one
+    ArrayRecord: the trained model, under the names of the one received. A client that declines does
+    so before its mods are called. Methods that derive gradients from updates, send corrections, or
+    keep earlier updates on the clients refuse mods that change updates: those of Flower
+    (LocalDpMod, fixedclipping_mod, adaptiveclipping_mod) before training, any other after it, if
+    the arrays that leave the client are not those that it made. Flower's mods leave metrics
+    unchanged.
 
     Args:
-        train: returns this client's training function, which takes the model by name and the
-            `TrainRequest`, follows it (correction, μ and so on), and returns an `Update`.
+        train: returns this client's training function, which takes the model (tensors by name) and
+            the `TrainRequest`, follows that (correction, μ and so on), and returns an `Update`.
         available: whether the client takes part in round t (absolute, from 0); None: always.
-        memory: returns the folder in which this client remembers, for `ClientSideMemory`; a
-            separate folder for each federation.
+        memory: returns the folder for this client's memory, for `ClientSideMemory`; a separate
+            folder for each federation.
         mods: Flower's, for training.
     """
     app, mods = ClientApp(), mods or ()

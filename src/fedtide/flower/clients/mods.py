@@ -1,4 +1,4 @@
-"""Flower's mods on a client: whether they may change what it sends."""
+"""Flower's mods on a client: whether they may change its updates."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedtide.errors import InvalidInputError
 from fedtide.flower.protocol import TrainRequest, select_records
 
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
-"""Flower's: changes the message before, or the reply after, it calls the next one."""
+"""A Flower mod: may change the message, calls the next one, and may change the reply."""
 
 
 class ModGuard:
-    """Keeps mods from changing updates where the server's method needs them as they were made.
+    """Keeps mods from changing updates that the server's method needs unchanged.
 
     Args:
         mods: of a client, around its training.
@@ -26,7 +26,7 @@ class ModGuard:
         self._made: dict[str, dict[str, bytes]] = {}
 
     def check_request(self, request: TrainRequest) -> None:
-        """Raise InvalidInputError if a mod is known to change updates, and may not."""
+        """Raise InvalidInputError if a mod is known to change updates, but must not."""
         self._made = {}
         reason = _find_reason(request)
         if reason is None:
@@ -43,7 +43,7 @@ class ModGuard:
         self._made = _list_arrays(content)
 
     def check_reply(self, request: TrainRequest, reply: Message) -> None:
-        """Raise InvalidInputError if a mod has changed the update, and may not."""
+        """Raise InvalidInputError if a mod has changed the update, but must not."""
         reason = _find_reason(request)
         if reason is None or not self._mods or not reply.has_content():
             return
@@ -55,7 +55,7 @@ class ModGuard:
 
 
 def _find_reason(request: TrainRequest) -> str | None:
-    """Return why nothing may change the update on its way; None: something may."""
+    """Return why mods must not change the update; None: they may."""
     needs = {
         "has clients remember them": bool(request.form),
         "derives gradients from them": request.requires_plain_sgd,
@@ -66,7 +66,7 @@ def _find_reason(request: TrainRequest) -> str | None:
 
 
 def _list_arrays(content: RecordDict) -> dict[str, dict[str, bytes]]:
-    """Return the bytes of all arrays by the names of their records; without a copy."""
+    """Return the bytes of all arrays, by record and array name, without copying them."""
     records = select_records(content, ArrayRecord).items()
     return {name: {key: array.data for key, array in record.items()} for name, record in records}
 

@@ -19,16 +19,16 @@ from fedtide.atomic_io import write_atomically
 from fedtide.flower.protocol import TrainRequest, Update
 from fedtide.problems.layout import Params
 
-_LONGEST_FOLDER = 200  # characters; file systems take 255
+_LONGEST_FOLDER = 200  # characters; file systems allow 255
 _IGNORES_CASE = sys.platform in ("darwin", "win32")  # "A" is the folder "a", on Windows also "a."
 
 
 class LostMemoryError(Exception):
-    """The client lacks the update that counted last."""
+    """The client lacks its last update that counted."""
 
 
 def client_folder(root: Path, name: str) -> Path:
-    """Return the folder directly below `root` in which the client of this name remembers.
+    """Return the folder directly below `root` for the memory of the client of this name.
 
     >>> [client_folder(Path("memory"), name).name for name in ("site-a", "a/b", "..")]
     ['site-a', 'a%2Fb', '%2E%2E']
@@ -86,17 +86,17 @@ def encode_update(
 ) -> Update:
     """Return an update in the form that the request asks for (see `ClientSideMemory`).
 
-    Before the update is sent, the disk holds what the client needs if it counts, and still holds
-    what it needs if it is lost.
+    When this returns, before the update is sent, the disk holds what the client needs next in
+    either case: if the update counts, and if it is lost.
 
     Args:
         update: Δ as trained.
         request: the server's.
         folder: of this client in this federation.
-        model: as received, in whose dtypes the server reads updates; None: in those of Δ.
+        model: the model received, whose dtypes the server expects of updates; None: those of Δ.
 
     Raises:
-        LostMemoryError: the update that counted last is needed and not on the disk.
+        LostMemoryError: the last update that counted is needed, and missing on the disk.
     """
     store = ClientStore(folder)
     store.remove_except(request.accepted_round)
@@ -109,9 +109,9 @@ def encode_update(
 def _difference(update: Update, request: TrainRequest, store: ClientStore, like: Params) -> Update:
     """Return y new - y old, with y = Δ for MIFA and Δ / γ for FedLaAvg.
 
-    y old is what the server has of this client, the sum of all differences as they were sent:
-    rounded. Were it what the client computed, the rounding of each difference, and so of a single
-    huge update, would stay in the server's sum for good.
+    y old is what the server has for this client: the sum of all differences as sent, that is,
+    rounded. If it were the exact value on the client, the rounding error of each difference, such
+    as that of a single huge update, would stay in the server's sum for good.
     """
     scale = 1.0 / update.lr if request.form == "fedlaavg" else 1.0
     new = {name: (scale * tensor).detach().double() for name, tensor in update.update.items()}

@@ -24,10 +24,10 @@ from fedtide.problems.loss_checks import (
 from fedtide.problems.models import FunctionalModel
 from fedtide.problems.models.functional import mixes_samples
 
-_EVALUATED = 128  # samples in a forward pass: feature maps of all could exceed the memory
+_EVALUATED = 128  # samples per forward pass: the feature maps of all could exceed the memory
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""The loss of each sample, shape (B,), of the model's outputs (B, C) and the targets (B, ...)."""
+"""Returns each sample's loss, shape (B,), from the outputs (B, C) and the targets (B, ...)."""
 
 
 def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
@@ -43,14 +43,14 @@ class ClientTask(Task):
         features: shape (n, ...).
         targets: shape (n, ...).
         loss: of each sample.
-        device: where the network is moved. The samples stay where they are: only those of a
-            minibatch are copied there.
+        device: where the network is moved to. The samples stay where they are: each minibatch is
+            copied to the device.
 
     Raises:
         InvalidInputError: a network that cannot be trained as a pure function
             (see `FunctionalModel`), or that keeps running statistics; a loss that does not give
             one number for each sample, pairs all outputs with all targets, or depends on
-            parameters outside the network; no samples, or one of a class without an output.
+            parameters outside the network; no samples, or a sample whose class has no output.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ClientTask(Task):
         with torch.enable_grad():
             refuse_other_parameters(self._loss(outputs, targets), ())
         if isinstance(outputs, Tensor) and outputs.numel() == targets.numel():
-            # They could be paired wrongly.
+            # Outputs and targets could be paired wrongly.
             features, targets = self._select(trial_rows(self._targets))
             outputs = self._model.evaluate(self._model.params, (features,))
             depends_on_others("loss", self._loss, outputs, targets)
@@ -104,7 +104,7 @@ class ClientTask(Task):
         return self.loss(params, *self._select(samples), real, key)
 
     def _evaluated_losses(self, params: Params, samples: Tensor) -> Tensor:
-        """Return the losses of samples but the last, which are evaluated together."""
+        """Return the losses of all samples but the last; all are evaluated together."""
         features, targets = self._select(samples)
         return self._loss(self._model.evaluate(params, (features,)), targets)[:-1]
 
@@ -165,7 +165,7 @@ def _are_classes(outputs: object, targets: Tensor) -> bool:
 def _require_classes(targets: Tensor, count: int) -> None:
     """Raise InvalidInputError unless these are classes 0 to `count` - 1.
 
-    Training would fail at the first minibatch with another one, on a GPU without a reason.
+    Training would fail at the first minibatch with a wrong class, on a GPU without saying why.
     """
     for wrong in (int(targets.min()), int(targets.max())):
         if not 0 <= wrong < count:

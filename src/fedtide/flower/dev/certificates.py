@@ -1,6 +1,6 @@
-"""Certificates and keys for a federation on one machine, like those of `openssl` and `ssh-keygen`.
+"""Certificates and keys for a federation on one machine, as `openssl` and `ssh-keygen` make them.
 
-Only for demos and tests: in a real federation an operator runs the certificate authority, and each
+Only for demos and tests: in a real federation, an operator runs the certificate authority, and each
 site makes its own key (see docs/deploy.md).
 """
 
@@ -44,7 +44,7 @@ def make_certificates(folder: Path) -> None:
 
 
 def make_node_key(path: Path) -> None:
-    """Write a node's private key to `path`, and its public key beside it with the suffix .pub."""
+    """Write a node's private key to `path`, and its public key next to it with the suffix .pub."""
     key = ec.generate_private_key(ec.SECP384R1())
     _write_private(path, key, PrivateFormat.OpenSSH)
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)

@@ -1,4 +1,4 @@
-"""The demo: a real federation on this machine, with sites that take part now and then."""
+"""The demo: a real federation on this machine, with sites that take part from time to time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedtide.simulation import simulate
 from fedtide.simulation.checkpoint import load_newest
 
 SITES = {"site-0": 1, "site-1": 1, "site-2": 2, "site-3": 3, "site-4": 4}
-"""Each site and its period: it takes part in every so many rounds, and holds two of ten digits."""
+"""Each site and its period in rounds, of which it takes part in one; it holds two of ten digits."""
 
 METHOD = FedAU(cutoff=50)
 _COMPARED = (FedAvg(), METHOD, MIFA())
@@ -41,7 +41,7 @@ def run_demo(folder: Path, rounds: int, tls: bool, show: Callable[[str], None]) 
     Args:
         folder: for its files.
         rounds: how many.
-        tls: with TLS and node keys.
+        tls: whether to use TLS and node keys.
         show: called with each line of output.
 
     Raises:
@@ -74,12 +74,12 @@ def run_demo(folder: Path, rounds: int, tls: bool, show: Callable[[str], None]) 
 
 
 class ModelAccuracy(NamedTuple):
-    """How a model does on the test images.
+    """The accuracy of a model on the test images.
 
     Args:
-        method: that trained it.
-        accuracy: the share of all images that it recognises.
-        worst_client: the client on whose digits it does worst.
+        method: which trained it.
+        accuracy: on all images.
+        worst_client: the client on whose digits it is least accurate.
         worst_accuracy: on the digits of that client.
     """
 
@@ -90,7 +90,7 @@ class ModelAccuracy(NamedTuple):
 
 
 def compare_methods(folder: Path) -> list[ModelAccuracy]:
-    """Return how the model of a demo does, and those of methods on the same ledger.
+    """Return the accuracy of a demo's model, and of models of several methods on its ledger.
 
     The simulator trains them from the same initial model, with the same data, participation and
     local training; only the order of each client's minibatches differs.
@@ -124,7 +124,7 @@ def _title(algorithm: Algorithm[Any]) -> str:
 
 
 def _load_task() -> ModuleType:
-    """Import the module with the task from the app, which is no package."""
+    """Import the module with the task from the app, which is not a package."""
     spec = importlib.util.spec_from_file_location("fedtide_demo_task", example_app() / "task.py")
     assert spec is not None
     assert spec.loader is not None
@@ -157,7 +157,7 @@ def example_app() -> Path:
 
 
 def describe_remaining(number: int, rounds: int, elapsed: float) -> str:
-    """Return the time to go when a round begins.
+    """Return the remaining time when a round begins.
 
     Args:
         number: of the round, counted from 1; at least 2.

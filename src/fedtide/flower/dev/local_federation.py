@@ -1,4 +1,4 @@
-"""A complete Flower federation on this machine, whose processes end with the context."""
+"""A complete Flower federation on this machine, whose processes end with its context."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ sys.exit(run and run())
 class LocalFederation:
     """A SuperLink and its SuperNodes on the loopback device; leaving the context ends them all.
 
-    Every process gets a session of its own, so that Ctrl-C does not end it out of order, and a mark
-    in its environment, which finds the processes that Flower starts in turn (some of them in
-    further sessions). If this process ends without leaving the context, however it does, a guard
-    kills them all. Messages to clients are answered by forks where `fork_server` is supported.
-    Needs Linux or macOS.
+    Every process gets its own session, so that Ctrl-C does not end it out of order, and a mark in
+    its environment, by which the processes that Flower starts in turn are found (some in further
+    sessions). If this process ends in any way without leaving the context, a guard kills them all.
+    Messages to clients are answered by forks where `fork_server` is supported. Needs Linux or
+    macOS.
 
     Args:
         folder: for logs, keys and Flower's own files.
@@ -112,8 +112,8 @@ class LocalFederation:
         """Start the SuperLink and wait until it listens.
 
         Args:
-            database: whether it keeps its state in a file, with which it can be started again;
-                writing it takes up to a second for each message on a busy disk.
+            database: whether it keeps its state in a file, from which it can be restarted; writing
+                takes up to a second for each message on a busy disk.
 
         Raises:
             InvalidInputError: it does not listen in time.
@@ -139,7 +139,7 @@ class LocalFederation:
         return superlink
 
     def _start_fork_server(self) -> None:
-        """Start what starts Flower's programs by forks, unless it runs; they wait until it does."""
+        """Start the server that forks Flower's programs, unless it runs; they wait for it."""
         if self._programs.exists() or not fork_server.IS_SUPPORTED:
             return
         self._programs.mkdir(mode=0o700)
@@ -256,7 +256,7 @@ def _listens(port: int) -> bool:
 
 
 def _find_program(name: str) -> str:
-    """Return the path of one of Flower's programs, which are installed beside Python."""
+    """Return the path of one of Flower's programs, which are installed next to Python."""
     path = Path(sys.executable).parent / name
     if not path.is_file():
         raise MissingExtraError("flower", "flower")

@@ -1,7 +1,7 @@
-"""Finds the processes of a local federation, and ends them when their owner has ended.
+"""Finds the processes of a local federation, and kills them when their owner has ended.
 
-Run as a program, with only Python's standard library: `process_guard.py NAME=VALUE` waits until its
-standard input is closed, as the system does for the owner however that ends, and kills every
+It also runs as a program, with only Python's standard library: `process_guard.py NAME=VALUE` waits
+until its standard input is closed, which the system does however the owner ends, and kills every
 process with this mark in its environment.
 """
 
@@ -15,13 +15,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-_PATIENCE = 30.0  # seconds until processes that cannot be killed are left alone
+_PATIENCE = 30.0  # seconds after which processes that cannot be killed are left alone
 
 
 def start_guard(mark: str) -> subprocess.Popen[bytes]:
     """Start a guard of the processes with `mark`; they are killed once its `stdin` is closed.
 
-    It has a session of its own: what ends this process and its terminal does not reach it.
+    It has its own session, so that whatever ends this process and its terminal does not reach it.
     """
     return subprocess.Popen(
         [sys.executable, "-IS", __file__, mark], stdin=subprocess.PIPE, start_new_session=True
@@ -31,8 +31,8 @@ def start_guard(mark: str) -> subprocess.Popen[bytes]:
 def find_processes(mark: str) -> dict[int, str]:
     """Return the commands of the processes with `mark`, NAME=VALUE, in their environment, by id.
 
-    Their descendants are included, for Flower hides the environment of some. Processes of other
-    users are not found. Linux lists them in /proc, macOS with `ps`.
+    Their descendants are included, as Flower hides the environment of some. Processes of other
+    users are not found. On Linux they are read from /proc, on macOS from `ps`.
     """
     if not Path("/proc/self/environ").exists():
         return _find_with_ps(mark)
@@ -65,7 +65,7 @@ def _list_with_ps(options: str, column: str) -> dict[int, str]:
     """Return what `ps` prints for each process, by id; nothing without `ps`."""
     listing = ["ps", options, "-o", f"pid=,{column}"]
     try:
-        # any process may have bytes in its environment that are no text
+        # any process may have bytes in its environment that are not text
         said = subprocess.run(listing, capture_output=True, text=True, errors="replace", check=True)
     except (OSError, subprocess.CalledProcessError):
         return {}
@@ -81,7 +81,7 @@ def _with_descendants(found: set[int], parents: dict[int, int]) -> set[int]:
 
 
 def _kill_all(mark: str) -> None:
-    """Kill all processes with the mark, and those that they start meanwhile."""
+    """Kill all processes with the mark, and those that they start in the meantime."""
     deadline = time.monotonic() + _PATIENCE
     while (running := find_processes(mark)) and time.monotonic() < deadline:
         for process in running:

@@ -1,4 +1,4 @@
-"""The metrics of several clients as one record."""
+"""Combines the metrics of several clients into one record."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedtide.errors import printable
 log = getLogger("flwr")
 
 Metrics = dict[str, float | list[float]]
-"""What a client measured, by name, checked."""
+"""A client's metrics by name, validated."""
 
 MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
-"""Flower's: makes one record of those of several clients, given the name of their weight."""
+"""Flower's: combines several clients' records into one, given the name of the weight in them."""
 
 SAMPLES = "num-examples"
 """The metric with the number of samples, as Flower calls it."""
@@ -29,14 +29,14 @@ MAX_METRICS = 100
 def aggregate_metrics(
     parts: list[tuple[int, Metrics]], function: MetricsAggregator | None
 ) -> MetricRecord | None:
-    """Return what the user's function makes of the clients' metrics, or else their means.
+    """Return the clients' metrics, combined by the user's function, or else their means.
 
     The function gets one RecordDict for each client, whose only record, "metrics", has the metrics
-    and "num-examples". It sees what clients sent: if it raises, that is logged, and the round has
-    no metrics.
+    and "num-examples". What clients sent may make it raise: that is logged, and the round has no
+    metrics.
 
     Args:
-        parts: samples and metrics of each client; without any, the result is None.
+        parts: the number of samples and the metrics of each client; if empty, the result is None.
         function: the user's; None: means weighted by samples.
     """
     if not parts:
@@ -62,9 +62,9 @@ def aggregate_metrics(
 def _average(parts: list[tuple[int, Metrics]]) -> MetricRecord:
     """Return the mean of each metric, weighted by samples, over the clients that give it.
 
-    Lists are left out, and so are all but the most frequent names if there are very many. What some
-    clients do not give, as when a loss is NaN, is logged. The metric "clients" is the number of
-    clients, whatever they send under this name.
+    Lists are left out, and so are all but the most frequent names if there are very many. Metrics
+    that only some clients give, for example because a loss is NaN, are logged. The metric "clients"
+    is the number of clients, whatever they send under this name.
     """
     totals: dict[str, float] = {}
     weights: dict[str, int] = {}

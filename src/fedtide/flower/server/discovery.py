@@ -1,4 +1,4 @@
-"""Which clients are online: from Flower's node ids, which come and go, to the clients 0..N-1.
+"""Which clients are online: maps Flower's node ids, which come and go, to the clients 0..N-1.
 
 A node that the operator registered with a name (`fedtide flower register KEY.pub NAME`) is known by
 that name: the SuperLink admits only the holder of the key. Of several keys with one name, which
@@ -24,9 +24,9 @@ from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.reply_validation import NO_ANSWER, RejectedReplyError, check_sender
 from fedtide.flower.server.transport import Transport
 
-_PAUSE = 1.0  # seconds between two looks for nodes while there are too few
+_PAUSE = 1.0  # seconds between two checks for nodes while there are too few
 _PATIENCE, _LONGEST_PATIENCE = 60.0, 3600.0
-"""Seconds until a node that did not tell its name is asked again: the first time, and at most."""
+"""Seconds until a node that did not tell its name is asked again: at first, and at most."""
 
 
 @dataclass
@@ -35,12 +35,12 @@ class _Unknown:
 
     Args:
         activated_at: when it connected.
-        ask_at: when it is asked, by the clock's tick.
+        ask_at: when to ask it next, by the clock's tick.
         failures: how many questions it did not answer with a name.
         question: the id of the last one; "": none.
         reason: why it does not take part, as logged last; "": nothing was logged.
         claim: the registered name that it claims without the key; "": none.
-        successor: the node that took its place, while which is online it is not asked; 0: none.
+        successor: the node that took its place; it is not asked while that is online; 0: none.
     """
 
     activated_at: float
@@ -53,11 +53,11 @@ class _Unknown:
 
 
 class Discovery:
-    """Finds the nodes that are online and identifies their clients, beside the rounds.
+    """Finds the nodes that are online and identifies their clients, independently of the rounds.
 
-    A node that does not tell its name is asked again after 1 minute, after 2, 4, ... and at last
-    every hour, or as soon as it has reconnected; one whose name is rejected, when it has
-    reconnected. Nothing is kept about nodes that are offline.
+    A node that does not tell its name is asked again after 1, 2, 4, ... minutes, in the end every
+    hour, or as soon as it reconnects; one whose name is rejected, only when it reconnects. Nothing
+    is kept about nodes that are offline.
 
     Args:
         transport: of this run.
@@ -71,12 +71,12 @@ class Discovery:
         self._absent = LimitedWarnings("%d further nodes do not take part")
 
     def wait_for_nodes(self, t: int, wanted: int, deadline: float, shut_out: Set[int]) -> None:
-        """Wait until so many known nodes are online and owe no reply, or until the deadline.
+        """Wait until `wanted` known nodes are online and not busy, or until the deadline.
 
-        If any are wanted, one must be of a client that is not shut out of the training.
+        Unless `wanted` is 0, one of them must be that of a client not shut out of the training.
 
         While no known client is online, as at the start, nodes that are asked for the first time
-        have a minute to answer, so that the first round has all of them.
+        have a minute to answer, so that all of them can be in the first round.
         """
         transport = self._transport
         while True:
@@ -94,7 +94,7 @@ class Discovery:
 
     def identify(self, t: int) -> list[OnlineNode]:
         """Read the answers that have arrived, ask nodes that are due, and return all nodes."""
-        if t != self._round:  # of the last one, log how many were not logged one by one
+        if t != self._round:  # log how many warnings of the last round were only counted
             self._absent.close()
             self._round = t
         transport = self._transport
@@ -109,7 +109,7 @@ class Discovery:
         return nodes
 
     def claimed_clients(self) -> list[int]:
-        """Return the clients that are not online, and whose registered name another node claims."""
+        """Return the clients that are offline while another node claims their registered name."""
         claimed = {unknown.claim for unknown in self._unknown.values() if unknown.claim}
         if not claimed:
             return []
@@ -127,7 +127,7 @@ class Discovery:
         return not any(node.failures == 0 and node.question in pending for node in unknown)
 
     def _update(self, nodes: Sequence[OnlineNode]) -> None:
-        """Forget nodes that have left, with their questions, and note those that have come."""
+        """Forget nodes that have left, and their questions; add those that have come."""
         previous, self._unknown = self._unknown, {}
         for node in nodes:
             if node.node_id not in self._registry.nodes:
@@ -141,7 +141,7 @@ class Discovery:
                 self._transport.pending.settle(pending.message_id)
 
     def _ask(self, nodes: Sequence[OnlineNode], t: int) -> None:
-        """Learn the names of the nodes that are due, from the operator or by asking."""
+        """Take the names of the nodes that are due from their registration, or ask for them."""
         now, messages = self._transport.clock.tick(), []
         online = {node.node_id for node in nodes}
         for node in nodes:
@@ -208,7 +208,7 @@ class Discovery:
             self._report_absent(former, f"node {node_id} has taken its place as {name!r}")
 
     def _keeps_name(self, former: int, name: str, node_id: int) -> bool:
-        """Return whether a node keeps a registered name that another key was given, too."""
+        """Return whether `former` keeps a registered name that another key was given, too."""
         online = self._transport.activated
         if name not in self._registry.registered or former not in online or former == node_id:
             return False

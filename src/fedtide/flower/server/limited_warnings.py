@@ -10,10 +10,10 @@ _LOGGED = 10
 
 
 class LimitedWarnings:
-    """Logs the first ten warnings of a kind; of the others, only the number.
+    """Logs the first ten warnings of a kind, and only the number of the others.
 
     Args:
-        further: the text about the others, with a place for their number.
+        further: the text about the others, with %d for their number.
     """
 
     def __init__(self, further: str) -> None:

@@ -1,4 +1,4 @@
-"""Settings of this process that keep the memory and the pauses of a round small."""
+"""Process settings that reduce memory use and garbage-collection pauses in a round."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 
 
 def return_freed_memory() -> None:
-    """Let the C library give freed blocks of 1 MB and more back to the system at once.
+    """Make the C library return freed blocks of 1 MB or more to the system at once.
 
     Flower receives replies in short-lived threads, and glibc would keep the memory of each thread
-    for further ones: with large models twice what a round needs. Elsewhere nothing is changed.
+    for later ones: with large models, twice what a round needs. Without glibc, nothing changes.
     """
     with suppress(AttributeError, OSError, TypeError):  # not glibc; the last on Windows
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1_000_000)
@@ -22,11 +22,11 @@ def return_freed_memory() -> None:
 
 @contextmanager
 def frozen_objects() -> Iterator[None]:
-    """Let garbage collections pass over all objects that exist already.
+    """Exclude all existing objects from garbage collection.
 
-    The messages of a round to thousands of clients set off several full collections, each of which
-    would look at every object of every module that is loaded. Cycles of older objects that become
-    garbage meanwhile are freed afterwards.
+    The messages of a round to thousands of clients trigger several full collections, each of which
+    would visit every object of every loaded module. Cycles of existing objects that become garbage
+    in the meantime are freed afterwards.
     """
     gc.freeze()
     try:

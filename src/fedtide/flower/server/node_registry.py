@@ -1,4 +1,4 @@
-"""The clients of a federation, numbered 0..N-1, and the nodes at which they are."""
+"""The clients of a federation, numbered 0..N-1, and the nodes on which they run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedtide.flower.protocol import is_name
 
 @dataclass
 class NodeRegistry:
-    """The clients of a federation and the nodes at which they are.
+    """The clients of a federation and the nodes on which they run.
 
     Args:
         size: N.
@@ -38,7 +38,7 @@ class NodeRegistry:
 
     @classmethod
     def from_clients(cls, clients: int | Sequence[str]) -> NodeRegistry:
-        """Return the registry of any N clients, or of exactly these.
+        """Return a registry for any N clients, or for exactly those named.
 
         Raises:
             InvalidInputError: no clients, a duplicate name, or an invalid one.
@@ -89,7 +89,7 @@ class NodeRegistry:
         return None
 
     def node_of(self, name: str) -> int | None:
-        """Return the id of the node at which a client was last; None: it was at none."""
+        """Return the id of a client's latest node; None: it has had none."""
         node_id = self._places.get(name)
         return node_id if node_id is not None and self.nodes.get(node_id) == name else None
 
@@ -104,7 +104,7 @@ class NodeRegistry:
         return {"names": self.names, "nodes": nodes, "registered": sorted(self.registered)}
 
     def restore(self, plain: dict[str, Any]) -> None:
-        """Continue from what `to_json` returned; clients that are new come after its clients.
+        """Continue from what `to_json` returned; new clients come after those in it.
 
         Raises:
             InvalidInputError: a registry of other clients.

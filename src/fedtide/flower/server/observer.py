@@ -37,16 +37,16 @@ class ParticipationObserver(Strategy):
     """Writes who takes part in each round of another strategy, and changes nothing else.
 
     After every round, one row per client is appended to a CSV file, which `fedtide audit` reads.
-    A last line that a crash has cut off is dropped by the next run. The columns:
+    If a crash has cut off the last line, the next run drops it. The columns:
 
-    - `round` t = 0, 1, ... (Flower's server_round minus 1). Rounds of a further run continue after
-      those in the file.
+    - `round` t = 0, 1, ... (Flower's server_round minus 1). A further run continues after the
+      rounds in the file.
     - `client`: the name with which its operator registered it, otherwise Flower's node id, which
       stays the same across restarts only if nodes are authenticated. Of several nodes with one
       name, the one that got furthest is written.
     - `stage`: `available` if it was online when the round began, `selected` if it was asked to
-      train, `used` if it replied without an error. If the strategy returns no model, or raises, its
-      replies were only `reported`; if it leaves out replies otherwise, that cannot be observed.
+      train, `used` if it replied without an error. If the strategy returns no model, or raises, the
+      replies count as `reported`; whether it leaves out single replies cannot be observed.
     - `samples`: the number `num-examples` of its reply, if there is one from 0 to 10^12.
 
     Args:
@@ -94,12 +94,12 @@ class ParticipationObserver(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the strategy's new model, and write the rows of the round."""
         replies = list(replies)
-        # Flower numbers messages when it sends them; what a reply says of its sender, the sender
-        # has written, but which request it answers, Flower knows.
+        # Messages get their ids when Flower sends them. The sender in a reply is what the client
+        # wrote; the request that it answers is known to Flower.
         asked = {metadata.message_id: metadata.dst_node_id for metadata in self._asked}
         for reply in replies:
             node_id = asked.get(reply.metadata.reply_to_message_id)
-            if node_id is not None and reply.has_content():  # else an error in the client's place
+            if node_id is not None and reply.has_content():  # else an error, in place of a reply
                 self._clients[node_id] = _Reached("reported", _read_samples(reply))
         try:
             arrays, metrics = self.strategy.aggregate_train(server_round, replies)
@@ -127,7 +127,7 @@ class ParticipationObserver(Strategy):
         self.strategy.summary()
 
     def _write(self, t: int) -> None:
-        """Append the rows of round t, on disk when this returns."""
+        """Append the rows of round t, and sync them to the disk."""
         rows: dict[str, _Reached] = {}
         for node_id, client in self._clients.items():
             name = self._names.get(node_id, str(node_id))
@@ -167,7 +167,7 @@ def _count_rounds(path: Path) -> int:
 
 
 def _drop_cut_line(path: Path) -> None:
-    """Remove the end of an observer's log that has no line break: a crash has cut the line off.
+    """Remove the last line of an observer's log if it has no line break: a crash has cut it off.
 
     Raises:
         InvalidInputError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""What must agree before a training goes on after a crash: its state, its ledger, its privacy."""
+"""Reconciles state, ledger and privacy accounting before training resumes after a crash."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ log = getLogger("flwr")
 
 
 def reconcile(training: TrainingSession, ledger: Ledger | None, private: bool) -> None:
-    """Let the ledger agree with the state after a crash, or after damage to the state.
+    """Make the ledger agree with the state after a crash, or after damage to the state.
 
-    A round that the state has and the ledger lacks is added. A round that the ledger has and the
-    state lacks was in the newest checkpoint, which is damaged: it is removed, and repeated.
+    A round missing from the ledger is added. A round in the ledger but not in the state was in the
+    newest checkpoint, which is damaged: it is removed from the ledger, and repeated.
 
     A private round is never repeated: its model may have been published, and a second one, with
-    fresh noise, would tell more about its clients than is counted. Nor does a private training go
-    on with a ledger that lacks its rounds, as `spent` would not count them.
+    fresh noise, would reveal more about its clients than is accounted for. Nor does private
+    training resume with a ledger that lacks its rounds, as `spent` would not count them.
 
     Args:
-        training: with the newest checkpoint that could be read.
+        training: restored from the newest checkpoint that could be read.
         ledger: of the federation; None: none.
         private: whether the method adds noise.
 
     Raises:
-        InvalidInputError: they belong to different trainings, or all checkpoints of several rounds
-            are damaged: training would begin again, and remove what might still be saved by hand.
-            Or the last round is lost, and is private.
+        InvalidInputError: they belong to different trainings; all checkpoints of several rounds are
+            damaged, and training would start over and remove what might still be rescued by hand;
+            or the last round is lost, and is private.
     """
     if private:
         _require_all_rounds(training, ledger)
@@ -61,7 +61,7 @@ def _require_all_rounds(training: TrainingSession, ledger: Ledger | None) -> Non
 def _reconcile_ledger(
     training: TrainingSession, ledger: Ledger, private: bool, repeats: bool
 ) -> None:
-    """Let the ledger have the rounds of the state.
+    """Make the ledger have the rounds of the state.
 
     Args:
         training: see `reconcile`.
@@ -80,7 +80,7 @@ def _reconcile_ledger(
         if private:
             hint = (
                 "restore those that belong together, or give the ledger with which the training "
-                "began: what its clients have lost follows from all of its rounds"
+                "began: its clients' privacy loss follows from all of its rounds"
             )
         raise InvalidInputError(
             f"ledger: it has {quantify(logged, 'round')} of {ledger.federation!r}, the state has "

@@ -1,4 +1,4 @@
-"""Checks clients' replies: what is used, and why the rest is not."""
+"""Checks clients' replies: which are used, and why the others are not."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Records = dict[str, Any]
 MAX_SAMPLES = 10**12
 _MAX_STEPS = 10**9
 _RATES = (1e-9, 1e6)
-"""The least and the largest local learning rate; outside, mean gradients lose all digits."""
+"""The smallest and the largest local learning rate; beyond, mean gradients lose all precision."""
 _LONGEST_TEXT = 200
 _LONGEST, _STEEPEST = 1e9, 1e15
-"""The largest norms of an update, and of its mean gradient or ∇F_n. Methods that add what they keep
-of a client in every round would otherwise reach what numbers can hold, long after the reply."""
+"""The largest norms of an update, and of its mean gradient or ∇F_n. Otherwise methods that add a
+client's stored values in every round would overflow long after the reply."""
 _MAX_NUMBERS, _MAX_METRIC = 10_000, 1e100
 NO_ANSWER = "it did not answer in time"
 
@@ -60,8 +60,8 @@ class ReplyValidator:
         layout: of the model.
         names: of the clients by number.
         reads_steps: whether the method needs the learning rate and the number of steps.
-        sent_models: by round, the model that was sent, shape (d,); of rounds that have ended, only
-            where the method uses late updates.
+        sent_models: by round, the model that was sent, shape (d,); for rounds that have ended, only
+            if the method uses late updates.
     """
 
     layout: Layout
@@ -194,7 +194,7 @@ class ReplyValidator:
 
 
 def check_sender(reply: Message, node_id: int) -> None:
-    """Raise RejectedReplyError for an error, and for a reply of another node than was asked."""
+    """Raise RejectedReplyError for an error, or a reply from another node than the one asked."""
     if reply.has_error():
         if is_unanswered(reply.error):
             raise RejectedReplyError("no reply", NO_ANSWER)
@@ -210,7 +210,7 @@ def check_sender(reply: Message, node_id: int) -> None:
 
 @contextmanager
 def _rejecting_errors() -> Iterator[None]:
-    """Reject a reply at which anything is raised, for its records may contain anything."""
+    """Turn any exception into a rejection of the reply, whose records may contain anything."""
     try:
         yield
     except (DeclinedReplyError, RejectedReplyError):

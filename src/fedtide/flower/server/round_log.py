@@ -1,4 +1,4 @@
-"""What happened in a round: the ledger entries of its clients, and log lines on their replies."""
+"""The record of a round: the ledger entries of its clients, and log lines on their replies."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ class RoundLog:
         self._entries.pop(client, None)
 
     def close(self) -> list[Entry]:
-        """Return all entries, sorted by the number of the client; log what was only counted."""
+        """Return all entries, sorted by client number; log how many replies were only counted."""
         if self._late:
             log.info("Replies not used, as their rounds have ended: %d", self._late)
         self._rejected.close()
         return [self._entries[client] for client in sorted(self._entries)]
 
     def _log(self, client: int, reason: str, text: str) -> None:
-        if reason == "late":  # of each slow client in every round
+        if reason == "late":  # every slow client may cause one in every round
             self._late += 1
             return
         self._rejected.warn("reply of %s not used: %s", self._names[client], text)

@@ -1,4 +1,4 @@
-"""The selection of a federation, whose state is part of that of the training."""
+"""The selection of a federation, whose state is saved with that of the training."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedtide.population import Population
 
 
 class SavedSelection:
-    """A selection for these clients, as a simulation starts it.
+    """A selection, started for these clients as in a simulation.
 
-    What its stream keeps between rounds is read from its attributes, which must be numbers and
-    arrays of numbers.
+    The state that its stream keeps between rounds is read from its attributes, which must be
+    numbers and arrays of numbers.
 
     Args:
         selection: which of the clients that are free are asked to train.
@@ -30,8 +30,8 @@ class SavedSelection:
         seed: of its random draws.
 
     Raises:
-        InvalidInputError: it is not a dataclass, whose fields tell selections apart; a parameter
-            does not fit the population; the stream keeps something else.
+        InvalidInputError: it is not a dataclass, by whose fields selections are told apart; a
+            parameter does not fit the population; the stream keeps something other than numbers.
 
     >>> from fedtide.participation import LongestAbsent
     >>> selection = SavedSelection(LongestAbsent(size=1), Population(clients=3), seed=0)
@@ -43,7 +43,7 @@ class SavedSelection:
         if not is_dataclass(type(selection)):
             raise InvalidInputError(
                 f"selection: {type(selection).__name__} is not a dataclass; make it one "
-                "(@dataclass(frozen=True)): a resubmission knows the selection by its fields"
+                "(@dataclass(frozen=True)): a resubmission recognises the selection by its fields"
             )
         with error_prefix("selection"):
             self._stream = selection.start(population, seed)
@@ -58,7 +58,7 @@ class SavedSelection:
         return selected
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return what the stream keeps, by name."""
+        """Return the stream's state, by name."""
         return {name: _to_tensor(name, value) for name, value in self._kept().items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -69,7 +69,7 @@ class SavedSelection:
         """
         for name in self._kept().keys() - tensors.keys():
             raise KeyError(name)
-        for name, tensor in tensors.items():  # some may be made, or get another type, in `select`
+        for name, tensor in tensors.items():  # `select` may create some, or change their type
             saved, value = tensor.numpy(), getattr(self._stream, name, None)
             if saved.ndim or isinstance(value, np.ndarray):
                 setattr(self._stream, name, saved.copy())
@@ -83,7 +83,7 @@ class SavedSelection:
 
 def _to_tensor(name: str, value: object) -> Tensor:
     if isinstance(value, np.ndarray | np.generic | int | float):
-        with suppress(TypeError, ValueError):  # as texts, dates, and whole numbers beyond 64 bits
+        with suppress(TypeError, ValueError):  # such as text, dates, and integers beyond 64 bits
             return torch.from_numpy(np.array(value))
     raise InvalidInputError(
         f"selection: its stream keeps {name}, of the type {type(value).__name__}; a federation "

@@ -1,4 +1,4 @@
-"""A federation's training: the algorithm's state and all else that must survive a crash."""
+"""A federation's training: the algorithm's state and everything else that must survive a crash."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from fedtide.simulation.run_folder import numbered
 log = getLogger("flwr")
 
 _PUBLISHED = "published"
-"""The name of the file beside the checkpoints that tells how many private rounds have ended."""
+"""The file next to the checkpoints that records how many private rounds have ended."""
 
 _BEGIN_ANOTHER = "begin another federation with the model (see Other settings in operating.md)"
-"""What to do to go on with another method."""
+"""How to continue with another method."""
 
 _SHOWN = 160
 """How many characters of settings an error shows."""
 
 _CHUNK, _CHUNK_BYTES = 64, 8_000_000
-"""How many updates are stacked at a time, and of large models fewer: stacking copies them."""
+"""At most this many updates, and about this many bytes, are stacked at a time: stacking copies."""
 
 
 class TrainingSession:
@@ -59,17 +59,17 @@ class TrainingSession:
     Args:
         algorithm: the method.
         registry: the clients.
-        layout: of the model; a folder with a state has arrays of the same names and shapes.
+        layout: of the model; a saved state must have arrays of the same names and shapes.
         model: x_0, shape (d,).
         folder: where the state is saved after every round, and restored from; None: nowhere.
         selection: which clients are asked to train; None: the method's choice, or a sample.
         seed: of the selection.
 
     Attributes:
-        selection: the started selection. One with other settings than before, another seed, or
-            more clients starts anew.
+        selection: the started selection. If its settings, the seed, or the number of clients
+            changed, it starts from scratch.
         folder: of the state.
-        layout: of the model, in the order in which the training began.
+        layout: of the model, its arrays in the order of the first submission.
         driver: holds the algorithm's state.
         steps_taken: how many local steps of each client have counted, shape (N,).
         accepted_rounds: the round of each client's last update that counted, -1 for none,
@@ -77,19 +77,19 @@ class TrainingSession:
         lr: γ of the last round in which a client reported it.
         pending: the messages without a reply.
         run: Flower's id of the run that sent the pending messages.
-        sent_models: by round, the models to which a reply is still pending; of earlier rounds only
-            where the method uses late updates.
+        sent_models: by round, the models that were sent, as long as a reply is pending; those of
+            earlier rounds only if the method uses late updates.
         entries: of the last round, for the ledger.
         ended_at: when the last round ended, in seconds since 1970.
-        saved: the newest round of which the folder held a checkpoint at the beginning, even if it
-            is damaged; 0: none.
-        published: how many private rounds had ended at the beginning, whose models may be known,
-            as the folder tells apart from its checkpoints; 0: none, or unknown.
+        saved: the round of the newest checkpoint in the folder at the start, even if it is
+            damaged; 0: none.
+        published: how many private rounds had ended at the start, so that their models may be
+            known, according to a file apart from the checkpoints; 0: none, or unknown.
 
     Raises:
         InvalidInputError: a centralised method, one for simulations only, or a folder that holds
             another federation, or cannot be written; more clients than before with a method that
-            cannot have them.
+            cannot add clients.
     """
 
     def __init__(
@@ -159,8 +159,8 @@ class TrainingSession:
         """Aggregate this round's updates, at most one of each client, and move the model.
 
         Updates are absorbed in the order of the clients' numbers, so that the same replies give the
-        same model whatever their order of arrival. If the state that results is not bounded, the
-        round is undone and done again without the largest update.
+        same model whatever their order of arrival. If the resulting state is not bounded, the
+        round is undone and repeated without the largest update.
 
         Returns:
             The updates that were used.
@@ -191,7 +191,7 @@ class TrainingSession:
                 chunk = part[first : first + size]
                 self.driver.absorb(stack_updates(chunk, 1.0 / len(updates), self.model))
         lr = next((u.lr for u in reversed(updates) if u.lr), self.lr)
-        # Before the first update there is nothing that a learning rate could scale.
+        # Before the first update, there is nothing for a learning rate to scale.
         self.driver.advance(lr or 1.0)
         if not is_bounded(self.driver.state, clients):
             return False
@@ -242,38 +242,38 @@ class TrainingSession:
             self._require_same_training(folder, checkpoint.facts)
             former = self._take(checkpoint)
         except (KeyError, TypeError) as error:  # TypeError: an entry with other fields
+            found = f"lacks {error}" if isinstance(error, KeyError) else first_line(error)
             raise InvalidInputError(
-                f"state: the checkpoint in {folder} cannot be read "
-                f"({first_line(error, with_type=True)}); it belongs to a simulation or "
-                "another version of fedtide: give the folder of this federation"
+                f"state: the checkpoint in {folder} does not fit: {found}; it belongs to a "
+                "simulation or another version of fedtide: give the folder of this federation"
             ) from None
         if former < self.registry.size:
             self.driver.state = self.driver.algorithm.add_clients(self.driver.state, former)
-            log.info("There are %d clients now, %d until now", self.registry.size, former)
+            log.info("There are now %d clients; before, there were %d", self.registry.size, former)
         log.info("Resuming after round %d from %s", self.round, folder)
 
     def _require_same_training(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Raise InvalidInputError if a checkpoint is that of another method or model.
 
         Raises:
-            KeyError: something is not in it.
+            KeyError: an entry is missing.
         """
         algorithm, shapes = self.driver.algorithm, _shapes(self.layout)
         if facts["settings"] != _hash_settings(algorithm):
             if facts["algorithm"] == repr(algorithm):
                 raise InvalidInputError(
-                    f"state: {folder} was begun with other values in algorithm "
+                    f"state: {folder} was started with other values in algorithm "
                     f"{algorithm!r:.200}; give the same, or {_BEGIN_ANOTHER}"
                 )
             before, now = _show_difference(facts["algorithm"], repr(algorithm))
             raise InvalidInputError(
-                f"state: {folder} was begun with algorithm {before}, not {now}; give the same, or "
-                f"{_BEGIN_ANOTHER}"
+                f"state: {folder} was started with algorithm {before}, not {now}; give the same, "
+                f"or {_BEGIN_ANOTHER}"
             )
         if facts["model"] != shapes:
             before, now = _show_difference(str(facts["model"]), str(shapes))
             raise InvalidInputError(
-                f"state: {folder} was begun with model {before}, not {now}; give the same, or "
+                f"state: {folder} was started with model {before}, not {now}; give the same, or "
                 "another folder"
             )
 
@@ -281,7 +281,7 @@ class TrainingSession:
         """Continue from a checkpoint of the same method and model; return how many clients it has.
 
         Raises:
-            KeyError: something is not in it.
+            KeyError: an entry is missing.
         """
         facts = checkpoint.facts
         tensors = checkpoint.tensors
@@ -292,7 +292,7 @@ class TrainingSession:
                 "many or more, or another folder"
             )
         self.registry.restore(facts["registry"])
-        # Vectors of the state follow the order in which the training began.
+        # Vectors of the state keep the order of arrays in the first submission.
         self.layout = Layout({name: tuple(shape) for name, shape in facts["model"].items()})
         initial = self.driver.state
         if size < self.registry.size:
@@ -318,7 +318,7 @@ class TrainingSession:
 
 
 def _read_published(path: Path) -> int:
-    """Return how many rounds a file of `mark_published` tells; 0 without one.
+    """Return the number of rounds in a file of `mark_published`; 0 without one.
 
     Raises:
         InvalidInputError: it cannot be read.
@@ -329,17 +329,17 @@ def _read_published(path: Path) -> int:
         text = ""
     if not text.isdecimal():
         raise InvalidInputError(
-            f"state: {path} tells which rounds with privacy have ended, and is damaged; restore "
-            "it, or write the number of the last round into it"
+            f"state: {path} records how many rounds with privacy have ended, and is damaged; "
+            "restore it, or write the number of the last round into it"
         )
     return int(text)
 
 
 def _remove_drafts(folder: Path) -> None:
-    """Remove what writes that were killed have left in the folder of a state.
+    """Remove the unfinished files that killed processes left in the folder of a state.
 
     Raises:
-        InvalidInputError: it cannot be removed.
+        InvalidInputError: one cannot be removed.
     """
     for pattern in DRAFT_PATTERNS:
         for draft in filter(Path.is_file, folder.glob(pattern)):
@@ -352,19 +352,19 @@ def _remove_drafts(folder: Path) -> None:
 def _describe_population(registry: NodeRegistry) -> Population:
     """Return the clients as a method sees them before training.
 
-    Clients that are not named beforehand are numbered as they join, whatever they are called. So
-    they get names here that no mapping can have: values by name would go to the wrong ones.
+    Clients not named in advance are numbered as they join, whatever they are called. Values given
+    by name would go to the wrong ones, so they get names here that no mapping can have.
     """
     names = registry.names
     if registry.open:
         names = [f"unnamed {n + 1}; FedTide(clients=[...]) names it" for n in range(registry.size)]
-    # Each client reports how many samples it holds with its updates; none is known before.
+    # Clients report their numbers of samples with their updates; none is known before.
     samples = np.zeros(registry.size, dtype=np.int64)
     return Population(registry.size, samples=samples, names=np.array(names))
 
 
 def _show_difference(before: str, now: str) -> tuple[str, str]:
-    """Return two different texts, of long ones the part where they begin to differ.
+    """Return two different texts, shortened if long to the part where they begin to differ.
 
     >>> _show_difference("FedAU(cutoff=50)", "FedAU(cutoff=20)")
     ('FedAU(cutoff=50)', 'FedAU(cutoff=20)')
@@ -392,9 +392,9 @@ def _shapes(layout: Layout) -> dict[str, list[int]]:
 
 
 def _hash_settings(chosen: object) -> str:
-    """Return a hash of the settings of a method or selection: complete, alike in every process.
+    """Return a hash of all settings of a method or selection, the same in every process.
 
-    Their repr is neither: arrays are abbreviated, and functions are shown with an address.
+    Their repr would not do: it abbreviates arrays and shows functions with an address.
     """
     return hashlib.sha256(_describe(chosen).encode()).hexdigest()
 

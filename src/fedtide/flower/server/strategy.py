@@ -50,14 +50,15 @@ log = getLogger("flwr")
 _LOCK_PATIENCE = 180.0  # seconds; Flower ends a run whose server app died after about 70
 
 _REPLY_MODELS = 3
-"""How many models in 64 bits a reply may hold: an update, gradients, and as much again."""
+"""How many models in float64 a reply may hold: an update, gradients, and one to spare."""
 _LARGEST_REPLY = 16e6
-"""Bytes that a reply may have beyond these, for metrics and headers."""
+"""How many further bytes a reply may have, for metrics and headers."""
 
-_RESEND_PAUSE = 10.0  # seconds until requests are sent again at each of which the SuperLink failed
+_RESEND_PAUSE = 10.0  # seconds between attempts to send when the SuperLink fails at every request
 
 _STEP_CYCLE = 2**31
-"""Clients count their local steps in 32 bits; a false count must not keep the client away."""
+"""Step counts are sent modulo this, as clients count in 32 bits: one that has reported a huge count
+must still be able to train."""
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -69,58 +70,59 @@ class FedTide(Strategy):
 
     1. List the nodes that are online. New ones are asked for their names (see `NodeRegistry`), but
        not waited for: a client takes part from the first round that begins after its answer.
-    2. Ask those that owe no reply to train, as the method instructs; never those that do.
-    3. Wait until all of them have answered, `close_after` with an update that can be used, or the
+    2. Ask nodes without a pending request to train, as the method instructs.
+    3. Wait until all of them have answered, `close_after` of them have sent a usable update, or the
        deadline has passed.
-    4. Aggregate what arrived, by client number; a reply that is an error, malformed, not finite, or
-       makes a false claim is left out and logged. The method steps even without any update.
+    4. Aggregate the updates in the order of the clients' numbers; replies that are errors,
+       malformed, not finite, or make a false claim are left out and logged. The method takes its
+       server step even without any update.
     5. Save model, state, round and pending replies, then add the round to the ledger.
 
     A reply to an earlier round counts in the round in which it arrives if the method allows that
-    (MIFA, FedLaAvg, FedVARP), and is dropped otherwise. Participation weights are q_t^n = 1 over
-    the number of updates used. γ_t is what the clients report; in a round without updates it is
-    the last one reported. A submission that finds a saved state resumes with the next round, and
-    ends after round `num_rounds`, counted from the very first.
+    (MIFA, FedLaAvg, FedVARP), and is dropped otherwise. The participation weight is q_t^n = 1 over
+    the number of updates used. γ_t is the local learning rate that the clients report, or the last
+    one reported if the round has no updates. A submission that finds a saved state resumes with the
+    next round; `num_rounds` counts from the first submission.
 
     Keyword names are those of Flower's FedAvg where the meaning is the same.
 
     Args:
         algorithm: the method.
         clients: N, or the names of the clients; a client with another name, or beyond N, is not
-            asked to train. Without names, clients are numbered as they join: a method that has a
-            value for each (rates, groups) needs the names. A later submission may have more, the
-            new names after the former ones.
+            asked to train. Without names, clients are numbered as they join, so a method with a
+            value for each client (rates, groups) needs the names. A later submission may add
+            clients, with their names after the existing ones.
         state: the folder in which the state is kept; None keeps it in memory only, and a new
             submission starts from round 0.
         ledger: the URL of the database for the participation log; None writes none.
         federation: the federation's name in the ledger.
-        fraction_train: the share of the clients that are online and owe no reply that is asked to
+        fraction_train: the share of the online clients without a pending request that is asked to
             train, sampled uniformly; with `privacy`, of those that may take part.
-        fraction_evaluate: the same share for evaluations of the new model by clients; 0: none.
-        min_train_nodes: the least number of clients to ask to train, if so many are online; with
-            `fraction_train=0.0`, their number. (Flower's FedAvg does not train with this share.)
-        selection: which of the clients that are online and owe no reply are asked to train, such as
-            `UniformOf(size=100)`; None: as `fraction_train` and `min_train_nodes` say.
-        min_available_nodes: a round begins when so many nodes are online and owe no reply, or when
-            `timeout` has passed; 0 never waits, so that a federation without nodes runs through
-            its rounds at once. With `privacy`, one of them must be a client whose budget is not
-            spent.
-        close_after: how many updates, each valid by itself, end the round; None: it waits for the
-            replies of all clients that were asked.
-        train_metrics_aggr_fn: makes one MetricRecord of those of the clients whose updates were
-            used, as Flower's FedAvg calls it: with a list of RecordDict, whose record "metrics" has
-            what a client measured, and the name "num-examples". None: means weighted by samples,
-            and the number of clients. If it raises, the round has no metrics.
+        fraction_evaluate: the same for evaluating the new model on clients; 0: no evaluation.
+        min_train_nodes: ask at least this many clients to train, if so many are online; with
+            `fraction_train=0.0`, exactly this many (Flower's FedAvg would not train at all).
+        selection: chooses which of the online clients without a pending request are asked to
+            train, such as `UniformOf(size=100)`; None: `fraction_train` and `min_train_nodes` say.
+        min_available_nodes: a round begins once this many nodes are online without a pending
+            request, or after `timeout`; 0 never waits, so that a federation without nodes runs
+            through its rounds at once. With `privacy`, one of them must be a client with budget
+            left.
+        close_after: a round ends after this many updates, each valid by itself; None: it waits for
+            the replies of all clients that were asked.
+        train_metrics_aggr_fn: combines the metrics of the clients whose updates were used into one
+            MetricRecord. It is called as by Flower's FedAvg: with a list of RecordDict, each with a
+            client's metrics as its record "metrics", and the name "num-examples". None: means
+            weighted by samples, and the number of clients. If it raises, the round has no metrics.
         evaluate_metrics_aggr_fn: the same for evaluations.
-        ttl: seconds after which an unanswered request is given up; a few times what the slowest
-            client needs.
+        ttl: seconds after which an unanswered request is given up; choose a few times what the
+            slowest client needs.
         seed: of the sampling, or of the selection.
-        privacy: clipping and noise around the method's sums (`fedtide.privacy`). The noise comes
-            from the operating system's source for cryptography; training ends early when no client
-            may take part any more. Metrics of clients and the ledger are not protected.
-        clock: the time.
-        metrics_port: serves the page and the metrics of `fedtide watch` at this port while `start`
-            runs, from the ledger; None: does not.
+        privacy: clips updates and adds noise to the method's sums (`fedtide.privacy`). The noise
+            comes from the operating system's cryptographic random source. Training ends early when
+            no client may take part any more. Client metrics and the ledger are not protected.
+        clock: where the time comes from.
+        metrics_port: the port at which the page and the metrics of `fedtide watch` are served from
+            the ledger while `start` runs; None: they are not.
         metrics_host: the address to serve them at.
 
     Raises:
@@ -193,7 +195,8 @@ class FedTide(Strategy):
             )
         if self.selection is not None and (self.fraction_train, self.min_train_nodes) != (1, 1):
             raise InvalidInputError(
-                "selection: given besides fraction_train or min_train_nodes; leave these out"
+                "selection: cannot be combined with fraction_train or min_train_nodes; leave these "
+                "out"
             )
         require_whole_number("min_available_nodes", self.min_available_nodes, low=0)
         if self.min_available_nodes > clients:
@@ -230,16 +233,16 @@ class FedTide(Strategy):
             grid: Flower's.
             initial_arrays: x_0, by name.
             num_rounds: the total number of rounds.
-            timeout: seconds from the requests to the end of the round at the latest; also the
-                longest wait for nodes, and for an evaluation.
-            train_config: sent along with every model; "lr" there overrides that of the clients
-                that `fedtide.flower.client` made.
+            timeout: the longest time in seconds from a round's requests to its end, and the longest
+                wait for nodes and for an evaluation.
+            train_config: sent along with every model; "lr" in it overrides the learning rate of
+                clients made by `fedtide.flower.client`.
             evaluate_config: the same for evaluations.
             evaluate_fn: evaluates the model on the server, before the first and after every round.
 
         Raises:
             InvalidInputError: arrays that are not a model; an "lr" that is not positive; a state
-                or a ledger of another federation; a state folder that another run keeps in use.
+                or a ledger of another federation; a state folder that another run is using.
         """
         require_number("timeout", timeout)
         if not timeout >= 0:
@@ -274,7 +277,7 @@ class FedTide(Strategy):
         """Return the requests to train, one for each node of the cohort."""
         training, t = self._training, server_round - 1
         nodes = self._free_nodes()
-        if self.algorithm.accepts_stale_updates:  # who has just answered late is not asked again
+        if self.algorithm.accepts_stale_updates:  # clients that just answered late are not asked
             late = {pending.client for pending, _ in self._transport.arrived("train")}
             nodes = {client: node for client, node in nodes.items() if client not in late}
         for client in nodes:
@@ -366,7 +369,7 @@ class FedTide(Strategy):
         """Begin the training, or resume the saved one."""
         registry = NodeRegistry.from_clients(self._clients)
         layout, x = flatten_initial(initial_arrays)
-        # In float16, sums over clients would stand still, or overflow.
+        # In float16, sums over clients would stall or overflow.
         start = widen_half(x)
         training = TrainingSession(
             self.algorithm, registry, layout, start, self._state, self.selection, self.seed
@@ -414,7 +417,7 @@ class FedTide(Strategy):
         del arrays, requests  # they may hold a model for each client
         for pending in sent:
             assert pending.client is not None
-            self._round_log.record(pending.client, "selected", reason="no reply")  # until it does
+            self._round_log.record(pending.client, "selected", reason="no reply")  # until one comes
         # 3.
         self._await_updates(sent, tick() + timeout)
         # 4.
@@ -434,13 +437,14 @@ class FedTide(Strategy):
     def _send_requests(
         self, requests: Sequence[Message], t: int, deadline: float
     ) -> list[PendingReply]:
-        """Send the requests of round t; until the deadline if the SuperLink fails at each of them.
+        """Send the requests of round t, again until the deadline if the SuperLink fails at all.
 
-        Meanwhile replies are received, for the SuperLink drops an upload that has stopped, and with
-        it what may be the cause, only when it is asked for it.
+        Replies are received between attempts: the cause may be an upload that has stopped, which
+        the SuperLink drops only when its reply is pulled.
 
         Raises:
-            InvalidInputError: it still does. Rounds without clients would follow one another.
+            InvalidInputError: it still fails. Otherwise one round without clients would follow
+                another.
         """
         while True:
             try:
@@ -482,7 +486,7 @@ class FedTide(Strategy):
                 self._round_log.reject(client, asked, "learning rate", text)
         used = self._training.end_round(updates.values())
         for client in updates.keys() - {update.client for update in used}:
-            text = "with it the state exceeds what numbers can hold"
+            text = "with it the state would exceed the range of its numbers"
             self._round_log.reject(client, updates[client].round, "unbounded", text)
         for update in used:
             self._round_log.record(update.client, "used", 1.0 / len(used), update.round)
@@ -491,7 +495,7 @@ class FedTide(Strategy):
         return aggregate_metrics(parts, self.train_metrics_aggr_fn)
 
     def _validate_all(self, replies: Iterable[Message], t: int) -> dict[int, ValidatedUpdate]:
-        """Return the newest update of each client; of the replies, nothing is kept."""
+        """Return the newest valid update of each client, without keeping the replies."""
         updates: dict[int, ValidatedUpdate] = {}
         for reply in replies:
             update = self._validate(reply, t)
@@ -510,7 +514,7 @@ class FedTide(Strategy):
         try:
             update = self._validator.validate(reply, pending)
             if update.round <= int(self._training.accepted_rounds[update.client]):
-                text = f"it answers round {update.round + 1}; a newer update of it has counted"
+                text = f"it answers round {update.round + 1}; a newer update has been used already"
                 raise RejectedReplyError("late", text)
             return update
         except DeclinedReplyError:
@@ -524,7 +528,7 @@ class FedTide(Strategy):
     def _select_cohort(self, present: list[int]) -> torch.Tensor:
         """Return which of the clients that are present are asked to train, shape (S,)."""
         candidates = present
-        if self._private:  # else a sample of clients alone that may not take part adds mere noise
+        if self._private:  # else all sampled clients might be shut out, and the round be mere noise
             candidates = sorted(self._choose(present).tolist())
         training = self._training
         if training.selection is not None:
@@ -560,9 +564,9 @@ class FedTide(Strategy):
         return Message(content, node_id, kind, ttl=self.ttl, group_id=str(t + 1))
 
     def _await_updates(self, sent: list[PendingReply], deadline: float) -> None:
-        """Wait until all of these requests are answered, `close_after` of them by what can be used.
+        """Wait until all of these requests are answered, or `close_after` with a usable update.
 
-        Errors, refusals and what cannot be read come fast, and must not end the round before the
+        Errors, refusals and unreadable replies come fast, and must not end the round before the
         updates arrive.
         """
         ids, usable, wanted = {one.message_id for one in sent}, dict[str, bool](), self.close_after
@@ -589,7 +593,7 @@ class FedTide(Strategy):
     def _await_replies(
         self, ids: set[str], deadline: float, is_enough: Callable[[], bool] = lambda: False
     ) -> None:
-        """Wait until all of these messages are answered, or enough, or until the deadline."""
+        """Wait until all of these messages are answered, `is_enough`, or until the deadline."""
         pending = self._training.pending.messages
         self._transport.collect(
             deadline,
@@ -656,10 +660,10 @@ def _require_rate(train_config: ConfigRecord) -> None:
 
 
 def _warn_without_updates(outcomes: Counter[str], rounds: int) -> None:
-    """Log why no update was used, if there were rounds, and none of them used any.
+    """Log why no update was used, if there were rounds and none of them used any.
 
     Args:
-        outcomes: how often clients were not used for which reason, or reached which stage.
+        outcomes: how often each reason for leaving out a client, or else each stage, occurred.
         rounds: how many there were.
     """
     if not rounds or outcomes["used"]:
@@ -674,7 +678,7 @@ def _warn_without_updates(outcomes: Counter[str], rounds: int) -> None:
 
 
 def _count_bytes(layout: Layout) -> int:
-    """Return the bytes of a model in 64 bits; each of its arrays has at least two objects."""
+    """Return the bytes of a model in float64; Flower makes at least two objects of each array."""
     return 8 * layout.size + 2 * OBJECT_BYTES * len(layout.shapes)
 
 

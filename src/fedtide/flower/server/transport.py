@@ -18,10 +18,10 @@ from fedtide.flower.protocol import describe_request
 
 log = getLogger("flwr")
 
-_FAILING_PATIENCE = 30.0  # seconds; a full disk or a lock of the database passes
+_FAILING_PATIENCE = 30.0  # seconds; a full disk or a locked database may recover
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two polls
-_PAUSE_SHARE = 0.03  # a pause, as a share of the time waited so far: bounds what polling adds
-_MEANWHILE = 10.0  # seconds between two looks for nodes while replies are awaited
+_PAUSE_SHARE = 0.03  # a pause as a share of the time waited so far: bounds the delay by polling
+_MEANWHILE = 10.0  # seconds between two checks for nodes while replies are awaited
 
 Kind = Literal["train", "evaluate", "name"]
 
@@ -52,7 +52,7 @@ class PendingReply:
         client: the number of the client at that node; None if the message asks for its name.
         round: t, in which it was sent.
         activated_at: when that node had connected, by the SuperLink's clock.
-        plain: whether an ordinary Flower client does all that it asks for.
+        plain: whether an ordinary Flower client can do all that it asks for.
         lr: the local learning rate that it asks for; 0: the client's own.
         gradients: whether it asks for gradients, too.
     """
@@ -99,7 +99,7 @@ class PendingReplies:
         return {p.round for p in self.messages.values() if p.kind == "train"}
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return everything as plain data; node ids as text, for they take 64 bits."""
+        """Return everything as plain data; node ids as text, since they take 64 bits."""
         return [asdict(pending) | {"node_id": str(pending.node_id)} for pending in self]
 
     @classmethod
@@ -111,7 +111,7 @@ class PendingReplies:
 
 
 Answered = tuple[PendingReply, Message | str]
-"""A message that was sent, and the reply to it; as text, why the reply cannot be read."""
+"""A message that was sent, and its reply, or a text on why that cannot be read."""
 
 
 class Transport:
@@ -122,10 +122,10 @@ class Transport:
         pending: the unanswered messages of this run.
         clock: the time.
         client_at: returns the number of the client at a node id; None: unknown.
-        largest: the most bytes of a reply; larger ones cannot be read.
+        largest: the largest size of a reply in bytes; larger ones are not read.
 
     Attributes:
-        activated: when each node had connected that was online at the last look, by its id.
+        activated: by node id, when each node that was online at the last check had connected.
         inbox: replies that were received and not taken yet.
     """
 
@@ -142,7 +142,7 @@ class Transport:
         self.activated: dict[int, float] = {}
         self.inbox: list[Answered] = []
         self._partial: dict[str, PartialReply] = {}
-        self._failing: dict[str, float] = {}  # since when the SuperLink fails at a reply alone
+        self._failing: dict[str, float] = {}  # since when the SuperLink fails at a single reply
         self._is_failing = False
 
     def list_nodes(self) -> list[OnlineNode]:
@@ -159,7 +159,7 @@ class Transport:
         """
         if not messages:
             return []
-        # The requests of a round differ only in what is each client's own.
+        # These are the same for all requests of a round.
         facts = describe_request(messages[0].content) if kind == "train" else {}
         accepted = push_messages(self.grid, messages)
         sent = []
@@ -178,7 +178,7 @@ class Transport:
     def drop_restarted(self) -> None:
         """Give up messages to nodes that restarted since: the new process does not have them.
 
-        Only times that the SuperLink gave are compared: its clock may be another, or be set.
+        Only the SuperLink's own times are compared: its clock may differ from ours, or be set.
         """
         for pending in self.pending:
             if self.activated.get(pending.node_id, pending.activated_at) != pending.activated_at:
@@ -187,7 +187,7 @@ class Transport:
     def collect(
         self, deadline: float, is_enough: Callable[[], bool], meanwhile: Callable[[], Any]
     ) -> None:
-        """Receive replies until they are enough, or until `deadline` by the clock's tick.
+        """Receive replies until `is_enough`, or until `deadline` by the clock's tick.
 
         `meanwhile` is called every ten seconds.
         """

@@ -1,4 +1,4 @@
-"""The updates of clients, once they are checked."""
+"""Clients' updates that have passed validation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedtide.flower.server.client_metrics import Metrics
 
 @dataclass(frozen=True)
 class ValidatedUpdate:
-    """What one client sent, checked.
+    """The validated content of a client's reply.
 
     Args:
         client: its number.
@@ -39,7 +39,7 @@ class ValidatedUpdate:
     metrics: Metrics = field(default_factory=dict)
 
     def norms(self) -> tuple[float, float]:
-        """Return the norm of Δ_n, and the largest of it, its mean gradient's and that of ∇F_n."""
+        """Return the norm of Δ_n, and the largest norm of Δ_n, its mean gradient and ∇F_n."""
         norm = _norm(self.update)
         gradient = norm / (self.lr * self.steps) if self.lr and self.steps else 0.0
         reported = 0.0 if self.gradients is None else _norm(self.gradients)
@@ -47,11 +47,11 @@ class ValidatedUpdate:
 
 
 def find_odd_rates(updates: Iterable[ValidatedUpdate], last: float) -> set[int]:
-    """Return the clients whose learning rate is not that of the others that answer the same round.
+    """Return the clients whose learning rate is not that of the round that they answer.
 
-    One rate belongs to one round. Where the server does not request it, the most frequent one
-    counts; of equally frequent ones, the nearest to the last one that counted, or else the largest:
-    a method that divides by a rate is ruined by a small one.
+    A round has one rate. If the server does not request one, it is the most frequent one; of
+    equally frequent ones, the nearest to the last one that counted, or else the largest: a small
+    rate ruins methods that divide by it.
 
     Args:
         updates: of one round of the server, which may answer several rounds.
@@ -71,7 +71,7 @@ def find_odd_rates(updates: Iterable[ValidatedUpdate], last: float) -> set[int]:
 
 
 def stack_updates(updates: list[ValidatedUpdate], weight: float, like: Tensor) -> ClientUpdates:
-    """Return updates of one learning rate and participation weight as an algorithm takes them.
+    """Return updates with the same learning rate and participation weight as `ClientUpdates`.
 
     Args:
         updates: at least one, sorted by client.

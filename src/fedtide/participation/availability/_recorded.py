@@ -1,4 +1,4 @@
-"""Availability that is recorded in advance, round by round."""
+"""Availability recorded in advance, round by round."""
 
 from __future__ import annotations
 

@@ -70,11 +70,11 @@ class RenewalStream(StepwiseStream):
 
 
 class CalendarQueue:
-    """A priority queue of clients by due round, from which rounds are popped in rising order.
+    """A priority queue of clients by due round, from which rounds are popped in increasing order.
 
-    The initial due rounds are two arrays sorted by round (8 bytes a client); a client that is
-    pushed goes into the bucket of its round. Popping and pushing S clients costs O(S) plus one
-    binary search, whatever N is.
+    The initial due rounds are two arrays sorted by round (8 bytes per client); later entries go
+    into a bucket per round. Popping and pushing S clients costs O(S) plus one binary search,
+    whatever N is.
 
     Args:
         first: the round in which each client is first due, shape (N,); NEVER or more: never.

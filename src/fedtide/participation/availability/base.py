@@ -36,19 +36,21 @@ class AvailableClients:
 
 
 class RoundOrder:
-    """The order in which a stream that depends on earlier rounds goes through them: one by one."""
+    """Keeps a stream's rounds in increasing order, and tells which of them were skipped."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def advance(self, t: int) -> range:
-        """Move on to round t and return the rounds that were skipped before it.
+        """Move on to round t and return the rounds skipped before it.
 
         Raises:
             ValueError: t is not larger than every round asked for before.
         """
         if t < self._next:
-            raise ValueError(f"round {t} asked after round {self._next - 1}; ask in rising order")
+            raise ValueError(
+                f"round {t} asked after round {self._next - 1}; ask in increasing order"
+            )
         skipped = range(self._next, t)
         self._next = t + 1
         return skipped
@@ -63,7 +65,7 @@ class AvailabilityStream(ABC):
 
     Attributes:
         length: the number of rounds that the data cover, after which nobody is available; None:
-            endless.
+            unlimited.
     """
 
     length: int | None = None

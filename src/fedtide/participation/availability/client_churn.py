@@ -28,7 +28,7 @@ class Churn(Availability):
 
     Args:
         rates: p_n: one number, one for each client, or a law.
-        arrivals: R, the last round in which a client may arrive; 0: all are there at first.
+        arrivals: R, the last round in which a client may arrive; 0: all are there from the start.
         stay: the mean number of rounds between arrival and departure, at least 1; None: nobody
             leaves.
 

@@ -1,4 +1,4 @@
-"""Availability that swings between day and night, each client in its own time zone."""
+"""Availability that varies between day and night, each client in its own time zone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DayNight(Availability):
 
     independently over rounds and clients, with a day of P rounds, `rates` p_n at noon, `night` p'_n
     at midnight, and the time zone φ_n, in days, uniform on [0, spread): 0 is one zone for all, 1
-    all around the globe. `GroupCycle` has sharp turns instead. The long-run rates are exactly
+    all around the globe. `GroupCycle` changes abruptly instead. The long-run rates are exactly
     (p_n + p'_n) / 2. A round costs O(clients that are available at the larger of their two rates).
 
     Args:

@@ -1,4 +1,4 @@
-"""Availability whose rates move from one value to another."""
+"""Availability whose rates change from one value to another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Drifting(Availability):
         rates: p_n: one number, one for each client, or a law; 0 means never.
         final: p'_n, likewise.
         rounds: how many rounds the change takes, at least 1.
-        start: the last round with the first rates.
+        start: the last round with the initial rates.
 
     Raises:
         InvalidInputError: rates outside [0, 1], rounds below 1 or a negative start; in `begin`,
@@ -61,7 +61,7 @@ class Drifting(Availability):
         return ThinnedStream(peak, shares, seed, "drifting")
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
-        """Return the final rates; None if a client takes part at first and no longer at the end."""
+        """Return the final rates; None if a client takes part at first but not at the end."""
         final = resolve_rates(self.final, population, seed, "final")
         ends = (final == 0) & (resolve_rates(self.rates, population, seed) > 0)
         return None if ends.any() else final

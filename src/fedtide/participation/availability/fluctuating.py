@@ -42,8 +42,8 @@ class Fluctuating(Availability):
         shape: one of the three.
         period: P, in rounds.
         gamma: γ in [0, 1/2], how non-stationary a sine is; 0: stationary.
-        low: in [0, 1], of a staircase.
-        least: in [0, 1], of an interleaved sine.
+        low: the lower factor of a staircase, in [0, 1].
+        least: the threshold of an interleaved sine, in [0, 1].
 
     Raises:
         InvalidInputError: a rate or number out of range, or an unknown shape; in `begin`, not one
@@ -98,8 +98,8 @@ class Fluctuating(Availability):
     def _count_low(self, p: NDArray[np.float64], factors: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return how many of the sorted factors are too low for each client to reach `least`, (N,).
 
-        By bisection with the comparison of a round, as comparing with least / p_n would round
-        differently.
+        By bisection with the same comparison as in a round, since comparing with least / p_n would
+        round differently.
         """
         first, end = np.zeros(len(p), dtype=np.int64), np.full(len(p), len(factors))
         while (open_ := first < end).any():
@@ -116,7 +116,7 @@ class Fluctuating(Availability):
         return np.asarray(p * factors >= self.least)
 
     def _factors(self, t: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return f in these rounds of a period, before an interleaved sine is cut off."""
+        """Return f in these rounds of a period, without the threshold of an interleaved sine."""
         if self.shape == "staircase":
             return np.where(2 * t < self.period, 1.0, self.low)
         return self.gamma * np.sin(2 * np.pi * t / self.period) + 1 - self.gamma

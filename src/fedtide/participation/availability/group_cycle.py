@@ -22,24 +22,24 @@ from fedtide.randomness import generator, uniforms
 from fedtide.validation import require_one_per_client, require_probabilities, require_whole_number
 
 _MOST_GROUPS = 10_000_000
-"""Each needs a few numbers, also one without clients."""
+"""Even a group without clients takes a few numbers of memory."""
 _LONGEST_CYCLE = 2**62
-"""In rounds, so that the ends of turns are counted in 64 bits."""
+"""In rounds; the ends of turns then fit 64-bit integers."""
 
 
 @configurable
 class GroupCycle(Availability):
     """K groups take turns: with turns of g rounds, round t is that of group ⌊(t + o)/g⌋ mod K.
 
-    With unequal turns g_0, ..., g_{K−1}, round t is that of the group k in whose turn
-    (t + o) mod (g_0 + ... + g_{K−1}) falls, the turns laid end to end. (Wang & Ji 2022, section 6;
-    Crawshaw & Liu 2024; two groups with turns E and αE: Yan et al.'s FedLaAvg.)
+    With unequal turns g_0, ..., g_{K−1}, laid end to end, round t is that of the group k in whose
+    turn (t + o) mod (g_0 + ... + g_{K−1}) falls. (Wang & Ji 2022, section 6; Crawshaw & Liu 2024;
+    two groups with turns E and αE: Yan et al.'s FedLaAvg.)
 
     Args:
-        groups: the group of each client, numbered from 0 or as a text such as "north", (N,) or by
+        groups: the group of each client, numbered from 0 or as a string such as "north", (N,) or by
             name of the client; or K: equal blocks of consecutive clients, block k ending before
-            client round((k+1) N / K). Groups given as texts take their turns in sorted order;
-            texts of digits alone are numbers, so write "zip-90210" for such a name.
+            client round((k+1) N / K). Groups given as strings take their turns in sorted order;
+            strings of digits are read as numbers, so write "zip-90210" for such a name.
         rounds: g, the length of a turn: one number, or one for each group in the order of turns.
         offset: o; "random": drawn once, uniform on 0..g_0 − 1, so group 0 comes first and its first
             turn may be cut short (as in the authors' programs).
@@ -104,7 +104,7 @@ class GroupCycle(Availability):
         return np.asarray(self.on * share + self.off * (1 - share))
 
     def shares(self, population: Population) -> NDArray[np.float64] | None:
-        """Return E[1[n ∈ A] / |A|] over a cycle, (N,); None unless groups are there as a whole."""
+        """Return E[1[n ∈ A] / |A|] over a cycle, (N,); None unless on = 1 and off = 0."""
         if (self.on, self.off) != (1.0, 0.0):
             return None
         labels = self._labels(population)
@@ -138,7 +138,7 @@ class GroupCycle(Availability):
         return int(numbers.max()) + 1 if names is None else len(names)
 
     def _number(self, given: Any) -> tuple[NDArray[np.str_] | None, NDArray[np.integer]]:
-        """Return the groups' names in the order of turns, None if numbered; each label's group."""
+        """Return the groups' names in order of turns, None if numbered; the group of each label."""
         labels = np.asarray(given)
         if labels.ndim == 1 and labels.size:
             is_text = labels.dtype.kind == "U" and all(isinstance(label, str) for label in given)
@@ -171,7 +171,7 @@ class GroupCycle(Availability):
 
 
 class _GroupCycleStream(AvailabilityStream):
-    """Clients are stored in order of group, so the group whose turn it is is one slice."""
+    """Clients are stored in order of group, so the group whose turn it is forms one slice."""
 
     def __init__(
         self,

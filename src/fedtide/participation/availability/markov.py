@@ -17,7 +17,7 @@ from fedtide.validation import require_probabilities
 
 @configurable
 class Markov(Availability):
-    """Each client is a two-state chain, off → on with probability a_n, on → off with b_n.
+    """Each client is a two-state chain: off → on with probability a_n, on → off with b_n.
 
     For a rate p (Wang & Ji 2024, FedAU, section 6):
 

@@ -15,7 +15,7 @@ from fedtide.validation import require_cohort_size, require_whole_number
 
 @configurable
 class Permutation(Availability):
-    """S clients a round, taken from the front of a random permutation of all N; then a new one.
+    """S clients per round, taken in order from successive random permutations of all N clients.
 
     Round t fills the places tS, ..., tS + S − 1, and every client appears exactly once among the
     places kN, ..., (k+1)N − 1 for each k; if S divides N, that is once every N/S rounds
@@ -24,7 +24,7 @@ class Permutation(Availability):
     skipped and stay at the front of the rest. The authors' program lets such a client take part
     twice in the round.
 
-    A new permutation costs O(N) once in N/S rounds, which is O(S) a round.
+    A new permutation costs O(N) once in N/S rounds, which is O(S) per round.
 
     Args:
         size: S.

@@ -31,21 +31,22 @@ class Replay(Availability):
     rounds as the log.
 
     Args:
-        log: the path of a participation log, or of the folder of a finished run, or the log in
+        log: the path of a participation log or of the folder of a finished run, or the log in
             memory: a DataFrame of Polars, pandas or another library, or a list of rows. Clients are
             given by name if the data name them, else by id 0..N−1, or as N different strings,
             numbered in sorted order.
         stage: the stage that a client must have reached: "used" repeats the participation,
             "available" the availability (to apply another selection to it).
-        columns: the log's own names of columns, such as {"round": "server_round"}.
+        columns: the log's own column names, such as {"round": "server_round"}.
         first_round: the number of the log's first round, which is replayed as round 0. None: that
-            of its first row; but 0 if the log has stages, as those of fedtide do, whose first
-            rounds may be empty. Numbers without a row are empty rounds.
+            of its first row, or 0 if the log has stages, as fedtide's logs do: their first rounds
+            may be empty. Round numbers without a row are empty rounds.
 
     Raises:
-        InvalidInputError: an unknown stage, a first round that is no whole number from 0, or an
-            object that is no table; in `begin`, a log that `read_log` rejects, that has no clients
-            of the stage or rows before its first round, or that does not fit the population.
+        InvalidInputError: an unknown stage, a first round that is not a whole number from 0, or an
+            object that is not a table; in `begin`, a log that `read_log` rejects, that has no
+            clients of the stage or rows before its first round, or that does not fit the
+            population.
 
     >>> log = pl.DataFrame({"round": [0, 1, 1], "client": ["ann", "bob", "ann"]})
     >>> Replay(log).begin(Population(clients=2), seed=0).round(1).clients
@@ -84,11 +85,11 @@ class Replay(Availability):
             )
         if self.first_round is None and start:
             _logger.warning(
-                "participation.log: its numbers of rounds begin at %d, and as it has stages, the "
+                "participation.log: its round numbers begin at %d and, as it has stages, the "
                 "rounds before are replayed as empty; if it counts from %d, give first_round: %d",
                 *(start,) * 3,
             )
-        # Ledgers give weights to the clients whose updates were used only.
+        # Ledgers give weights only to the clients whose updates were used.
         used = rows.filter(pl.col("stage") == "used")["weight"]
         if 0 < used.null_count() < len(used):
             _logger.warning(
@@ -111,7 +112,7 @@ class Replay(Availability):
         """Return the rows that reached `stage`, their client ids, and the span of all rows.
 
         Rounds are those of the replay; the span is the first one with a row, and one past the last.
-        Last comes the name of a column that may say who failed, if there are no stages.
+        The last value is the name of a column that may say who failed, if there are no stages.
         """
         columns = self.columns or {}
         frame = to_polars("log", self.log, columns.get("client", "client"))

@@ -20,7 +20,8 @@ Law = Literal["weibull", "log-normal"]
 Floats = NDArray[np.float64]
 
 _RANGES = {"weibull": (0.3, 10.0), "log-normal": (0.1, 3.0)}
-"""The shapes that are allowed: beyond, most sessions are so short that they contain no round."""
+"""The allowed shapes: with k < 0.3 or σ > 3, most sessions are too short to contain a round; with
+k > 10 or σ < 0.1, all have nearly the same length."""
 
 
 @configurable
@@ -33,12 +34,12 @@ class Sessions(Availability):
         weibull:     P(X > x) = exp(-(x / λ)^k), k = shape; below 1 heavier than exponential
         log-normal:  log X normal with standard deviation σ = shape
 
-    λ and the mean of log X follow from the mean. The first session or pause is one in progress (its
-    rest is U times a length drawn in proportion to length), so the process is stationary: client n
-    is available in every round with probability exactly p_n. With shape 1 and Weibull it is the
-    two-state Markov chain in continuous time: the correlation of rounds t and t + h is
-    exp(-h / (length (1 - p_n))). Short sessions may contain no round. A round costs O(S) for S
-    available clients; each client takes 8 bytes more than with `Bernoulli`.
+    λ and the mean of log X follow from the mean. The first session or pause is already in progress
+    (its rest is U times a length drawn in proportion to length, U uniform), so the process is
+    stationary: client n is available in every round with probability exactly p_n. With shape 1 and
+    Weibull it is the two-state Markov chain in continuous time: the correlation of rounds t and
+    t + h is exp(-h / (length (1 - p_n))). Short sessions may contain no round. A round costs O(S)
+    for S available clients; each client takes 8 bytes more than with `Bernoulli`.
 
     Args:
         rates: p_n: one number, one for each client, or a law; 0 means never, 1 always.
@@ -120,7 +121,7 @@ class Sessions(Availability):
         return random.lognormal(-(self.shape**2) / 2, self.shape, count)
 
     def _draw_rests(self, random: np.random.Generator, count: int) -> Floats:
-        """Draw the rests of lengths of mean 1 that are in progress at a random time."""
+        """Draw what remains, at a random time, of the lengths of mean 1 then in progress."""
         passed = random.random(count)
         if self.law == "weibull":
             biased = random.gamma(1 + 1 / self.shape, size=count) ** (1 / self.shape)

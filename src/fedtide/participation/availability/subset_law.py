@@ -83,7 +83,7 @@ class SubsetLaw(Availability):
         return self._sum_terms(population, np.asarray(self.probabilities) / sizes)
 
     def _sum_terms(self, population: Population, terms: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return for each client the sum of the terms of the subsets that contain it."""
+        """Return, for each client, the sum of the terms of the subsets that contain it."""
         sums = np.zeros(population.clients)
         for subset, term in zip(self._sorted_sets(population), terms, strict=True):
             sums[subset] += term

@@ -33,8 +33,8 @@ _Times = NDArray[np.float64]
 
 _logger = getLogger("fedtide")
 
-_FIRST_DATE = 1e8  # seconds: no run begins after three years, and Unix times from 1973 are larger
-_MAX_COUNTED_ROUNDS = 100_000  # which take seconds to count
+_FIRST_DATE = 1e8  # seconds: over three years into a run, but below Unix times since 1973
+_MAX_COUNTED_ROUNDS = 100_000  # counting these takes seconds
 
 
 @configurable
@@ -46,8 +46,8 @@ class Trace(Availability):
 
     Instants are computed in decimal arithmetic, so that round 3 of 0.1 seconds is at 0.3 and lies
     in an interval that starts there, also if the file holds times in single precision. A round
-    costs O(S + log E) for S available clients and E intervals of similar lengths (one search for
-    every power of 2 among the lengths).
+    costs O(S + log E) for S available clients and E intervals of similar lengths (one search per
+    power of 2 among the lengths).
 
     Args:
         file: Parquet, CSV or JSON lines, or a table in memory (a DataFrame of Polars, pandas or
@@ -60,10 +60,10 @@ class Trace(Availability):
             after that many seconds (such as 86400, a day); False: a run must end with the trace.
 
     Raises:
-        InvalidInputError: seconds that are not above 0, an object that is no table; in `begin`, a
-            file that cannot be read, lacks a column or has no intervals, times that are missing,
-            not numbers, negative or not finite, or dates, an end before its start, intervals of one
-            client that overlap (touching is fine), an end beyond `repeat`, clients that do not fit
+        InvalidInputError: seconds that are not above 0, an object that is not a table; in `begin`,
+            a file that cannot be read, lacks a column or has no intervals; times that are missing,
+            dates, not numbers, negative or not finite; an end before its start; intervals of one
+            client that overlap (touching is fine); an end beyond `repeat`; clients that do not fit
             the population.
     """
 
@@ -153,10 +153,10 @@ class Trace(Availability):
 class IntervalIndex:
     """Half-open intervals [start, end), searchable by instant in any order.
 
-    Intervals are grouped by length, those of [2^(k−1), 2^k) in one level, and sorted by start
-    within a level. Those that contain s start within (s − 2^k, s]; all that start after
-    s − 2^(k−1) contain s. So if starts are spread evenly, the share of intervals that are scanned
-    without a match is bounded.
+    Intervals are grouped by length, those of length [2^(k−1), 2^k) in one level, and sorted by
+    start within a level. Those that contain the instant s start within (s − 2^k, s], and all that
+    start after s − 2^(k−1) contain s. If starts are spread evenly, the share of scanned intervals
+    without a match is therefore bounded.
 
     Args:
         clients: the client of each interval, (E,).

@@ -32,7 +32,7 @@ _MAX_EXACT_WORK = 1_000_000
 
 @configurable
 class Weighted(Availability):
-    """In every round, S clients drawn one by one, ∝ weight among those not yet drawn.
+    """In every round, S clients drawn one by one, each ∝ weight among those not yet drawn.
 
     Successive sampling without replacement, rounds independent (Rahimi & Kalogerias 2025 use
     N = 100, S = 10, w_i = exp(−i/10); their program calls NumPy's `choice`).

@@ -1,4 +1,4 @@
-"""Clients as they are called in data and files, and their ids 0..N−1."""
+"""Client names in data and files, and their ids 0..N−1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def normalise_clients(field: str, column: pl.Series) -> pl.Series:
     Whole numbers beyond 64 bits become strings.
 
     Raises:
-        InvalidInputError: ids that are missing, or neither whole numbers nor strings.
+        InvalidInputError: ids are missing, or neither whole numbers nor strings.
     """
     if column.null_count():
         row = 1 + int(column.is_null().to_numpy().argmax())
@@ -73,9 +73,9 @@ def name_clients(clients: Ids, names: Names | None) -> pl.Series:
 def number_clients(field: str, column: pl.Series, population: Population) -> Ids:
     """Return the ids 0..N−1 of the clients in a column, the inverse of `name_clients`.
 
-    In a population with names, the column holds names. A whole number and a string are the same
-    name if they are written alike: a CSV file does not distinguish 7 from "7". Without names, the
-    column holds ids, or N different strings, which are numbered in sorted order.
+    In a population with names, the column holds names. A whole number and a string that are written
+    alike are the same name: a CSV file does not distinguish 7 from "7". Without names, the column
+    holds ids, or N different strings, which are numbered in sorted order.
 
     Args:
         field: the field that an error names.

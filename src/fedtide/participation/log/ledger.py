@@ -1,6 +1,6 @@
 """The ledger: the participation log of a live federation in a database, written round by round.
 
-It has three tables, which plain SQL may read: `rounds` (federation, round, time: every round that
+It has three tables, readable with plain SQL: `rounds` (federation, round, time: every round that
 has ended, including empty ones), `participation` (federation, round, client, stage, weight, time,
 asked, reason: the log) and `fedtide_schema` (version). A database may hold the ledgers of several
 federations.
@@ -44,7 +44,7 @@ LOG_COLUMNS = ("round", "client", "stage", "weight", "time", "reason")
 
 _LONGEST_NAME = 200  # the width of the columns
 _BATCH = 1 << 16
-"""Rows that are read at a time."""
+"""The number of rows read at a time."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Entry:
     reason: str | None = None
 
     def __post_init__(self) -> None:
-        if self.stage not in STAGES:  # asked first: there may be many thousands of entries
+        if self.stage not in STAGES:  # faster than `require_choice` for many thousands of entries
             require_choice("stage", self.stage, STAGES)
         if self.reason is not None:
             require_choice("reason", self.reason, REASONS)
@@ -102,7 +102,7 @@ class Ledger:
             )
         if "#" in url:  # SQLite would take it for a part of the file's name
             name = url.partition("#")[2]
-            if "@" in name:  # what follows is the end of a password
+            if "@" in name:  # the part after # is the end of a password
                 raise InvalidInputError(
                     "ledger: the URL has a #; in a password write %23, and give the name of a "
                     "federation as the federation"
@@ -242,7 +242,7 @@ def count_clients(url: str) -> int:
 
 
 def read_history(url: str) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return what `read_ledger` and `read_rounds` return, both of the same moment.
+    """Return what `read_ledger` and `read_rounds` return, both as of the same moment.
 
     Args:
         url: as in `read_ledger`.
@@ -262,8 +262,8 @@ class LedgerStream:
     Args:
         rounds: those that have ended, with the columns round and time, by round.
         size: the number of rows.
-        batches: the columns of `read_ledger` of consecutive rows, by round; stage is a String. They
-            are read as they are taken.
+        batches: consecutive rows with the columns of `read_ledger`, by round; stage is a String.
+            Each is read when the iterator reaches it.
     """
 
     rounds: pl.DataFrame
@@ -297,11 +297,11 @@ class LedgerPart:
     """Consecutive rounds of a ledger.
 
     Args:
-        federation: whose rounds; empty if none was named and no round has ended.
-        rounds: the columns round and time, by round: the round that had been read last, if the
-            ledger still has it, and those after it.
-        rows: of the rounds after it, the columns of `read_ledger` and asked (Int64), by round;
-            stage is a String.
+        federation: its name; empty if none was named and no round has ended.
+        rounds: the columns round and time, by round: the last round read before, if the ledger
+            still has it, and those after it.
+        rows: the rows of the rounds after it, with the columns of `read_ledger` and asked (Int64),
+            by round; stage is a String.
     """
 
     federation: str
@@ -310,12 +310,12 @@ class LedgerPart:
 
 
 def read_ledger_part(url: str, after: int, most: int) -> LedgerPart:
-    """Return the rounds after one that had been read, with their rows.
+    """Return the rounds after the last one read before, with their rows.
 
     Args:
-        url: as in `read_ledger`; a federation that is named may have no rounds yet.
-        after: the round that had been read last; −1: none.
-        most: the most rounds to return, at least 2.
+        url: as in `read_ledger`; a named federation may have no rounds yet.
+        after: the last round read before; −1: none.
+        most: the largest number of rounds to return, at least 2.
 
     Raises:
         InvalidInputError: as in `read_ledger`.
@@ -339,7 +339,7 @@ def _select(
     *names: str,
     most: int | None = None,
 ) -> pl.DataFrame:
-    """Return these columns of the rows that are wanted, by round."""
+    """Return these columns of the wanted rows, by round."""
     return _join(_iterate(connection, version, table, wanted, *names, most=most), names)
 
 
@@ -351,7 +351,7 @@ def _iterate(
     *names: str,
     most: int | None = None,
 ) -> Iterator[pl.DataFrame]:
-    """Yield batches of what `_select` returns."""
+    """Yield the rows of `_select` in batches."""
     absent = {"reason": sql.null()} if version == 1 else {}
     query = sql.select(*(absent.get(name, table.c[name]) for name in names)).where(wanted)
     query = query.order_by(table.c.round).limit(most)
@@ -362,7 +362,7 @@ def _iterate(
 
 
 def _join(batches: Iterator[pl.DataFrame], names: Sequence[str]) -> pl.DataFrame:
-    """Return all rows of batches, of which there may be none, with these columns."""
+    """Return all rows of the batches, of which there may be none, with these columns."""
     return pl.concat([pl.DataFrame(schema={name: _types[name] for name in names}), *batches])
 
 

@@ -27,29 +27,29 @@ from fedtide.participation.log.ledger_tables import (
 from fedtide.participation.log.schema import REASONS, STAGES
 
 LEAST_KEPT = 2
-"""The least number of rounds to keep: an audit needs two, and so may a resumed training."""
+"""The smallest number of rounds to keep: an audit needs two, and a resumed training may, too."""
 
 _MIGRATIONS = {1: "ALTER TABLE participation ADD COLUMN reason VARCHAR(20)"}
-"""What turns tables of a version into those of the next one."""
+"""The SQL that turns tables of a version into those of the next one."""
 
 _TOLERANCE = 1e-6
-"""By how much the weights of a round may differ from 1."""
+"""By how much the sum of a round's weights may differ from 1."""
 
 _NAMED = 3
-"""The most rounds or clients that a sentence names."""
+"""The largest number of rounds or clients named in a sentence."""
 
 _STORAGE: dict[type[Any], tuple[tuple[str, ...], str]] = {
     sql.BigInteger: (("integer",), "a whole number"),
     sql.Double: (("integer", "real"), "a number"),
     sql.String: (("text",), "text"),
 }
-"""How SQLite stores the values of columns of these types, and what they are."""
+"""How SQLite stores the values of columns of these types, and what messages call them."""
 
 _DELETED_ROWS = 10_000
-"""Rows that are deleted in one transaction, so that a federation need not wait long."""
+"""The number of rows deleted per transaction: few, so that a federation need not wait long."""
 
 _PAUSE = 0.12
-"""Seconds between two transactions: who waits for an SQLite file tries every 0.1 s."""
+"""Seconds between two transactions: a process waiting for an SQLite file retries every 0.1 s."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class LedgerCheck:
         last: its last round.
         rounds: how many rounds have ended.
         rows: in the participation log.
-        faults: what is wrong, in sentences.
+        faults: the errors found, one sentence each.
     """
 
     federation: str
@@ -80,7 +80,7 @@ class Pruning:
     """Which rounds of a ledger are removed.
 
     Args:
-        federation: whose rounds.
+        federation: its name.
         rounds: how many rounds are removed.
         rows: how many rows of the participation log are removed with them.
         kept: how many rounds are kept.
@@ -169,8 +169,8 @@ def plan_pruning(url: str, keep: int) -> Pruning:
 def prune_ledger(url: str, pruning: Pruning) -> Iterator[int]:
     """Remove the rounds before the first one that is kept, the oldest first.
 
-    A federation may go on meanwhile: rounds are removed in short transactions, each with its rows,
-    so what remains is a ledger at any time.
+    The federation may continue meanwhile: rounds are removed together with their rows in short
+    transactions, so the ledger is valid at any time.
 
     Args:
         url: as in `read_ledger`.
@@ -217,7 +217,7 @@ def _check_federation(connection: sql.Connection, version: int, name: str) -> Le
 
 
 def _find_wrong_types(connection: sql.Connection, version: int, name: str) -> Iterator[str]:
-    """Describe values of another type than their column's; SQLite stores any value anywhere."""
+    """Describe values whose type is not their column's; SQLite stores any value anywhere."""
     if connection.dialect.name != "sqlite":
         return
     for column in [*ROUNDS.columns, *PARTICIPATION.columns]:
@@ -271,7 +271,7 @@ def _find_gaps(ended: Sequence[int]) -> Iterator[str]:
             f"{_list(texts)}; an audit counts them as rounds without clients"
         )
     if repeated := [str(a) for a, b in pairwise(ended) if a == b]:
-        yield f"rounds stand more than once: {_list(repeated)}; the tables have lost their keys"
+        yield f"rounds appear more than once: {_list(repeated)}; the tables have lost their keys"
 
 
 def _find_unended(ended: Sequence[int], rows: Sequence[sql.Row[tuple[int, ...]]]) -> Iterator[str]:
@@ -300,7 +300,7 @@ def _find_wrong_weights(rows: Sequence[sql.Row[tuple[int, ...]]]) -> Iterator[st
 
 
 def _find_unknown_words(connection: sql.Connection, version: int, name: str) -> Iterator[str]:
-    """Describe stages and reasons that are unknown, and reasons why a used client was not used."""
+    """Describe unknown stages and reasons, and used clients with a reason for not being used."""
     columns = PARTICIPATION.c
     reason = sql.null() if version == 1 else columns.reason
     query = sql.select(columns.stage, reason.label("reason"), sql.func.count().label("size"))
@@ -321,7 +321,7 @@ def _find_repeated_clients(connection: sql.Connection, name: str) -> Iterator[st
     columns = PARTICIPATION.c
     query = _select_clients(name).group_by(columns.round, columns.client)
     if found := _name_clients(connection, query.having(sql.func.count() > 1)):
-        yield f"clients stand more than once in a round: {_list(found)}"
+        yield f"clients appear more than once in a round: {_list(found)}"
 
 
 def _find_impossible_requests(connection: sql.Connection, name: str) -> Iterator[str]:

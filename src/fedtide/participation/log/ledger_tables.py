@@ -69,9 +69,9 @@ PARTICIPATION = sql.Table(
 
 @contextmanager
 def open_ledger(url: str) -> Iterator[tuple[sql.Connection, int, str]]:
-    """Connect to a ledger; return the version of its tables and the federation in the URL, too.
+    """Connect to a ledger; return also the version of its tables and the federation in the URL.
 
-    All that is read from the connection is of one moment.
+    All reads from the connection see the state of one moment.
     """
     url, _, federation = url.partition("#")
     engine = create_engine(url, reading=True)
@@ -99,7 +99,7 @@ def open_for_changes(url: str) -> Iterator[sql.Engine]:
 
 
 def find_federation(connection: sql.Connection, name: str) -> str:
-    """Return `name` if it has rounds or nobody has; the only federation if `name` is empty."""
+    """Return `name` if it or no federation has rounds; the only federation if `name` is empty."""
     names: Sequence[str] = connection.scalars(sql.select(ROUNDS.c.federation).distinct()).all()
     if name in names or not names:
         return name
@@ -114,11 +114,11 @@ def find_federation(connection: sql.Connection, name: str) -> str:
 
 
 def create_engine(url: str, reading: bool = False) -> sql.Engine:
-    """Return the engine of a database; raise InvalidInputError if the URL is not that of one.
+    """Return the engine of a database; raise InvalidInputError for an invalid URL.
 
     Args:
         url: of the database.
-        reading: that nothing will be written.
+        reading: whether it is only read.
     """
     try:  # pool_pre_ping replaces connections that died between rounds, which are minutes apart
         options: dict[str, Any] = {"pool_pre_ping": True}
@@ -126,7 +126,7 @@ def create_engine(url: str, reading: bool = False) -> sql.Engine:
         if reading and file and _is_archived(file):
             options["creator"] = partial(_open_archived, file)
         engine = sql.create_engine(url, **options)
-    except (sql.exc.ArgumentError, ValueError):  # the latter if a port, say, is no number
+    except (sql.exc.ArgumentError, ValueError):  # the latter if a port, say, is not a number
         raise _not_a_url(url) from None
     except ImportError as error:
         raise InvalidInputError(f"ledger: {error}; install the driver of this database") from None
@@ -149,7 +149,7 @@ def _not_a_url(text: str) -> InvalidInputError:
 
 
 def _mask_text(text: str) -> str:
-    """Return a URL that cannot be parsed without what may be a password in it.
+    """Return a URL that cannot be parsed with anything that may be a password masked.
 
     >>> _mask_text("postgresql://fed:secret@db:x/ledger")
     'postgresql://***@db:x/ledger'
@@ -169,15 +169,15 @@ def _wait_for_locks(connection: Any, record: Any) -> None:
 
 
 def prepare_writing(engine: sql.Engine) -> None:
-    """Let readers of an SQLite file not hold up its writer, and only its owner read a new one."""
+    """Keep readers of an SQLite file from blocking its writer, and make a new file private."""
     if engine.dialect.name != "sqlite":
         return
     file = _find_file(engine.url)
     if file:
-        # Closing a file gives up all locks that this process, and SQLite in it, has on it: another
-        # process would remove the write-ahead log into which an open ledger still writes.
+        # Only for a new file: closing one releases all locks of this process on it, those of SQLite
+        # included, and another process would remove the write-ahead log of an open ledger.
         if not os.path.exists(file):
-            with suppress(OSError):  # which SQLite will report
+            with suppress(OSError):  # SQLite will report it
                 os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
         _reject_unwritable_file(engine.url)
 
@@ -203,18 +203,18 @@ def _reject_unwritable_file(url: sql.URL) -> None:
 
 
 def _find_file(url: sql.URL) -> str | None:
-    """Return the file of an SQLite database; None: in memory, given as a URI, or another one."""
+    """Return the file of an SQLite database; None: in memory, given as a URI, or not SQLite."""
     if url.get_backend_name() != "sqlite" or url.database == ":memory:" or "uri" in url.query:
         return None
     return url.database
 
 
 def _is_archived(file: str) -> bool:
-    """Return whether nobody writes the file at present, and this process may not.
+    """Return whether nobody is writing the file, and this process may not write it.
 
-    A ledger that is open has a write-ahead log beside it. SQLite creates one also to read, which
-    fails in a folder that cannot be written to; and a reader who may not write the file leaves one
-    that the federation cannot use.
+    An open ledger has a write-ahead log next to it. SQLite creates one even for reading, which
+    fails in a folder that is not writable; and a reader who may not write the file leaves one that
+    the federation cannot use.
     """
     file = os.path.realpath(file)
     if os.path.exists(f"{file}-wal") or os.path.exists(f"{file}-journal"):
@@ -223,14 +223,14 @@ def _is_archived(file: str) -> bool:
 
 
 def _open_archived(file: str) -> sqlite3.Connection:
-    """Open a file without locks, which assumes that it does not change."""
+    """Open a file without locks, assuming that it does not change."""
     return sqlite3.connect(f"{Path(file).resolve().as_uri()}?immutable=1", uri=True)
 
 
 def _begin_snapshot(connection: sql.Connection) -> sql.Connection:
-    """Begin a transaction that does not see what others commit from now on."""
+    """Begin a transaction that does not see later commits of others."""
     kind = connection.dialect.name
-    if kind == "sqlite":  # its driver begins no transaction for reading
+    if kind == "sqlite":  # its driver does not begin a transaction for reads
         connection.exec_driver_sql("BEGIN")
     if kind == "postgresql":
         return connection.execution_options(isolation_level="REPEATABLE READ")
@@ -240,14 +240,14 @@ def _begin_snapshot(connection: sql.Connection) -> sql.Connection:
 def lock_tables(connection: sql.Connection) -> None:
     """Keep others from creating or migrating the tables until this transaction ends."""
     kind = connection.dialect.name
-    if kind == "sqlite":  # its driver begins a transaction at the first row only
+    if kind == "sqlite":  # its driver begins a transaction only when the first row is written
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     if kind == "postgresql":
         connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_LOCK_KEY)))
 
 
 def read_versions(connection: sql.Connection) -> Sequence[int]:
-    """Return the versions that the tables say they have: one, unless something is wrong.
+    """Return the versions recorded in the tables: one, unless something is wrong.
 
     Raises:
         InvalidInputError: a database without these tables.
@@ -261,7 +261,7 @@ def read_versions(connection: sql.Connection) -> Sequence[int]:
 
 
 def check_version(engine: sql.Engine, versions: Sequence[int], wanted: Sequence[int]) -> int:
-    """Return the version of the tables; raise InvalidInputError if it is not a wanted one."""
+    """Return the version of the tables; raise InvalidInputError if it is not among the wanted."""
     if len(versions) == 1 and versions[0] in wanted:
         return versions[0]
     found = ", ".join(map(str, versions)) or "none"

@@ -24,7 +24,7 @@ from fedtide.population import Names
 from fedtide.validation import require_choice
 
 STAGES = ("available", "selected", "reported", "used")
-"""The stages of a client in a round, in rising order."""
+"""The stages of a client in a round, in ascending order."""
 
 REASONS: Mapping[str, str] = {
     "no reply": "it did not reply in time",
@@ -38,22 +38,22 @@ REASONS: Mapping[str, str] = {
     "false claim": "it claimed to be another client or to answer another round",
     "not followed": "it did not follow the instructions of the method",
     "lost memory": "it had lost its memory of its last update",
-    "unbounded": "with its update the state would have exceeded what numbers can hold",
+    "unbounded": "with its update the state would have exceeded the range of its numbers",
     "unregistered": "a node without the registered key claimed its name",
 }
-"""Why a client's update was not used: what a ledger records, and the client (it) in words."""
+"""Why a client's update was not used: the code in a ledger, and a sentence about the client."""
 
 EVENT_NAMES = ("event", "event_type")
-"""Names of columns that say what happened: read as the stage if no other column may say it."""
+"""Column names that describe the outcome: read as the stage if no other column may be it."""
 
 OUTCOME_NAMES = (
     *("status", "state", "success", "succeeded", "failed", "is_failed", "completed"),
     *("outcome", "result", "ok", "error", "dropped", *EVENT_NAMES),
 )
-"""Names of columns of other logs that may say that a row's client did not take part in the end."""
+"""Column names of other logs that may say that a row's client did not take part in the end."""
 
 CLAIMED = "unregistered"
-"""The reason in a row of stage "available" of a client that was not there itself."""
+"""The reason in a row of stage "available" whose client was not there itself."""
 
 Stage = pl.Enum(STAGES)
 """The Polars type of the column `stage`."""
@@ -104,7 +104,7 @@ def normalise_log(frame: pl.DataFrame, columns: Mapping[str, str] | None = None)
     Raises:
         InvalidInputError: no column round or client; a round that is negative or not a whole
             number; client ids that are mixed or missing; an unknown stage; a weight that is
-            negative or not finite; reasons that are no text; a client twice in a round.
+            negative or not finite; reasons that are not text; a client twice in a round.
 
     >>> normalise_log(pl.DataFrame({"round": [0], "client": ["ann"]})).row(0)
     (0, 'ann', 'used', None)
@@ -167,7 +167,7 @@ def to_frame(rows: Sequence[LogColumns], names: Names | None = None) -> pl.DataF
 
     Args:
         rows: of each round.
-        names: of the clients, which then stand in the column `client` instead of their ids.
+        names: of the clients, written to the column `client` instead of their ids.
     """
     rows = rows or [_NO_ROWS]
     columns = {name: np.concatenate([row[name] for row in rows]) for name in _NO_ROWS}

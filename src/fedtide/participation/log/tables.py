@@ -19,11 +19,11 @@ from fedtide.text_files import DAMAGE, open_text, read_header, split_suffix, unr
 from fedtide.validation import expand_home
 
 SUFFIXES = (".parquet", ".csv", ".jsonl", ".ndjson")
-"""What tables are written as."""
+"""The suffixes with which tables are written."""
 
 _TEXT = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 READABLE = (".parquet", *_TEXT, *(f"{suffix}.gz" for suffix in _TEXT))
-"""What tables are read from."""
+"""The suffixes with which tables are read."""
 
 
 @runtime_checkable
@@ -34,11 +34,11 @@ class DataFrame(Protocol):
 
 
 MemoryTable = DataFrame | pl.LazyFrame | Sequence[Mapping[str, Any]]
-"""A table in memory; a list has its rows."""
+"""A table in memory; a list holds its rows."""
 
 
 def is_table(value: object) -> TypeGuard[MemoryTable]:
-    """Return whether a value is a table in memory; an array or a single column is none.
+    """Return whether a value is a table in memory; an array or a single column is not.
 
     >>> is_table([{"round": 0, "client": "ann"}]), is_table([[0.5, 0.5]]), is_table("log.csv")
     (True, False, False)
@@ -55,8 +55,8 @@ def to_polars(field: str, table: str | Path | MemoryTable, client: str = "client
     In tables of other libraries, NaN is a missing value.
 
     Raises:
-        InvalidInputError: a file that `read_table` refuses, an object that is no table, or a table
-            that Polars cannot read.
+        InvalidInputError: a file that `read_table` refuses, an object that is not a table, or a
+            table that Polars cannot read.
     """
     if isinstance(table, str | Path):
         return read_table(field, expand_home(table), client)
@@ -98,8 +98,8 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
             as whole numbers of 64 bits without leading zeros.
 
     The columns of .csv files may be separated by commas, semicolons, tabs or bars; lines without a
-    value are skipped. JSON is an array of rows, or one row a line. Text and JSON may be compressed
-    (.csv.gz).
+    value are skipped. JSON is an array of rows, or one row per line. Text and JSON may be
+    compressed (.csv.gz).
 
     Raises:
         InvalidInputError: a file that is missing, empty, damaged or of an unknown type.
@@ -114,7 +114,7 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
 
 
 def describe_table(table: object) -> str:
-    """Return how messages call a table: a file by its path."""
+    """Return a table's name in messages: a file's path."""
     return repr(str(table)) if isinstance(table, str | Path) else "the table"
 
 
@@ -230,7 +230,7 @@ def _reject_mixed_ids(content: str, frame: pl.DataFrame, client: str) -> None:
     """Raise ValueError for JSON numbers among strings, which Polars would convert silently."""
     if client not in frame.columns or frame[client].dtype != pl.String:
         return
-    # Other line breaks than this one, such as U+2028, stand within strings of JSON.
+    # Other line breaks, such as U+2028, may occur within JSON strings.
     for number, line in enumerate(content.split("\n"), start=1):
         if line.strip() and not isinstance(json.loads(line).get(client), str | None):
             raise ValueError(f"line {number} has a number among string client ids")

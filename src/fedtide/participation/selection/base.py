@@ -13,7 +13,7 @@ class SelectionStream(ABC):
 
     Attributes:
         stateful: whether a round depends on earlier ones; if so, every round is asked for in order,
-            and a resumed run repeats the past rounds.
+            and a resumed run replays the past rounds.
     """
 
     stateful: bool = True
@@ -38,8 +38,8 @@ class Selection(ABC):
         """
 
     def most(self, clients: int) -> int:
-        """Return how many of so many clients are selected at most, by which costs are estimated.
+        """Return the largest number of clients selected in a round, for estimates of costs.
 
-        By default `size` if the selection has one, otherwise all.
+        By default `size` or, if that is larger or there is none, all `clients`.
         """
         return min(clients, getattr(self, "size", clients))

@@ -1,4 +1,4 @@
-"""Selection of the clients that were selected least often lately."""
+"""Selection of the clients that were selected least often recently."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class LeastFrequent(Selection):
 
     F3AST selects the clients that lower the variance Σ (1/N)² / r_n of the step most; with clients
     of equal weight these are the ones with the smallest r_n. The method `F3AST` weights their
-    updates by 1 / r_n. Ties go to the lower id. All take part if fewer than S are available. Stores
-    12 bytes per client.
+    updates by 1 / r_n. Ties go to the lower id. All available clients are selected if there are
+    fewer than S. Stores 12 bytes per client.
 
     Args:
         size: S.

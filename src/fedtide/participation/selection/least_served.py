@@ -18,8 +18,8 @@ class LeastServed(Selection):
     Windows of P rounds begin in rounds 0, P, 2P, ...; the weight of a selected client is that of
     the availability process, or else 1 / number selected. Ties go to the client not selected for
     longest, then to the lower id. The window means q̄_n approach each other, which makes equation
-    (15) of Wang & Ji 2022 small (their section 5). All take part if fewer than S are available.
-    Stores 16 bytes per client.
+    (15) of Wang & Ji 2022 small (their section 5). All available clients are selected if there are
+    fewer than S. Stores 16 bytes per client.
 
     Args:
         size: S.

@@ -15,8 +15,8 @@ from fedtide.validation import require_cohort_size, require_whole_number
 class LongestAbsent(Selection):
     """The S available clients whose last selection was longest ago (Yan et al. 2020, FedLaAvg).
 
-    Clients that were never selected come first; ties go to the lower id. All take part if fewer
-    than S are available. Stores 4 bytes per client.
+    Clients that were never selected come first; ties go to the lower id. All available clients are
+    selected if there are fewer than S. Stores 4 bytes per client.
 
     Args:
         size: S.

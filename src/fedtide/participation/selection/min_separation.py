@@ -56,7 +56,7 @@ class MinSeparation(Selection):
 
 
 def _feasible(clients: int, wanted: MinSeparation) -> str:
-    """Return the settings nearest to those wanted that N clients allow."""
+    """Return the settings closest to the wanted ones that N clients allow."""
     rest = f"rest at most {quantify(clients // wanted.size - 1, 'round')}"
     fitting = clients // (wanted.rounds + 1)
     return f"{rest}, or select {fitting}" if fitting else rest

@@ -32,7 +32,7 @@ class DatasetInfo:
     Args:
         hub: its name on the Hugging Face hub, and the configuration.
         classes: C.
-        mean, std: of each channel's pixels / 255, as the papers' programs standardise.
+        mean, std: of each channel's pixels / 255, with which the papers' programs standardise.
     """
 
     hub: tuple[str, ...]

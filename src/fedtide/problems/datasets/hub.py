@@ -18,10 +18,10 @@ def load_from_hub(field: str, name: str, split: str, hint: str) -> pa.Table:
         field: the field that an error names.
         name: OWNER/NAME.
         split: such as "train".
-        hint: what to do instead of going online, as an imperative.
+        hint: what to do instead of going online, in the imperative.
 
     Raises:
-        InvalidInputError: the hub is not reached, or has no such data set or split.
+        InvalidInputError: the hub cannot be reached, or has no such data set or split.
     """
     from datasets import load_dataset
 

@@ -1,4 +1,4 @@
-"""Decoding of image files to arrays, with a cache on disk because it takes seconds."""
+"""Decoding of image files to arrays, cached on disk because it takes seconds."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fedtide.errors import InvalidInputError
 Pixels = NDArray[np.uint8]
 
 _DECODING = 2
-"""The version of what is in the cache: another number for other pixels of the same file."""
+"""The version of the cache's contents: change it when a file is decoded to other pixels."""
 
 
 def decode_images(images: Sequence[bytes | Image.Image | None]) -> Pixels:
     """Return the images as one array of shape (n, C, H, W): C is 1 for grey images, else 3.
 
-    Of 16 bits per channel the upper 8 are kept.
+    Of images with 16 bits per channel, the upper 8 bits are kept.
 
     Args:
         images: the contents of image files (PNG, JPEG, …), or images of Pillow, one per sample; the
@@ -64,8 +64,8 @@ def _open_image(content: bytes | Image.Image | None, number: int) -> Image.Image
     image = content if isinstance(content, Image.Image) else _read_image(content, number)
     if image.mode in ("I", "F"):
         raise InvalidInputError(
-            f"image: sample {number} has 32 bits per pixel (mode {image.mode}), of which nothing "
-            "says what is black and what is white; convert it to 8 bits, or give lists of numbers"
+            f"image: sample {number} has 32 bits per pixel (mode {image.mode}), whose values for "
+            "black and white are unknown; convert it to 8 bits, or give lists of numbers"
         )
     return image
 
@@ -110,7 +110,7 @@ def _write(entry: Path, pixels: Pixels) -> None:
     try:
         with open(descriptor, "wb") as file:
             np.save(file, pixels)
-        os.replace(draft, entry)  # closed: Windows renames no open file
+        os.replace(draft, entry)  # closed, because Windows cannot rename an open file
     except OSError:
         os.unlink(draft)
         raise

@@ -1,8 +1,8 @@
-"""Data sets whose samples belong to persons: FEMNIST, Shakespeare and Stack Overflow, by name.
+"""Data sets whose samples belong to people: FEMNIST, Shakespeare and Stack Overflow, by name.
 
-Each is read from the files in its folder in $FEDTIDE_DATA if there are any, else (not Stack
-Overflow, of which the hub has no established copy) from the Hugging Face hub, and becomes a table
-with the columns x (input), y (target) and client.
+Each is read from the files in its folder in $FEDTIDE_DATA if there are any, else from the Hugging
+Face hub (except Stack Overflow, of which the hub has no established copy), and becomes a table with
+the columns x (input), y (target) and client.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Columns = Mapping[str, Any]
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The characters of Shakespeare's plays in the order of LEAF (Caldas et al., 2018); the id of a
-character is its place, and that of all others is 80."""
+character is its position, and that of all others is 80."""
 
 WORDS = 10_000
-"""How many words of Stack Overflow have an id of their own (McMahan et al., 2018)."""
+"""The number of words of Stack Overflow with an id of their own (McMahan et al., 2018)."""
 
 LONGEST = 20
 """The length in words to which posts of Stack Overflow are cut."""
@@ -47,7 +47,7 @@ def load_natural(field: str, name: str, split: str) -> Columns:
         split: "train" or "test"; only Stack Overflow has a test split.
 
     Raises:
-        InvalidInputError: data that are not available, or that lack a column.
+        InvalidInputError: the data are not available, or lack a column.
     """
     if split != "train" and (name, split) != ("stackoverflow", "test"):
         raise InvalidInputError(
@@ -158,10 +158,10 @@ def encode_words(words: pa.ListArray, vocabulary: pa.StringArray) -> pa.ListArra
 def shift(
     sequences: pa.ListArray, longest: int
 ) -> tuple[pa.ListArray, pa.ListArray, NDArray[np.bool_]]:
-    """Return each sequence without its last element, without its first, and which have two.
+    """Return each sequence without its last and without its first element, and which were kept.
 
     Args:
-        sequences: of integers; shorter ones than two elements are left out.
+        sequences: of integers; those with fewer than two elements are left out.
         longest: the length to which sequences are cut first.
 
     >>> x, y, kept = shift(pa.array([[5, 6, 7, 8], [5]]), longest=3)

@@ -1,4 +1,4 @@
-"""Features and labels from Parquet files as Hugging Face writes them."""
+"""Features and labels from Parquet files in the format of Hugging Face."""
 
 from __future__ import annotations
 

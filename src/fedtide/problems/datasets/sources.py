@@ -1,4 +1,4 @@
-"""Tables from whatever holds them: arrays, data frames, data sets of other libraries, and files."""
+"""Tables from many sources: arrays, data frames, data sets of other libraries, and files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedtide.text_files import DAMAGE, has_rows, read_header, split_suffix, unre
 from fedtide.validation import expand_home
 
 _SUFFIXES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
-_READ_TWICE = 8  # items of a data set: a transform that acts on half of them shows in 255 of 256
+_READ_TWICE = 8  # items: a random transform of probability 1/2 is found in 255 of 256 cases
 _MISSING = pa.array(pyarrow.csv.ConvertOptions().null_values)  # such as "" and "NA"
 _KINDS = (
     "a mapping of arrays, a pandas, Polars or PyArrow table, a Hugging Face or PyTorch data set, "
@@ -41,8 +41,8 @@ class Table:
 
     Args:
         read: for each column, a function that returns it.
-        source: what the table is called in error messages.
-        index: the names of the index of a pandas table, which is no column.
+        source: the name of the table in error messages.
+        index: the names of a pandas table's index levels, which are not columns.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Table:
             name: of the column.
 
         Raises:
-            InvalidInputError: the column does not exist, lacks values, or holds something else
+            InvalidInputError: the column does not exist, lacks values, or holds something other
                 than numbers, text, images or lists of numbers.
         """
         if name not in self._read:
@@ -113,14 +113,14 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
     Args:
         field: the field that an error names.
         source: a mapping of arrays or tensors, a structured array of NumPy, a Polars, pandas or
-            PyArrow table (or one of a library that gives Arrow's), a Hugging Face `Dataset`, a
+            PyArrow table (or one of a library that exports to Arrow), a Hugging Face `Dataset`, a
             map-style PyTorch `Dataset`, a path, or text, see `_load_named`.
-        order: the names of the elements where rows are tuples, as those of a PyTorch data set.
+        order: the names of the elements if rows are tuples, as in a PyTorch data set.
         names: the column that names clients, if there is one: in tuples it comes last and may be
             missing, and in text files it is read as it is written ("007" is not 7).
 
     Raises:
-        InvalidInputError: something else, a file that cannot be read, or two columns of one name.
+        InvalidInputError: anything else, a file that cannot be read, or two columns of one name.
 
     >>> table = read_source("train", {"x": [[1.0], [2.0]], "y": ["a", "b"]}, order=())
     >>> table.column("inputs", "x").shape
@@ -135,7 +135,7 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
         return _table(source.items(), field)
     library = type(source).__module__.partition(".")[0]
     if library == "datasets" and getattr(source, "format", {}).get("type", "custom") != "custom":
-        source = to_arrow(field, source)  # only its items have had a transform of the user's
+        source = to_arrow(field, source)  # a user's transform would only apply to its items
     if isinstance(source, pl.LazyFrame):
         source = source.collect()
     if isinstance(source, pl.DataFrame):
@@ -160,7 +160,7 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
 
 
 def _instead_of(source: Any) -> str:
-    """Return what to give instead of something that is no table."""
+    """Return what to give instead of something that is not a table."""
     if isinstance(source, torch.utils.data.DataLoader):
         return "its data set, loader.dataset, as fedtide draws the minibatches"
     if type(source).__module__.partition(".")[0] == "pandas":
@@ -241,18 +241,18 @@ def _require_distinct(field: str, what: str, names: Sequence[str]) -> None:
 
 
 def _is_table(value: Any) -> bool:
-    """Return whether a value is a data set by itself, and no column of one."""
+    """Return whether a value is a data set itself, not a column of one."""
     kinds = (pl.DataFrame, pl.LazyFrame, torch.utils.data.Dataset)
     return isinstance(value, kinds) or hasattr(value, "column_names") or is_pandas(value)
 
 
 def _refuse_several(field: str, source: Mapping[Any, Any], names: Sequence[str]) -> None:
-    """Raise InvalidInputError if this is a mapping of data sets, of splits or of clients.
+    """Raise InvalidInputError if this is a mapping of data sets, by split or by client.
 
     Args:
         field: the field that an error names.
         source: the mapping.
-        names: of the columns that are used; a column may be a table of numbers.
+        names: of the columns that are used, any of which may be a table of numbers.
     """
     tables = [str(name) for name, value in source.items() if _is_table(value)]
     if not tables or len(tables) < len(source) or any(name in source for name in names):
@@ -302,7 +302,7 @@ def _read_arrow(field: str, path: Path, names: str | None, size: int, time: int)
 
 
 def _read_text(path: Path, names: str | None) -> pa.Table:
-    """Read delimited text, where what is empty is missing, and in numbers what says so, too.
+    """Read delimited text; empty fields are missing, and among numbers also fields such as "NA".
 
     Raises:
         ValueError: a column that is not UTF-8, among other errors of `DAMAGE`.
@@ -339,7 +339,7 @@ def _parse_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _parse_numbers(column: pa.ChunkedArray, decimal_comma: bool) -> pa.ChunkedArray:
-    """Return text as numbers if all of it are numbers, or say that one is missing.
+    """Return text as numbers if every value is a number or says that it is missing.
 
     Args:
         column: text.
@@ -357,10 +357,10 @@ def _parse_numbers(column: pa.ChunkedArray, decimal_comma: bool) -> pa.ChunkedAr
 def _refuse_random_items(field: str, data: Any) -> None:
     """Raise InvalidInputError if items of a map-style data set differ when they are read again."""
     size = 0 if isinstance(data, list | tuple) else len(data)
-    rows = range(0, size, -(-size // _READ_TWICE) or 1)  # of all parts: one class may be augmented
+    rows = range(0, size, -(-size // _READ_TWICE) or 1)  # spread out: one class may be augmented
     try:
         different = next((n for n in rows if fingerprint(data[n]) != fingerprint(data[n])), None)
-    except InvalidInputError:  # holds what has no fingerprint, which is no column either
+    except InvalidInputError:  # holds values without a fingerprint, which cannot be columns either
         return
     if different is not None:
         raise InvalidInputError(
@@ -378,7 +378,7 @@ def _collect_rows(field: str, data: Any, order: Sequence[str], least: int) -> di
         field: the field that an error names.
         data: the data set.
         order: the names of the parts of a tuple.
-        least: how many of these parts a tuple has at least.
+        least: the smallest number of parts that a tuple may have.
     """
     items: Iterator[Any] = (data[row] for row in range(len(data)))
     columns: dict[str, list[Any]] = {}
@@ -401,7 +401,7 @@ def _collect_rows(field: str, data: Any, order: Sequence[str], least: int) -> di
 
 
 def _refuse_parts(field: str, data: Any, order: Sequence[str]) -> None:
-    """Raise InvalidInputError if this is no list of samples, but one of columns or of data sets.
+    """Raise InvalidInputError if this is a list of columns or data sets instead of samples.
 
     Args:
         field: the field that an error names.

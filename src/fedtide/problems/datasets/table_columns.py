@@ -1,4 +1,4 @@
-"""Columns of a table: numbers, text, images or sequences, from whatever holds them."""
+"""Columns of a table: numbers, text, images or sequences, from many sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedtide.problems.datasets.image_decoding import decode_images
 
 Ints = NDArray[np.int64]
 
-_IMAGE_BYTES = "bytes"  # of the struct in which Hugging Face stores an image
+_IMAGE_BYTES = "bytes"  # the file, in the struct in which Hugging Face stores an image
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,18 +57,18 @@ class Ragged:
 
 
 Column = NDArray[Any] | Ragged
-"""One value per row, (n, ...): numbers, truth values, text (dtype object), uint8 images
-(n, C, H, W), or sequences of different lengths."""
+"""One value per row, (n, ...): numbers, booleans, text (dtype object), uint8 images (n, C, H, W),
+or sequences of different lengths."""
 
 
 def is_pandas(value: Any) -> bool:
-    """Return whether a value is a DataFrame of pandas, or of a library that extends it."""
+    """Return whether a value is a pandas DataFrame, or one of a library that extends pandas."""
     classes = ((cls.__module__.partition(".")[0], cls.__name__) for cls in type(value).__mro__)
     return ("pandas", "DataFrame") in classes
 
 
 def _join_columns(columns: Iterable[tuple[Any, Any]]) -> NDArray[Any]:
-    """Return columns of numbers, one per row each, side by side, (n, columns)."""
+    """Return columns with one number per row side by side, (n, columns)."""
     parts = []
     for name, values in columns:
         try:
@@ -124,7 +124,7 @@ def to_column(value: Any) -> Column:
     if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biuf":
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind == "S":
-        with suppress(UnicodeDecodeError):  # else no text
+        with suppress(UnicodeDecodeError):  # otherwise not text
             value = np.char.decode(value, "utf-8")
     return _from_objects(value)
 
@@ -176,7 +176,7 @@ def _from_objects(values: Any, from_pandas: bool = False) -> Column:
 
 
 def _join_arrays(arrays: Sequence[NDArray[Any]]) -> Column | None:
-    """Return arrays of numbers, one a row, as a column; None: they hold or are something else.
+    """Return arrays of numbers, one per row, as a column; None: they are not arrays of numbers.
 
     Arrays of up to two dimensions that differ in length are sequences.
     """
@@ -265,7 +265,7 @@ def _from_elements(values: pa.Array) -> NDArray[Any]:
 
 
 def _from_lists(values: pa.Array) -> Column:
-    """Return lists as an array if they are of one length, and as sequences otherwise."""
+    """Return lists as an array if they have the same length, otherwise as sequences."""
     sizes = pc.list_value_length(values).to_numpy().astype(np.int64)
     if len(sizes) and not sizes.min():
         raise _empty_list(int(sizes.argmin()))
@@ -280,7 +280,7 @@ def to_array(column: Column, length: int | None) -> tuple[NDArray[Any], NDArray[
 
 
 def to_ragged(column: Column) -> Ragged:
-    """Return sequences of one length, (n, L, ...), as sequences of different lengths."""
+    """Return sequences of one length, (n, L, ...), in the form for different lengths."""
     if isinstance(column, Ragged):
         return column
     rows, length = column.shape[:2]
@@ -311,7 +311,7 @@ def require_finite(field: str, name: str, values: NDArray[Any]) -> None:
     if values.dtype.kind != "f":
         return
     rows = values.reshape(len(values), -1)
-    with np.errstate(over="ignore", invalid="ignore"):  # sums need less memory than truth values
+    with np.errstate(over="ignore", invalid="ignore"):  # sums need less memory than masks
         suspects = np.flatnonzero(~np.isfinite(rows.sum(axis=1, dtype=np.float64)))
     wrong = suspects[~np.isfinite(rows[suspects]).all(axis=1)]
     if len(wrong):

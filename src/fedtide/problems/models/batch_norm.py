@@ -25,7 +25,7 @@ class RunningStatistics:
     Attributes:
         initial: the statistics of the network, by name; `num_batches_tracked` as a float.
         sample_mask: False for samples of the minibatch that are padding, (B,); None: no padding.
-        fewest_values: the fewest values per channel that a layer has had.
+        fewest_values: the smallest number of values per channel that a layer has had so far.
     """
 
     def __init__(self, initial: Params) -> None:
@@ -54,7 +54,7 @@ class RunningStatistics:
 
 
 class PureBatchNorm(nn.Module):
-    """A batch normalisation in training that leaves out padding and changes nothing in place.
+    """Batch normalisation in training that leaves out padding and changes nothing in place.
 
     With mean m, biased variance v and unbiased variance u of the n values of a channel,
 
@@ -89,7 +89,7 @@ class PureBatchNorm(nn.Module):
         return self._normalise_real(values, real.to(values.dtype)).to(x.dtype)
 
     def _normalise_all(self, x: Tensor) -> Tensor:
-        """Return all values normalised, by PyTorch's own function, which is faster."""
+        """Return all values normalised by PyTorch's own function, which is faster."""
         if self.tracks:
             variance, mean = torch.var_mean(x.detach(), [0, *range(2, x.dim())])
             self._record(mean, variance)
@@ -142,8 +142,8 @@ class PureBatchNorm(nn.Module):
 def replace_batch_norm(module: nn.Module) -> tuple[nn.Module, RunningStatistics | None]:
     """Replace layers that normalise over the minibatch by pure ones.
 
-    Layers with statistics that are in evaluation mode stay as they are: they normalise by these.
-    Returns the network, and what its layers share; None if none was replaced.
+    Layers in evaluation mode that have running statistics normalise by these and stay as they are.
+    Returns the network and the statistics that its layers share; None if none was replaced.
 
     >>> module, statistics = replace_batch_norm(nn.Sequential(nn.BatchNorm1d(2)))
     >>> sorted(statistics.initial)

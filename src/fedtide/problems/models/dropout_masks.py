@@ -11,7 +11,7 @@ from fedtide.problems.device_random import WORDS, words
 
 
 class DropoutMasks:
-    """The dropout masks of one forward pass, one for each layer or function that drops something.
+    """The dropout masks of one forward pass, one for each layer or function that applies dropout.
 
     Element e of the mask c is kept if the word of (key, c, e) is below (1 − p)·2³².
 
@@ -47,8 +47,8 @@ class DropoutMasks:
         Args:
             x: of any shape.
             p: the probability.
-            dims: for how many of its first dimensions there is one draw each, such as 2 for
-                channels, x[b, c]; None: for all.
+            dims: the number of leading dimensions with a draw for each index, such as 2 for
+                channels, x[b, c]; None: all.
         """
         self.used = True
         if p == 1:

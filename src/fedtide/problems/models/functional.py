@@ -40,12 +40,12 @@ from fedtide.problems.models.network_checks import (
 
 @dataclass(frozen=True)
 class _TrainingModule:
-    """The network for training, with what its layers share during a forward pass.
+    """The network for training, with the state that its layers share during a forward pass.
 
     Args:
         module: the network; its attention and batch normalisation are pure.
         masks: of its dropout.
-        functions: the context in which all other dropout is pure; None: it drops nothing.
+        functions: the context in which all other dropout is pure; None: there is no dropout.
         statistics: of its batch normalisation, if it has any.
     """
 
@@ -56,7 +56,7 @@ class _TrainingModule:
 
     @classmethod
     def of(cls, module: nn.Module, dtype: torch.dtype) -> _TrainingModule:
-        """Return a copy of a network for training in this dtype; its statistics keep theirs."""
+        """Return a copy of a network for training in this dtype; its statistics keep their own."""
         copied = copy.deepcopy(module)
         if not copied.training:  # a whole network is often left in evaluation mode by accident
             copied.train()
@@ -75,8 +75,8 @@ class FunctionalModel:
     """A `torch.nn.Module` as two functions of its parameters: for training and for evaluation.
 
     Parameters that do not require gradients keep their values, and so do the statistics of layers
-    in evaluation mode (`layer.eval()`), in which dropout is off. A network that is as a whole in
-    evaluation mode is trained as a whole. Tied parameters count once.
+    in evaluation mode (`layer.eval()`), which apply no dropout. A network that is in evaluation
+    mode as a whole is trained as a whole. Tied parameters count once.
 
     Args:
         module: the network, which is copied.
@@ -96,10 +96,10 @@ class FunctionalModel:
         example_output: what the network returns for the example in training.
 
     Raises:
-        InvalidInputError: the network does not take the arguments, changes them, its parameters or
-            buffers other than those of batch normalisation, or is no function of them, as it draws
-            random numbers outside dropout, attention and recurrent layers, counts its calls, or
-            reads parameters elsewhere than under their names; or see `check_network`.
+        InvalidInputError: the network does not accept the arguments; changes them, its parameters,
+            or buffers other than those of batch normalisation; or is not a function of them: it
+            draws random numbers outside dropout, attention and recurrent layers, counts its calls,
+            or reads parameters other than by their names; or see `check_network`.
 
     >>> net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     >>> model = FunctionalModel(net, (torch.ones(4, 3),))
@@ -175,7 +175,7 @@ class FunctionalModel:
     def module(self, params: Params, buffers: Params | None = None) -> nn.Module:
         """Return the network itself with these values, in evaluation mode.
 
-        Its `state_dict()` fits the original network, whose layers it has.
+        Its `state_dict()` fits the original network, as it has the same layers.
         """
         module = copy.deepcopy(self._evaluating)
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -214,10 +214,10 @@ class FunctionalModel:
         return (outputs, end) if self.buffers else outputs
 
     def _tied(self, params: Params) -> Params:
-        """Return the parameters under all names that they have in different layers.
+        """Return the parameters under all their names in different layers.
 
-        `functional_call` would also find both names of a layer that is used twice, and leave what
-        it sets in the network.
+        `functional_call` would also find both names of a layer that is used twice, and leave the
+        values that it sets in the network.
         """
         return params | {name: params[first] for name, first in self._ties.items()}
 
@@ -274,7 +274,7 @@ class FunctionalModel:
         if not are_close(outputs, again):
             raise InvalidInputError(
                 "model: it gives other outputs when it gets the same inputs again, so a step is "
-                "not reproducible; use nn.Dropout for what is random, and keep no counts"
+                "not reproducible; use nn.Dropout for randomness, and keep no counts"
             )
         for mode, tried in modules.items():
             refuse_changed_buffers(tried, buffers[mode], mode)
@@ -291,7 +291,7 @@ class FunctionalModel:
         example: Inputs,
         key: Tensor,
     ) -> None:
-        """Refuse a network that has kept something of its parameters, or keeps to its own ones.
+        """Refuse a network that caches values of its parameters, or ignores the given parameters.
 
         Args:
             training, evaluating: the network after passes with the initial parameters.
@@ -300,11 +300,11 @@ class FunctionalModel:
             key: of the dropout.
         """
         others = shift(self.params)
-        own = copy_network(module).train()  # merges nothing yet
+        own = copy_network(module).train()  # no parameters are merged yet
         for name, parameter in own.named_parameters():
             if name in others:
                 parameter.copy_(others[name])
-        own.eval()  # now: a layer may merge its parameters when its mode changes, as LoRA does
+        own.eval()  # only now: a layer may merge its parameters when its mode changes, as LoRA does
         args, kwargs = self._arguments(example, self._dtype)
         try:
             trained = [
@@ -312,13 +312,13 @@ class FunctionalModel:
                 for module in (training, self._training.copy())
             ]
             evaluated = [self._evaluate(evaluating, others, example), own(*args, **kwargs)]
-        except Exception:  # these parameters may be none for which the network is defined
+        except Exception:  # the network may be undefined for these parameters
             return
         if not (agree(*trained) and agree(*evaluated)):
             raise InvalidInputError(
                 "model: with other parameters its outputs are not those of a copy with these "
-                "parameters, because it keeps values computed from them, or reads them elsewhere "
-                "than under their names; compute outputs from attributes of the module in each "
+                "parameters, because it keeps values computed from them, or reads them other "
+                "than by their names; compute outputs from attributes of the module in each "
                 "forward pass"
             )
 
@@ -334,7 +334,7 @@ def cast_network(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     tensor(0.+1.j)
     """
     if not any(tensor.is_complex() for tensor in (*module.parameters(), *module.buffers())):
-        return module.to(dtype)  # which a network may override, to convert what it keeps besides
+        return module.to(dtype)  # a network may override it, to convert other things it keeps
     convert: dict[torch.dtype, Callable[[], nn.Module]] = {
         torch.float64: module.double,
         torch.float32: module.float,
@@ -345,8 +345,7 @@ def cast_network(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _find_ties(module: nn.Module) -> dict[str, str]:
-    """Return the further names of trainable parameters that several layers share, each with the
-    first one.
+    """Return, for each further name of a trainable parameter in several layers, its first name.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> net[1].weight = net[0].weight
@@ -393,13 +392,13 @@ def _cast(params: Params, dtype: torch.dtype) -> Params:
 
 
 def mixes_samples(loss: Callable[[Params, Tensor], Tensor], params: Params, count: int) -> bool:
-    """Return whether the loss of two samples depends on what a third one is, as padding.
+    """Return whether the loss of two samples depends on a third, such as padding.
 
     Args:
-        loss: given parameters, of a minibatch of these samples, (3,), the last of them padding.
-        params: the initial parameters; others near them are tried, too, as the last layer may start
-            at zero.
-        count: how many samples there are.
+        loss: of the parameters and a minibatch of these samples, (3,), the last of them padding.
+        params: the initial parameters; nearby ones are tried, too, as the last layer may start at
+            zero.
+        count: the number of samples.
     """
     for tried in (params, shift(params)):
         try:

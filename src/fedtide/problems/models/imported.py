@@ -19,9 +19,9 @@ from fedtide.problems.models.base import Model, Shape
 class Imported(Model):
     """Any network by import path; the working directory is searched first.
 
-    The class or function is called with the arguments of the file, so not every one will do: a
-    class must derive from `torch.nn.Module` or `Model`, and a function of an installed package must
-    be annotated to return one (`-> nn.Module`). Functions of your own modules need no annotation.
+    It is called with arguments from a file, so not everything is allowed: a class must derive from
+    `torch.nn.Module` or `Model`, and a function of an installed package must be annotated to return
+    one (`-> nn.Module`). Functions of your own modules need no annotation.
 
     Args:
         path: "package.module:Class" of a `torch.nn.Module`, a function that returns one, or a
@@ -76,7 +76,7 @@ class Imported(Model):
 
 
 def _makes_network(maker: Any) -> bool:
-    """Return whether a class, or a function as it is written, makes a network."""
+    """Return whether a class, or a function by its annotation or origin, makes a network."""
     if isinstance(maker, type):
         return issubclass(maker, nn.Module | Model)
     function = inspect.unwrap(maker)

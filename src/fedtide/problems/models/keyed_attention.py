@@ -13,7 +13,7 @@ from fedtide.problems.models.layer_replacement import replace_layers
 
 
 class KeyedAttention(nn.MultiheadAttention):
-    """`nn.MultiheadAttention` in training, with attention weights dropped by keyed masks.
+    """`nn.MultiheadAttention` in training, with keyed dropout masks for the attention weights.
 
     PyTorch's own layer draws these masks from the global generator.
 
@@ -38,7 +38,7 @@ class KeyedAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what `nn.MultiheadAttention` returns, see there."""
+        """Return the same as `nn.MultiheadAttention`, see there."""
         if is_causal and attn_mask is None:
             raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
         batched, transposed = query.dim() == 3, query.dim() == 3 and not self.batch_first
@@ -74,7 +74,7 @@ class KeyedAttention(nn.MultiheadAttention):
 
 
 def replace_attention(module: nn.Module, masks: DropoutMasks) -> nn.Module:
-    """Replace attention layers that drop something by keyed ones, and return the network.
+    """Replace attention layers with dropout by keyed ones, and return the network.
 
     Layers with `add_bias_kv` or `add_zero_attn`, and those in evaluation mode, stay.
 
@@ -98,7 +98,7 @@ def _split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return the scores with a mask added, or -inf where a mask of booleans is True."""
+    """Return the scores with a mask added, or -inf where a boolean mask is True."""
     if mask.dtype == torch.bool:
         return scores.masked_fill(mask, -math.inf)
     return scores + mask.to(scores.dtype)
@@ -109,7 +109,7 @@ def attention_weights(scores: Tensor, mask: Tensor | None) -> Tensor:
 
     Args:
         scores: of each query for each key, (..., queries, keys).
-        mask: added to the scores or, of booleans, True where a query may not attend to a key.
+        mask: added to the scores or, if boolean, True where a query may not attend to a key.
     """
     if mask is not None:
         scores = _masked(scores, mask)

@@ -19,8 +19,8 @@ from fedtide.problems.models.keyed_attention import attention_weights
 class KeyedFunctions(TorchFunctionMode):
     """A context in which dropout in training takes its masks from a source.
 
-    These are the functions of `REPLACEMENTS`, which layers call, too, those of recurrent networks
-    included. PyTorch's own ones draw the masks from the global generator.
+    It replaces the functions of `REPLACEMENTS`, which layers call as well, recurrent layers
+    included. PyTorch's own functions draw the masks from the global generator.
 
     Args:
         masks: the source of the masks.
@@ -31,7 +31,7 @@ class KeyedFunctions(TorchFunctionMode):
         self.masks = masks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return what the function returns."""
+        """Return the result of the function or of its replacement."""
         replacement = REPLACEMENTS.get(func)
         dropped = None if replacement is None else replacement(self.masks, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if dropped is None else dropped
@@ -47,13 +47,13 @@ def _dropout(
     channels: bool = False,
     unbatched: int | None = None,
 ) -> Tensor | None:
-    """Return what a function of `torch.nn.functional` returns; None: it drops nothing.
+    """Return the result of a dropout function of PyTorch; None: nothing is dropped.
 
     Args:
         masks: the source of the masks.
-        input, p, training, inplace: see there.
+        input, p, training, inplace: see `torch.nn.functional`.
         channels: whether whole channels are dropped.
-        unbatched: how many dimensions an input has that is taken for a single sample.
+        unbatched: the number of dimensions of an input that counts as a single sample.
     """
     if not (training and 0 < p <= 1):
         return None
@@ -74,7 +74,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
-    """Return what `scaled_dot_product_attention` returns; None: it drops nothing."""
+    """Return the result of `scaled_dot_product_attention`; None: nothing is dropped."""
     if not 0 < dropout_p <= 1 or (is_causal and attn_mask is not None):
         return None
     if enable_gqa:
@@ -94,15 +94,15 @@ def _attention(
 def _recurrent(
     masks: DropoutMasks, *args: Any, function: Callable[..., Any], **named: Any
 ) -> tuple[Tensor, ...] | None:
-    """Return what a function of recurrent layers returns, computed layer by layer with masks.
+    """Return the result of a function of recurrent layers, computed layer by layer with masks.
 
-    None: it drops nothing, its sequences are packed, or it is called by keywords.
+    None: nothing is dropped, the sequences are packed, or it is called with keywords.
 
     Args:
-        masks: the source of the masks, for what passes between the layers.
+        masks: the source of the masks, for the outputs passed from layer to layer.
         *args: of the function, which `nn.RNNBase` calls by position.
         function: of PyTorch.
-        **named: arguments of another call.
+        **named: keyword arguments, as in calls by others.
     """
     if named:
         return None
@@ -134,4 +134,4 @@ REPLACEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {
         for function in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
     },
 }
-"""What takes the place of each function; it returns None where the function drops nothing."""
+"""The replacement of each function; it returns None where nothing is dropped."""

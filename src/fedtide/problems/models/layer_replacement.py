@@ -1,4 +1,4 @@
-"""Replacing layers of a network by other ones."""
+"""Replacing layers of a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network of a run: from a name, a class, a function or a network to initial parameters."""
+"""The network of a run, built from a name, a class, a function or a network."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ModelLike = str | Mapping[str, Any] | Model | nn.Module | Callable[[], nn.Module
 
 
 def resolve_network(model: ModelLike) -> Model | nn.Module | Callable[[], nn.Module]:
-    """Return what makes the network.
+    """Return the object that makes the network.
 
     Raises:
-        InvalidInputError: an unknown name, something that makes no network, or a network that
-            cannot be trained, see `check_network`.
+        InvalidInputError: an unknown name, something that does not make a network, or a network
+            that cannot be trained, see `check_network`.
     """
     if isinstance(model, str | Mapping | Model):
         return resolve_model(model)
@@ -48,14 +48,14 @@ def build_network(
     """Return the network with its initial parameters, on the device, in `parameter_dtype`.
 
     Args:
-        model: what makes it; a network is copied.
+        model: the object that makes it; a network is copied.
         shape: of the first input of one sample, for networks whose layers depend on it.
-        outputs: how many numbers per sample such a network returns.
+        outputs: the number of outputs per sample of such a network.
         seed: of the initial parameters.
         device, dtype: of the run.
 
     Raises:
-        InvalidInputError: the network does not fit the shape, or a function returns none.
+        InvalidInputError: the network does not fit the shape, or a function does not return one.
     """
     module = _build(resolve_network(model), shape, outputs, seed)
     return cast_network(module.to(device), parameter_dtype(dtype))

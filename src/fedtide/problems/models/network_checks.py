@@ -1,4 +1,4 @@
-"""Checks of a network of the user's: what training as a pure function would silently change."""
+"""Checks of a user's network: what training as a pure function would silently drop or change."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Inputs = tuple[Tensor, ...]
 """The arguments of a network's `forward` for a minibatch; the first dimension is the sample."""
 
 Attributes = dict[str, int | float | Tensor]
-"""Numbers, tensors and lengths of lists that layers keep besides parameters and buffers."""
+"""Numbers, tensors and list lengths that layers keep in addition to parameters and buffers."""
 
 
 def check_network(module: nn.Module) -> None:
-    """Check what layers and parameters a network has, before it is copied.
+    """Check the layers and parameters of a network, before it is copied.
 
     Raises:
-        InvalidInputError: lazy layers without sizes, or something that has no effect on a function
-            of parameters: gradient hooks, wrappers, gradients scaled by counts of the minibatch; or
-            complex parameters.
+        InvalidInputError: lazy layers without sizes; complex parameters; or features that do not
+            work in a function of parameters: gradient hooks, wrappers, and gradients scaled by
+            counts of the minibatch.
     """
     if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
         raise InvalidInputError(
@@ -63,7 +63,7 @@ def check_network(module: nn.Module) -> None:
 
 
 def has_dropout(module: nn.Module) -> bool:
-    """Return whether any layer in training mode may drop something, if the input leads to it."""
+    """Return whether any layer in training mode may apply dropout, if the input reaches it."""
     return any(
         layer.training
         and (
@@ -75,7 +75,7 @@ def has_dropout(module: nn.Module) -> bool:
 
 
 def warn_of_idle_dropout(module: nn.Module) -> None:
-    """Warn if dropout is off in a part, as it is in a pretrained network inside another one."""
+    """Warn if dropout is off in a part of the network, such as a pretrained one inside it."""
     idle = [
         name
         for name, layer in module.named_modules()
@@ -83,8 +83,8 @@ def warn_of_idle_dropout(module: nn.Module) -> None:
     ]
     if module.training and idle:
         _logger.warning(
-            "model: layer %r is in evaluation mode and drops nothing, like all layers of networks "
-            "from from_pretrained; if it is to drop, call .train() on the network",
+            "model: layer %r is in evaluation mode, so it drops nothing, like all layers of "
+            "networks from from_pretrained; to enable dropout, call .train() on the network",
             idle[0],
         )
 
@@ -107,8 +107,8 @@ def _check_parameter(name: str, parameter: Tensor) -> None:
 def refuse_hidden_parameters(run: Callable[[], Any], known: Iterable[Tensor]) -> None:
     """Refuse a network that computes outputs from parameters other than those that it is given.
 
-    Such a network reads its parameters elsewhere than under their names, or recomputes parts of the
-    outputs in the backward pass, when its own parameters have taken the place of those given.
+    Such a network reads its parameters other than by their names, or recomputes parts of the
+    outputs in the backward pass, when its own parameters have replaced the given ones again.
 
     Args:
         run: a forward pass with the given parameters.
@@ -120,7 +120,7 @@ def refuse_hidden_parameters(run: Callable[[], Any], known: Iterable[Tensor]) ->
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks(_RECOMPUTES):
             outputs = run()
-    except Exception as error:  # a user's code may raise anything; what is no checkpoint, later
+    except Exception as error:  # a user's code may raise anything; other errors recur later
         if _RECOMPUTES in str(error):
             raise InvalidInputError(
                 "model: it recomputes or moves what the backward pass needs "
@@ -152,7 +152,7 @@ def find_parameter(outputs: Any, known: Iterable[Tensor]) -> str | None:
 
 
 def _leaves(outputs: Any) -> Iterator[Tensor]:
-    """Yield the tensors without a history that require gradients and outputs depend on."""
+    """Yield the leaf tensors that require gradients and on which outputs depend."""
     tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
     yield from (tensor for tensor in tensors if tensor.is_leaf)
     nodes: list[Any] = [tensor.grad_fn for tensor in tensors]
@@ -185,7 +185,7 @@ def read_attributes(module: nn.Module) -> Attributes:
                 found[name] = value.clone()
             elif isinstance(value, list):
                 found[name] = len(value)
-            elif type(value) in (int, float):  # no truth values: layers may note a first pass
+            elif type(value) in (int, float):  # not bool: layers may record a first pass
                 found[name] = value
     return found
 
@@ -201,7 +201,7 @@ def refuse_changes(before: Attributes, after: Attributes) -> None:
             raise InvalidInputError(
                 f"model: every forward pass changes its attribute {name!r}, such as a count, a "
                 "mean or a time, which clients, and training and evaluation, would not share; "
-                "compute outputs from parameters and inputs alone, and keep notes for yourself in "
+                "compute outputs from parameters and inputs alone, and keep records of your own in "
                 "a dictionary"
             )
 
@@ -220,7 +220,7 @@ def is_alike(one: Any, other: Any) -> bool:
 
 
 def are_close(first: Any, second: Any, rtol: float = 1e-3) -> bool:
-    """Return whether two outputs or losses are equal up to rounding, as far as they have values."""
+    """Return whether two outputs or losses are equal up to rounding, apart from meta tensors."""
     pairs = _pair(first, second)
     return pairs is not None and all(
         torch.allclose(a, b, rtol=rtol, atol=rtol / 1e3, equal_nan=True)
@@ -245,7 +245,7 @@ def agree(first: Any, second: Any) -> bool:
 
 
 def _pair(first: Any, second: Any) -> list[tuple[Tensor, Tensor]] | None:
-    """Return the tensors of two outputs side by side; None if they differ in number or shape."""
+    """Return the tensors of two outputs in pairs; None if they differ in number or shape."""
     one, other = (
         [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor) and not leaf.is_meta]
         for part in (first, second)
@@ -259,7 +259,7 @@ def _largest(tensor: Tensor) -> float:
 
 
 def shift(params: Params) -> Params:
-    """Return parameters near these, of which hardly any is zero, to try a network once more.
+    """Return parameters near these, hardly any of them zero, for another trial of a network.
 
     Layers often start at zero, which hides what they would compute.
 
@@ -299,7 +299,7 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
     if one.is_meta:  # it has no values
         return True
     if one.layout is torch.strided:
-        known = one == one  # NaN, as of what is not yet known, equals itself
+        known = one == one  # NaN, as for values not yet known, equals itself
         return torch.equal(known, other == other) and torch.equal(one[known], other[known])
     one, other = (_to_coordinates(tensor) for tensor in (one, other))
     return torch.equal(one.indices(), other.indices()) and torch.equal(one.values(), other.values())
@@ -319,8 +319,8 @@ def refuse_impure(field: str, given: Inputs, what: str) -> Iterator[None]:
 
     Args:
         field: whose code runs in this context; the message begins with it.
-        given: what it may not change.
-        what: what the message calls that.
+        given: the tensors that it may not change.
+        what: their name in the message.
 
     Raises:
         InvalidInputError: it was changed, or random numbers were drawn.
@@ -357,13 +357,13 @@ def refuse_impure(field: str, given: Inputs, what: str) -> Iterator[None]:
 
 
 def count_changes(tensors: Iterable[Tensor]) -> list[int]:
-    """Return how often each tensor was changed in place; inference tensors do not count it."""
+    """Return how often each tensor was changed in place; inference tensors do not count this."""
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 @contextmanager
 def shape_errors(example: Inputs, names: tuple[str | None, ...]) -> Iterator[None]:
-    """Turn any error of a network's trial run into one that says what it was given."""
+    """Turn any error of a network's trial run into one that names its inputs."""
     try:
         yield
     except InvalidInputError:
@@ -381,7 +381,7 @@ def shape_errors(example: Inputs, names: tuple[str | None, ...]) -> Iterator[Non
 
 
 def _shape_hint(reason: str, example: Inputs, names: tuple[str | None, ...]) -> str:
-    """Return what may help against the error of a network that was given these inputs."""
+    """Return advice for the error of a network that was given these inputs."""
     if "attention_mask" in names and "mask" in reason:
         return (
             "its argument attention_mask got 1 where a sequence is not padded and 0 where it is; "

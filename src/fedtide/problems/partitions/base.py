@@ -1,4 +1,4 @@
-"""The contract of a partition, and the two ways to say which samples each client holds."""
+"""The contract of a partition, and of shards, which say which samples each client holds."""
 
 from __future__ import annotations
 
@@ -147,10 +147,10 @@ class StoredShards(Shards):
 
 
 def _refuse_blanks(field: str, column: str, names: Names) -> None:
-    """Check that no two names are equal but for blanks: they look alike, and audits read them so.
+    """Check that no two names are equal but for blanks, since audits would read them as the same.
 
     Raises:
-        InvalidInputError: there are two.
+        InvalidInputError: two names are.
     """
     known: dict[str, str] = {}
     for name in map(str, names.tolist()):
@@ -202,7 +202,7 @@ class Partition(ABC):
     """A rule that divides the training samples among clients (a frozen dataclass)."""
 
     shares_samples: ClassVar[bool] = False
-    """Whether clients may hold the same samples; then N may exceed the number of samples."""
+    """Whether clients may hold the same samples; N may then exceed the number of samples."""
     needs_labels: ClassVar[bool] = False
     """Whether it divides samples by their class, so that every sample must have one."""
 

@@ -160,11 +160,10 @@ class SingleClass(Partition):
 class Natural(Partition):
     """Creates one client per distinct value of a column, such as writers, devices or hospitals.
 
-    Client n is the n-th of the sorted values, and is called by that value in logs, traces and
-    results.
+    Client n is the n-th of the sorted values, which is its name in logs, traces and results.
 
     Args:
-        column: a column of train.parquet beside the image ("label" gives one client per class).
+        column: a column of train.parquet other than the image ("label": one client per class).
 
     Raises:
         InvalidInputError: the column is missing, N is not the number of its distinct values, or a
@@ -195,7 +194,7 @@ class Natural(Partition):
 
 
 def _divide(samples: int, weights: NDArray[np.float64]) -> Ints:
-    """Return the owner of each sample when a row is cut into pieces proportional to `weights`."""
+    """Return the owner of each sample in a sequence cut into pieces proportional to `weights`."""
     if not weights.sum() > 0:
         weights = np.ones(len(weights))
     cumulated = np.cumsum(weights)
@@ -237,7 +236,7 @@ def _assign(labels: Ints, forced: Ints, bounds: Ints) -> Ints:
 
 
 def _find_smallest(heap: list[tuple[int, int]], sizes: list[int]) -> int:
-    """Return the client of least (size, id); entries of clients that have grown are updated."""
+    """Return the client with the smallest (size, id); outdated heap entries are updated."""
     size, client = heap[0]
     while size != sizes[client]:
         heapq.heapreplace(heap, (sizes[client], client))

@@ -1,4 +1,4 @@
-"""A partition for millions of clients, whose samples are computed instead of stored."""
+"""A partition for millions of clients, whose samples are computed rather than stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedtide.problems.partitions.base import NO_COLUMNS, Columns, Ints, Partitio
 from fedtide.randomness import random_words
 from fedtide.validation import require_at_least
 
-_BLOCK = 2**16  # clients whose samples are computed together
+_BLOCK = 2**16  # how many clients' samples are computed together
 
 
 @configurable

@@ -1,4 +1,4 @@
-"""Division of the samples by a partition, with checks of what it gives."""
+"""Division of the samples by a partition, with checks of the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def split(
     seed: int,
     columns: Columns,
 ) -> Shards:
-    """Return which client holds which samples; every client holds one at least.
+    """Return which client holds which samples; every client holds at least one.
 
     Raises:
         InvalidInputError: the samples cannot be divided like this, or a client gets none.
@@ -44,7 +44,7 @@ def check_partition(clients: int, partition: Partition | Any) -> None:
     """Check a number of clients and a partition.
 
     Raises:
-        InvalidInputError: fewer than one client, or something that divides no samples.
+        InvalidInputError: fewer than one client, or something that is not a partition.
     """
     if clients < 1:
         raise InvalidInputError(f"clients: {clients} clients; give at least 1")

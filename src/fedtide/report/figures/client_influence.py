@@ -1,4 +1,4 @@
-"""Figures of what each client counts: weights of updates, and the objective minimised."""
+"""Figures of how much each client counts: weights of updates, and the objective minimised."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _REFERENCE: dict[str, Any] = {
 
 
 def influence_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
-    """Return each client's influence, and the weights of updates by rate and over time.
+    """Return figures of each client's influence, and of weights of updates by rate and over time.
 
     Methods whose weights do not tell how much clients count are left out.
     """
@@ -82,7 +82,7 @@ def influence_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
 
 
 def _keep_telling(groups: Groups) -> Groups:
-    """Return the methods whose weights tell how much each client counts, for updates used."""
+    """Return the methods that used updates and whose weights tell how much each client counts."""
     return {
         method: group
         for method, group in groups.items()
@@ -155,7 +155,7 @@ def draw_weights(panel: Axes, groups: Groups, styles: Styles) -> None:
 def _draw_weights_over_time(groups: Groups, styles: Styles) -> Figure | None:
     key = participation_key(next(iter(groups.values()))[0])
     alike = {m: group[0] for m, group in groups.items() if participation_key(group[0]) == key}
-    first = max(  # others drop updates
+    first = max(  # others may drop updates
         alike.values(), key=lambda run: run.clients["participation"].sum()
     )
     clients = _typical_clients(first)
@@ -198,7 +198,7 @@ def _typical_clients(run: LoadedRun) -> list[int]:
 
 
 def _average_neighbours(rounds: NDArray[np.int64], values: Floats) -> tuple[Floats, Floats]:
-    """Return the means of neighbouring entries, at most 60 points."""
+    """Return the means of groups of neighbouring entries, at most 60 points."""
     parts = np.array_split(np.arange(len(rounds)), min(60, max(1, len(rounds))))
     parts = [part for part in parts if len(part)]
     return (

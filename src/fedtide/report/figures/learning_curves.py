@@ -1,4 +1,4 @@
-"""Figures of what is learnt: metrics over the rounds, and the metrics of the clients."""
+"""Figures of what is learnt: metrics over the rounds, and metrics of the clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fedtide.report.summary import (
 
 _NAMES = {"test_accuracy": "test accuracy", "loss": "training loss, mean over clients"}
 _BINS = 10
-"""The most groups of clients of similar participation rate."""
+"""The largest number of groups of clients with similar participation rates."""
 _CUT = " The axis leaves out the lowest values."
 _RARELY = (
     " Groups with less than half a participation per client are drawn at half a participation, as "
@@ -48,7 +48,7 @@ _FITTED = (
 
 
 def learning_figures(groups: Groups, styles: Styles, share: float) -> list[ReportFigure]:
-    """Return the learning curves of the metrics that all runs have: on test samples, and the loss.
+    """Return learning curves of the loss and of the test metrics that all runs have.
 
     Args:
         groups: the runs of each method.
@@ -77,7 +77,7 @@ def learning_figures(groups: Groups, styles: Styles, share: float) -> list[Repor
 
 
 def _leaves_out_low_values(panel: Axes) -> bool:
-    """Return whether a curve goes on below the axis."""
+    """Return whether a curve continues below the lower limit of the axis."""
     values = np.concatenate([np.asarray(line.get_ydata()) for line in panel.get_lines()])
     return bool((values[np.isfinite(values)] < panel.get_ylim()[0]).any())
 
@@ -87,7 +87,7 @@ def _name(metric: str) -> str:
 
 
 def _capitalise(text: str) -> str:
-    """Return the text with a capital at its beginning; names such as AUROC stay as they are."""
+    """Return the text with its first letter in upper case; the rest stays as it is."""
     return text[:1].upper() + text[1:]
 
 
@@ -123,7 +123,7 @@ def draw_curves(
 
 
 def _scale_values(panel: Axes, metric: str, curves: Sequence[Floats], is_lower: bool) -> None:
-    """Show shares in per cent and positive values to be lowered on a logarithmic axis.
+    """Show shares in per cent, and positive values that are better when lower on a log axis.
 
     Args:
         panel: with the curves.
@@ -134,7 +134,7 @@ def _scale_values(panel: Axes, metric: str, curves: Sequence[Floats], is_lower: 
     values = np.concatenate(curves)
     if is_share(metric) and ((values >= 0) & (values <= 1)).all():
         panel.yaxis.set_major_formatter(PercentFormatter(1.0))
-        if values.size and not is_lower:  # the first rounds are cut off, where most is gained
+        if values.size and not is_lower:  # cut off the first rounds, where most is gained
             low = min(float(np.quantile(curve, 0.15)) for curve in curves if len(curve))
             panel.set_ylim(max(0.0, low - 0.02), min(1.0, panel.get_ylim()[1]))
     elif is_lower and (values > 0).all():
@@ -158,9 +158,9 @@ def _values(run: LoadedRun, metric: str, share: float) -> Floats:
 
 
 def client_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
-    """Return the metric of the clients by participation rate, and its distribution over them.
+    """Return figures of a client metric by participation rate, and of its distribution.
 
-    Methods of which a run has no value of it, because it diverged, are left out.
+    Methods are left out if a run has no value of the metric because it diverged.
     """
     columns = {client_metric(run) for group in groups.values() for run in group}
     if len(columns) != 1 or None in columns:
@@ -205,7 +205,7 @@ def _has_absent_clients(groups: Groups) -> bool:
 
 
 def _personalised_figure(groups: Groups, styles: Styles, column: str, name: str) -> ReportFigure:
-    """Return what clients gain when they fine-tune the final model, by participation rate."""
+    """Return a figure of clients' gains from fine-tuning the final model, by participation rate."""
     sign = -1 if lower_is_better(groups, column) else 1
     gain = sign * (pl.col(f"personalised_{column}") - pl.col(column))
     gained = {
@@ -247,10 +247,10 @@ def _draw(groups: Groups, styles: Styles, column: str, curve: _Curve, x: str, y:
 def _curve_by_rate(group: Sequence[LoadedRun], column: str) -> tuple[Floats, Floats]:
     bins = min(_BINS, *(len(_client_values(run, column)) for run in group))
     found = [bin_by_rate(run, column, bins) for run in group]
-    least = [0.5 / run.ended for run in group]  # rate 0 on a logarithmic axis
+    least = [0.5 / run.ended for run in group]  # in place of rate 0 on a logarithmic axis
     rates = [np.maximum(x, low) for (x, _), low in zip(found, least, strict=True)]
     values = np.mean([y for _, y in found], axis=0)
-    # clients of one rate are one group: which of them come first is arbitrary
+    # clients of equal rate form one group, because their order is arbitrary
     distinct, group_of = np.unique(np.mean(rates, axis=0).round(12), return_inverse=True)
     return distinct, np.bincount(group_of, values) / np.bincount(group_of)
 
@@ -261,11 +261,11 @@ def _client_values(run: LoadedRun, column: str) -> pl.Series:
 
 
 def _distribution(group: Sequence[LoadedRun], column: str) -> tuple[Floats, Floats]:
-    """Return values, and the share of the clients that are at most each, which begins with 0."""
+    """Return values, and for each the share of the clients that are at most that; starts with 0."""
     ordered = [np.sort(_client_values(run, column)) for run in group]
     steps = max(map(len, ordered))
     k = np.arange(1, steps + 1)
-    # Of n values, the (k / steps)-quantile is the smallest that so many are at most.
+    # The (k / steps)-quantile: the smallest value that at least this share does not exceed.
     values = np.mean([one[-(-k * len(one) // steps) - 1] for one in ordered], axis=0)
     chosen, thin = thin_out(values)
     return np.append(thin[:1], thin), np.append(0.0, (chosen + 1) / steps)

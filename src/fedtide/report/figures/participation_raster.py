@@ -15,8 +15,8 @@ from fedtide.report.figures import ReportFigure
 from fedtide.report.loading import Groups, LoadedRun
 from fedtide.report.summary import unique_participation
 
-_BINS = 200  # of the rounds, for cohort sizes
-_MOST = 4  # participations shown
+_BINS = 200  # of rounds, in the figure of cohort sizes
+_MOST = 4  # distinct participations shown
 
 
 def participation_figures(groups: Groups) -> list[ReportFigure]:
@@ -76,7 +76,7 @@ def _draw_sizes(sizes: NDArray[np.int64]) -> Figure:
 def _bin_rounds(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """Return where bins of rounds begin, and the least, mean and greatest value in each.
 
-    The last entry is the end of the last bin, with its values again.
+    The last entry is the end of the last bin, and repeats its values.
     """
     bins = np.array_split(values, min(_BINS, len(values)))
     bins.append(bins[-1])

@@ -18,9 +18,9 @@ _MOST_PROBLEMS = 8  # in one figure
 
 
 def comparison_figure(runs: Sequence[LoadedRun]) -> Figure:
-    """Return how the methods learn, who took part in the first run, and the weights of clients.
+    """Return a figure of learning curves, participation in the first run, and clients' weights.
 
-    Each problem has a row of panels, and a figure shows the first eight problems.
+    Each problem has a row of panels; only the first eight problems are shown.
     """
     found = split_by_problem(runs)
     problems = [(name, group_by_method(group)) for name, group in found[:_MOST_PROBLEMS]]

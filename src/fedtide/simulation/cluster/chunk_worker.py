@@ -1,7 +1,7 @@
-"""What travels between a run and its workers, and what a worker does with it.
+"""The messages between a run and its workers, and what a worker does with them.
 
-A worker prepares the problem once. In a round it gets what all clients share (`RoundStart`: the
-model, above all) and, for each chunk, who trains and from which step on (`ChunkOrder`). It plans
+A worker prepares the problem once. In each round it gets what all clients share (`RoundStart`,
+mainly the model) and, for each chunk, who trains and from which step on (`ChunkOrder`). It plans
 the minibatches itself, since they are a function of the seed, the client and the step.
 """
 
@@ -45,10 +45,10 @@ class WorkerSetup:
     """What a worker needs to know before the first round.
 
     Args:
-        experiment: of the run, as `training_part` returns it.
+        experiment: the part of the run's experiment that `training_part` returns.
         trainer: the trainer's name; never "auto", since all workers must compute alike.
-        threads: of PyTorch, as in the process of the run.
-        process: its other settings.
+        threads: the number of PyTorch threads in the process of the run.
+        process: other settings of that process.
         versions: of Python and the libraries there.
         fingerprints: of the data and the code there.
     """
@@ -62,12 +62,12 @@ class WorkerSetup:
 
     @property
     def key(self) -> Any:
-        """What is equal for runs whose chunks the same workers can train."""
+        """A key that is equal for runs whose chunks the same workers can train."""
         return content_key(self.experiment), self.trainer, self.threads, self.process
 
     @classmethod
     def of_run(cls, experiment: Experiment, trainer: TrainerName) -> WorkerSetup:
-        """Return the setup with which a worker computes what this process would."""
+        """Return the setup with which a worker computes the same as this process."""
         part = training_part(experiment)
         threads, prints = torch.get_num_threads(), fingerprint_experiment(part)
         process = ProcessSettings.current()
@@ -79,9 +79,9 @@ class RoundStart:
     """What the chunks of a round share.
 
     Args:
-        instructions: with the model as an array and without corrections.
+        instructions: the fields of `Instructions`, with the model as an array, without corrections.
         lr: γ_t.
-        buffers: where the buffers of all clients start, shape (d_b,); None: no shared ones.
+        buffers: the initial buffers of all clients, shape (d_b,); None: they share none.
     """
 
     instructions: dict[str, Any]
@@ -96,9 +96,9 @@ class ChunkOrder:
     Args:
         clients: who trains, shape (S,).
         steps_taken: how many local steps each has taken before, shape (S,).
-        weights: a_n in the dtype of the model, shape (S,), if Σ a_n Δ_n is wanted; None: the rows.
+        weights: a_n in the model's dtype, shape (S,), to return Σ a_n Δ_n; None: return each Δ_n.
         correction: of each client's gradients, shape (S, d); None: zero.
-        buffers: where each client's own buffers start, shape (S, d_b); None: all share one.
+        buffers: each client's own initial buffers, shape (S, d_b); None: no own ones.
     """
 
     clients: NDArray[np.int64]
@@ -113,11 +113,11 @@ class TrainedChunk:
     """What a worker returns.
 
     Args:
-        deltas: the updates, shape (S, d); None if their sum was wanted and all are finite.
-        total: Σ a_n Δ_n, shape (d,), otherwise None.
+        deltas: the updates, shape (S, d); None if their sum was asked for and all are finite.
+        total: Σ a_n Δ_n, shape (d,), if `deltas` is None; otherwise None.
         gradients: the reported ones, shape (S, d); None unless asked for.
-        buffers: the clients' buffers, shape (S, d_b); None without buffers.
-        seconds: that the chunk took.
+        buffers: the clients' buffers, shape (S, d_b); None: there are none.
+        seconds: how long the chunk took.
     """
 
     deltas: Floats | None
@@ -128,14 +128,14 @@ class TrainedChunk:
 
 
 class ChunkWorker:
-    """Trains chunks as the process of the run would: with the same bits.
+    """Trains chunks with the same results, bit for bit, as the process of the run would.
 
     Args:
-        setup: what is trained.
+        setup: what is trained, and how.
 
     Raises:
-        InvalidInputError: another version, other data or code than in the process of the run, data
-            that are missing, or no compiler where the run compiles.
+        InvalidInputError: the node has other versions, data or code than the process of the run,
+            lacks the data, or has no compiler although the run compiles.
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
@@ -198,7 +198,7 @@ class ChunkWorker:
 
 
 def training_part(experiment: Experiment) -> Experiment:
-    """Return an experiment with those fields alone that say how a chunk trains."""
+    """Return an experiment that keeps only the fields that affect how a chunk trains."""
     return Experiment(
         problem=experiment.problem,
         participation=Full(),
@@ -236,8 +236,8 @@ def _check_versions(wanted: Mapping[str, str]) -> None:
 def _check_fingerprints(wanted: Fingerprints, here: Fingerprints) -> None:
     """Check that data and code are those of the run.
 
-    Code that travelled has no file here: that of a notebook, and of a script, which is `__main__`
-    there; the modules that a script imports were loaded here.
+    Code of a notebook or script (`__main__` there) was sent here and has no file, so it is left
+    out; modules that a script imports have been imported here, too, and are compared.
     """
     own = {name: sha for name, sha in here["code"].items() if name != "__main__"}
     for name in wanted["code"].keys() - own.keys() - {"__main__"}:
@@ -255,7 +255,7 @@ def _check_fingerprints(wanted: Fingerprints, here: Fingerprints) -> None:
 
 @contextmanager
 def _named_node() -> Iterator[None]:
-    """Name the node in errors of this context."""
+    """Name the node in errors raised in this context."""
     try:
         yield
     except InvalidInputError as error:

@@ -28,12 +28,12 @@ _SHARED = [field.name for field in fields(Instructions) if field.name != "correc
 
 
 class ClusterRound:
-    """Trains the chunks of a round on workers, with the results of `LocalRound`, bit for bit.
+    """Trains the chunks of a round on workers, with the same results as `LocalRound`, bit for bit.
 
     Args:
         local: of the run; its planner counts the steps that clients take on the workers.
         pool: the workers.
-        weigh: says which chunks may come back as sums, see `Algorithm.weigh`.
+        weigh: says which chunks may come back as sums; see `Algorithm.weigh`.
     """
 
     def __init__(self, local: LocalRound, pool: WorkerPool, weigh: Weigh) -> None:
@@ -45,9 +45,9 @@ class ClusterRound:
         """Train chunks, several at a time; yield their updates, or their sums, in order.
 
         Args:
-            chunks: how they train, and who.
+            chunks: the instructions and the cohort of each chunk.
             lr: γ_t.
-            buffers: of the run; None where there are none.
+            buffers: of the run; None: there are none.
         """
         sent: deque[_Sent] = deque()
         for trained in self._pool.train(self._orders(chunks, lr, buffers, sent)):
@@ -58,7 +58,7 @@ class ClusterRound:
     def _orders(
         self, chunks: Iterator[Chunk], lr: float, buffers: Buffers | None, sent: deque[_Sent]
     ) -> Iterator[tuple[Any, ChunkOrder]]:
-        """Yield what is sent to the workers, and keep what is needed when it comes back."""
+        """Yield what is sent to the workers; add to `sent` what is needed when it comes back."""
         shares_buffers = buffers is not None and buffers.values.dim() == 1
         shared = to_array(buffers.values) if buffers is not None and shares_buffers else None
         first: Instructions | None = None
@@ -90,8 +90,8 @@ class _Sent:
     """What is known of a chunk before it has trained.
 
     Args:
-        updates: without deltas.
-        weights: of the sum that is asked for; None: the updates are.
+        updates: the updates without deltas.
+        weights: a_n if Σ a_n Δ_n is asked for; None: the updates are.
     """
 
     updates: ClientUpdates
@@ -113,7 +113,7 @@ class _Sent:
 
 
 def _is_alike(instructions: Instructions, first: Instructions) -> bool:
-    """Return whether two chunks differ in nothing but their corrections."""
+    """Return whether the instructions of two chunks differ in nothing but their corrections."""
     return all(
         getattr(instructions, name) is getattr(first, name)
         if name == "model"
@@ -123,6 +123,6 @@ def _is_alike(instructions: Instructions, first: Instructions) -> bool:
 
 
 def _to_plain(instructions: Instructions) -> dict[str, Any]:
-    """Return what chunks share of their instructions, with the model as an array."""
+    """Return the part of the instructions that chunks share, with the model as an array."""
     plain = {name: getattr(instructions, name) for name in _SHARED}
     return plain | {"model": to_array(instructions.model)}

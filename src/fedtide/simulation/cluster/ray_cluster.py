@@ -1,4 +1,4 @@
-"""A Ray cluster as a run sees it."""
+"""A Ray cluster from the perspective of a run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RayCluster:
         self._key: Any = None
 
     def start_workers(self, experiment: Experiment, trainer: TrainerName) -> WorkerPool:
-        """Return workers that use this trainer, those of the run before if they can train this one.
+        """Return workers that use this trainer.
 
-        Otherwise these end.
+        The workers of the previous run are reused if they can train this one; otherwise they end.
 
         Raises:
             InvalidInputError: no node has room for a worker.
@@ -51,10 +51,11 @@ class RayCluster:
 
 @contextmanager
 def open_cluster(address: str | None, workers: int | None) -> Iterator[RayCluster | None]:
-    """Yield the cluster at an address, whose workers end with the context; None without one.
+    """Yield the cluster at an address, or None without one; its workers end with the context.
 
     Raises:
-        InvalidInputError: workers without a cluster, Ray is not installed, or no cluster answers.
+        InvalidInputError: `workers` is given without a cluster, Ray is not installed, or no cluster
+            answers.
     """
     if workers is not None:
         require_at_least("workers", workers, 1)

@@ -23,9 +23,9 @@ _HINT = "start a cluster with `ray start --head` and give the address that it pr
 
 @contextmanager
 def connect_ray(address: str, field: str = "ray") -> Iterator[Any]:
-    """Yield the module `ray`, connected to the cluster at `address`, without its log.
+    """Yield the module `ray`, connected to the cluster at `address`, with its log turned off.
 
-    A connection that the process already has is used, and kept.
+    If the process is already connected, this connection is used, and stays open.
 
     Args:
         address: HOST:PORT of the head, a ray:// address, or "auto".
@@ -56,7 +56,7 @@ def connect_ray(address: str, field: str = "ray") -> Iterator[Any]:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Put the handler of SIGTERM back, also after an error: Ray's own aborts the process."""
+    """Restore the handler of SIGTERM, even after an error: Ray's own aborts the process."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -87,7 +87,7 @@ def _check_cluster(address: str, field: str) -> None:
     except subprocess.TimeoutExpired as error:
         failed, said = True, error.stderr or b""
     if failed and b"InvalidAuthToken" in said:
-        # Ray never sends a token to an address of one's own unless it is told to.
+        # Unless told to, Ray sends no token to an address that the user gives.
         raise InvalidInputError(
             f"{field}: the cluster at {address!r} asks for a token; set RAY_AUTH_MODE=token, with "
             "the cluster's token in ~/.ray/auth_token"

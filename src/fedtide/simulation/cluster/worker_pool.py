@@ -23,19 +23,19 @@ from fedtide.simulation.cluster.chunk_worker import (
 _logger = logging.getLogger("fedtide")
 
 MAX_ATTEMPTS = 3
-"""How often a chunk may lose its worker, and a worker its process while it starts."""
-_QUEUED = 2  # chunks a worker has: one in training, and one that has arrived meanwhile
+"""How often a chunk may lose its worker, and a starting worker its process."""
+_QUEUED = 2  # chunks per worker: one in training, and one that arrives meanwhile
 _AHEAD = 4  # chunks per worker that may wait for an earlier one
-_START_SECONDS = 180.0  # until some worker must answer
+_START_SECONDS = 180.0  # within which some worker must answer
 _POLL_SECONDS = 1.0
 
 
 @dataclass
 class _PendingChunk:
-    """A chunk on its way.
+    """A chunk that has not been returned yet.
 
     Args:
-        number: in the order in which chunks were drawn.
+        number: its position in the order in which chunks were drawn.
         start: the reference to the `RoundStart`.
         order: the chunk.
         attempts: how often it was sent to a worker.
@@ -53,8 +53,8 @@ class _Worker:
 
     Args:
         actor: its handle.
-        ready: the reference that tells that it is prepared.
-        chunks: those that it has, by the references to what it returns.
+        ready: a reference that resolves once it is prepared.
+        chunks: the chunks that it has, by the references to its results.
     """
 
     actor: Any
@@ -67,11 +67,11 @@ class WorkerPool:
 
     Args:
         ray: the module, connected.
-        setup: what is trained.
+        setup: what is trained, and how.
         workers: how many; None: as many as fit into the cluster.
 
     Attributes:
-        training_seconds: how long chunks have trained, summed over the workers.
+        training_seconds: the time that chunks have trained, summed over the workers.
 
     Raises:
         InvalidInputError: no node has room for a worker, or the problem cannot be sent to one.
@@ -108,7 +108,7 @@ class WorkerPool:
         self._starting, self._workers = [], []
 
     def put(self, thing: Any) -> Any:
-        """Return a reference to something that all workers may read; each node gets it once."""
+        """Return a reference to an object that all workers may read; each node gets it once."""
         return self._ray.put(thing)
 
     def train(self, orders: Iterator[tuple[Any, ChunkOrder]]) -> Iterator[TrainedChunk]:
@@ -138,7 +138,7 @@ class WorkerPool:
                     trained |= self._receive(waiting)
                 else:
                     return
-        finally:  # nobody waits for what an error has left behind
+        finally:  # after an error, no one waits for the chunks that are left
             for worker in self._workers:
                 worker.chunks.clear()
 
@@ -153,7 +153,7 @@ class WorkerPool:
             chunk.attempts += 1
 
     def _receive(self, waiting: deque[_PendingChunk]) -> dict[int, TrainedChunk]:
-        """Wait for something to happen; return the chunks that have been trained, by number."""
+        """Wait for any worker to answer; return the chunks that have been trained, by number."""
         if not self._workers:
             with activity(STARTING_WORKERS):
                 self._await_worker()
@@ -194,9 +194,9 @@ class WorkerPool:
                 self._welcome(reference)
 
     def _welcome(self, reference: Any) -> None:
-        """Add a worker that says it is prepared, or replace it if it was lost.
+        """Add a worker that reports that it is prepared, or replace it if it was lost.
 
-        After an error it counts as starting, so that `close` ends it.
+        If it reports an error, it still counts as starting, so that `close` ends it.
         """
         worker = next(worker for worker in self._starting if worker.ready == reference)
         try:
@@ -249,7 +249,7 @@ class WorkerPool:
 
 
 class _WorkerActor:
-    """A worker as Ray runs it: what cannot start raises when it prepares."""
+    """A worker as Ray runs it; problems at the start are raised by `prepare`."""
 
     def prepare(self, setup: WorkerSetup) -> None:
         """Prepare the problem."""
@@ -264,9 +264,9 @@ class _WorkerActor:
 
 @contextmanager
 def _errors_that_travel() -> Iterator[None]:
-    """Raise an error that cannot be pickled, as a user's own may be, as a RuntimeError.
+    """Raise an error that cannot be pickled, such as a user's own, as a RuntimeError.
 
-    Ray would report the worker as lost.
+    Otherwise Ray would report the worker as lost.
     """
     from ray import cloudpickle
 
@@ -294,13 +294,13 @@ def _put_setup(ray: Any, setup: WorkerSetup) -> Any:
     """Return a reference to the setup.
 
     Raises:
-        InvalidInputError: something of the user's in it cannot be pickled.
+        InvalidInputError: a user's object in it cannot be pickled.
     """
     try:
         return ray.put(setup)
     except ray.exceptions.RayError:  # such as a store without room
         raise
-    except Exception as error:  # Ray's own message holds all data
+    except Exception as error:  # Ray's own message contains all data
         raise InvalidInputError(
             "cluster: the model, the loss or the data cannot be sent to the workers "
             f"({first_line(error.__cause__ or error, 150)}); leave out what cannot be pickled, "
@@ -309,7 +309,7 @@ def _put_setup(ray: Any, setup: WorkerSetup) -> Any:
 
 
 def _cause(ray: Any, error: Any) -> BaseException:
-    """Return what was raised in a worker, without Ray's wrapping."""
+    """Return the error raised in a worker, without Ray's wrapping."""
     cause = error.cause
     if isinstance(cause, ray.exceptions.RaySystemError):
         reason = first_line(cause).removeprefix("System error: ")

@@ -1,4 +1,4 @@
-"""Operations written in others that TorchInductor compiles to faster C++.
+"""Operations rewritten in terms of others that TorchInductor compiles to faster C++.
 
 Each takes the arguments of the operation that it replaces in a captured graph, and returns
 `NotImplemented` where it would gain nothing.
@@ -18,27 +18,28 @@ from fedtide.training.trainers._graph_capture import in_memory, onednn_product
 from fedtide.training.trainers._memory_formats import memory_format
 
 _MOST_TERMS = 16
-"""Sums of up to so many terms are written out; more would take long to compile."""
+"""Sums of up to this many terms are unrolled; longer ones would take long to compile."""
 _MOST_SUMS = 320
-"""Products of matrices with up to so many numbers are sums along their rows."""
+"""Matrix products with up to this many entries are computed as one sum per entry."""
 _MOST_ROWS = 16
-"""Products with up to so many rows, or columns, have a sum for each; more exceed the registers."""
+"""Products with up to this many rows, or columns, are computed row by row, or column by column, all
+side by side; more would exceed the registers."""
 _CACHE_BYTES = 2**15
-"""These rows are read for every column, and so must stay in a core's first cache."""
+"""The rows of such a product are read for every column, so they must fit into a core's L1 cache."""
 _PRECISE = (torch.float32, torch.float64)
-"""Whose products are not faster on hardware of their own."""
+"""Types for whose products processors have no dedicated matrix units."""
 _SHORT_SUM = 256
-"""Up to so many terms, what follows a sum takes longer than what is saved in it."""
+"""With few entries, each a sum of up to this many terms, computing row by row does not pay."""
 _ONEDNN_PRODUCTS = 2**21
-"""Products of matrices of fewer multiplications take oneDNN longer to prepare than it saves."""
+"""Matrix products of fewer multiplications take oneDNN longer to prepare than it saves."""
 _WORTH_A_COPY = 64
-"""With so many columns, or rows, a product takes longer than to copy the other matrix."""
+"""From this many columns, or rows, on, oneDNN saves more than copying the other matrix costs."""
 _MOST_PIXELS = 32
-"""Windows of up to so many pixels are written out."""
+"""Windows of up to this many pixels are unrolled."""
 
 
 def cpu_operations(clients: int) -> dict[Any, Callable[..., Any]]:
-    """Return by operation what takes its place in a block of so many stacked clients.
+    """Return the replacement of each operation in a block of this many stacked clients.
 
     Args:
         clients: S; 0: one client, not stacked.
@@ -55,15 +56,15 @@ def cpu_operations(clients: int) -> dict[Any, Callable[..., Any]]:
 
 
 def _sum_products(clients: int, a: Tensor, b: Tensor) -> Any:
-    """Return a product of matrices for each client, if each number in it sums few terms, or if
-    it has few rows, columns or numbers.
+    """Return one matrix product per client, if its sums have few terms or it has few rows, columns
+    or entries.
 
-    Few terms are the samples of a minibatch, for instance. The compiler fuses their sum with what
-    follows: the gradient of a layer is then subtracted from its weights where it is computed, and
-    never written. Few rows are the samples, too, and few columns ten classes: their sums are
-    computed side by side, so each weight is read once for all of them. Few numbers are samples by
-    classes; a library for products of matrices prepares longer for them than the sums take. Other
-    products, such as those of every head of an attention, gain nothing.
+    Few terms: for instance, a sum over the samples of a minibatch. The compiler fuses it with what
+    follows, so that a layer's gradient is subtracted from the weights where it is computed and
+    never written to memory. Few rows (samples, too) or columns (such as ten classes): their sums
+    are computed side by side, so that each weight is read once for all of them. Few entries
+    (samples by classes): a matrix library takes longer to prepare than the sums take. Other
+    products, such as those of each attention head, gain nothing.
     """
     rows, terms, columns = a.shape[1], a.shape[2], b.shape[2]
     if a.shape[0] != clients or not terms or not a.is_floating_point():
@@ -76,9 +77,9 @@ def _sum_products(clients: int, a: Tensor, b: Tensor) -> Any:
         if columns < rows and _has_few_rows(b.transpose(1, 2), a.transpose(1, 2)):
             return torch.stack(_sum_by_row(b.transpose(1, 2), a.transpose(1, 2)), 2)
         if rows <= columns and _has_few_rows(a, b):
-            # Weights in memory row by row, b transposed, have been written in a loop as long as
-            # that of these sums. Both in one would need the minibatches of two steps, too many for
-            # a cache, so the first column is summed apart.
+            # If b is the transpose of weights stored row by row, the loop that wrote them is as
+            # long as that of these sums. If the compiler fused both, the loop would need the
+            # minibatches of two steps, too many for a cache, so the first column is summed apart.
             parts = (b,) if b.is_contiguous() else (b[:, :, :1], b[:, :, 1:])
             return torch.cat([torch.stack(_sum_by_row(a, part), 1) for part in parts], 2)
     if few_numbers:
@@ -87,7 +88,7 @@ def _sum_products(clients: int, a: Tensor, b: Tensor) -> Any:
 
 
 def _products(clients: int, a: Tensor, b: Tensor) -> Any:
-    """Return products of matrices as `_sum_products` does, or that of one client with oneDNN."""
+    """Return matrix products as `_sum_products` does, or for a single client with oneDNN."""
     found = _sum_products(clients, a, b)
     if found is NotImplemented and len(a) == clients == 1:
         found = _multiply_by_onednn(a[0], b[0])
@@ -96,7 +97,7 @@ def _products(clients: int, a: Tensor, b: Tensor) -> Any:
 
 
 def _product(a: Tensor, b: Tensor) -> Any:
-    """Return a product of two matrices as `_sum_products` does, or with oneDNN."""
+    """Return the product of two matrices as `_sum_products` does, or with oneDNN."""
     product = _sum_products(1, a[None], b[None]) if a.dtype in _PRECISE else NotImplemented
     return _multiply_by_onednn(a, b) if product is NotImplemented else product[0]
 
@@ -114,8 +115,8 @@ def _product_and_bias(
 def _multiply_by_onednn(a: Tensor, b: Tensor) -> Any:
     """Return a product of two larger matrices where oneDNN is faster than MKL.
 
-    It takes the rows of a and the columns of b from memory one after another. To copy them there
-    takes as long as is saved in the product with some fifty columns, or rows.
+    oneDNN needs contiguous rows of a and columns of b. Copying a matrix to make them so takes as
+    long as the product saves if the other one has some fifty columns, or rows.
     """
     (rows, terms), columns = a.shape, b.shape[1]
     if not devices.mkl_lacks_avx512() or a.dtype != torch.float32:
@@ -130,7 +131,7 @@ def _multiply_by_onednn(a: Tensor, b: Tensor) -> Any:
 
 
 def _has_few_rows(a: Tensor, b: Tensor) -> bool:
-    """Return whether the sums for each row of a, (S, n, k), are computed faster side by side."""
+    """Return whether the products of a's rows, (S, n, k), are faster computed side by side."""
     row_bytes = a.shape[2] * a.element_size()
     cached = b.is_contiguous() or a.shape[1] * row_bytes <= _CACHE_BYTES
     return 1 < a.shape[1] <= _MOST_ROWS and cached and a.dtype in _PRECISE
@@ -151,9 +152,9 @@ def _sum_bias_apart(
     bias_sizes: list[int] | None,
     *settings: Any,
 ) -> Any:
-    """Return the gradients of a convolution, that of its bias as a sum which the compiler writes.
+    """Return the gradients of a convolution; that of its bias is a sum that the compiler generates.
 
-    oneDNN adds up the pixels in a loop of its own, which takes longer.
+    oneDNN adds up the pixels in a separate loop, which takes longer.
     """
     *others, (images, kernel, bias) = settings
     if not bias:
@@ -176,8 +177,8 @@ def _select_by_window(
 ) -> Any:
     """Return the gradient of the maximum over windows that do not overlap, pixel by pixel.
 
-    The compiler would add the gradient of each window to one of its pixels, a number at a time.
-    Here every pixel looks again which of its window is the maximum, many pixels at once.
+    The compiler would add each window's gradient to one of its pixels, one number at a time. Here
+    every pixel checks again whether it is the maximum of its window, many pixels at once.
     """
     height, width = images.shape[-2:]
     rows, columns = window if len(window) == 2 else window * 2
@@ -191,11 +192,11 @@ def _select_by_window(
     pixels = [tiles[..., i, :, j] for i in range(rows) for j in range(columns)]
     largest, place = pixels[0], torch.zeros_like(pixels[0])
     for k, pixel in enumerate(pixels[1:], start=1):
-        larger = (pixel > largest) | (pixel != pixel)  # the first of equal ones; or NaN
+        larger = (pixel > largest) | (pixel != pixel)  # the first of equal maxima; or NaN
         largest = torch.where(larger, pixel, largest)
         place = torch.where(larger, float(k), place)
     if memory_format(images) == torch.channels_last:
-        # each window's gradient is read for all of its pixels, many channels at once
+        # each window's gradient is repeated for all of its pixels, many channels at once
         gradient = in_memory(gradient.contiguous(memory_format=torch.channels_last))
     places = torch.arange(rows * columns, device=images.device).view(rows, 1, columns)
     chosen = in_memory(place)[..., :, None, :, None] == places
@@ -215,10 +216,10 @@ def _normalise_groups(
 ) -> Any:
     """Return group normalisation, the means and the inverse standard deviations, (N, G).
 
-    The compiler would treat the channels of a group together, which are often fewer than fit into a
-    register. Here all sums are over the pixels of each channel, and small products of matrices
-    carry them to the groups and back; so one number that is not finite spoils all groups of its
-    sample.
+    The compiler would process the channels of a group together, often fewer than fit into a
+    register. Here all sums run over the pixels of a channel, and small matrix products with a
+    membership matrix carry them to the groups and back; so a single number that is not finite
+    spoils all groups of its sample.
     """
     if x.dim() < 3 or not pixels:
         return NotImplemented
@@ -276,7 +277,7 @@ def _group_gradients(
 
 
 def _membership(x: Tensor, channels: int, groups: int) -> Tensor:
-    """Return which channels belong to which groups, 0 or 1, shape (C, G)."""
+    """Return the membership matrix of channels in groups, entries 0 or 1, shape (C, G)."""
     group = torch.arange(channels, device=x.device) // (channels // groups)
     found: Tensor = group[:, None] == torch.arange(groups, device=x.device)
     return found.to(_precise(x).dtype)
@@ -287,10 +288,10 @@ def _weighted(to_groups: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def _precise(tensor: Tensor) -> Tensor:
-    """Return the tensor in float32 if its numbers are shorter: sums need it."""
+    """Return the tensor, in float32 if its dtype is less precise, as sums need that."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _per_pixel(factors: Tensor, x: Tensor) -> Tensor:
-    """Return factors of channels, (N, C), to be multiplied with x, (N, C, ...)."""
+    """Return factors per channel, (N, C), reshaped to multiply x, (N, C, ...)."""
     return factors.reshape(*factors.shape, *(1,) * (x.dim() - 2))

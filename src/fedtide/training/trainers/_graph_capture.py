@@ -1,12 +1,12 @@
 """Capturing what a function of tensors does as a graph, to run it again without tracing.
 
-`torch.func` traces every call: which operations the gradient of a stacked model amounts to. For
+On every call, `torch.func` traces which operations make up the gradient of a stacked model. With
 models as small as those of federated learning, tracing takes longer than the operations.
 
-This module alone uses private interfaces of PyTorch: `make_fx` and the node metadata of FX graphs
-(`capture`), TorchInductor's entry point for graphs (`compile_graph`), and the arguments of its
-kernels. Each falls back to what it was given when anything in them fails, the first two with one
-warning: then training is slower, not different.
+Private interfaces of PyTorch are used in this module only: `make_fx` and the node metadata of FX
+graphs (`capture`), TorchInductor's entry point for graphs (`compile_graph`), and the arguments of
+its kernels. If anything in them fails, each function returns what it was given, the first two with
+one warning: training is then slower, not different.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Operations = Mapping[Any, Callable[..., Any]]
 _marks_pointers: ContextVar[bool] = ContextVar("marks_pointers", default=False)
 
 _DROPPING = ("attention", "rnn", "lstm", "gru", "rrelu")
-"""Operations that draw random numbers only if their dropout is positive, which the trial of a model
-refuses."""
+"""Operations that draw random numbers only with positive dropout; the check of a model refuses
+that."""
 
 _RESHAPES = ("aten.expand.default", "aten.view.default", "aten._unsafe_view.default")
 
@@ -54,10 +54,10 @@ def capture(
     function itself is raised.
 
     Args:
-        function: what is captured.
+        function: the function to capture.
         examples: tensors of the shapes that it takes.
-        operations: functions that take the place of operations; where one returns
-            `NotImplemented`, the operation stays. None: every operation stays.
+        operations: functions that replace operations; where one returns `NotImplemented`, the
+            operation stays. None: every operation stays.
 
     >>> double = capture(lambda x: (x + x,), [torch.zeros(2)])
     >>> double(torch.ones(2))
@@ -66,20 +66,20 @@ def capture(
     try:
         return _captured(function, examples, operations)
     except Exception as error:
-        function(*examples)  # raises if the function is at fault
+        function(*examples)  # raises if the function itself is at fault
         _warn(f"local steps are not captured and run slower: {first_line(error)}")
         return function
 
 
 def in_memory(tensor: Tensor) -> Tensor:
-    """Return the tensor, which a compiler then computes once, and not wherever it is used.
+    """Return the tensor so that a compiler computes it once, rather than wherever it is used.
 
-    A view by strides needs the numbers in memory.
+    It is a strided view, which needs its numbers in memory.
 
     >>> in_memory(torch.arange(3))
     tensor([0, 1, 2])
     """
-    # The compiler takes the strides for those of the memory that the tensor is a part of.
+    # The compiler applies the strides to the whole storage that the tensor may be a part of.
     if tensor.storage_offset() or tensor.stride() != torch.empty_like(tensor).stride():
         tensor = tensor.clone()
     return tensor.as_strided(tensor.shape, tensor.stride())
@@ -87,11 +87,10 @@ def in_memory(tensor: Tensor) -> Tensor:
 
 @cache
 def onednn_product() -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Return an operation of compiled graphs that multiplies matrices with oneDNN; None: there is
-    none.
+    """Return an operation of compiled graphs that multiplies matrices with oneDNN, or None.
 
-    Its arguments are a matrix of float32 and the transpose of another, both contiguous.
-    TorchInductor calls oneDNN only for weights that do not change.
+    Its arguments are a float32 matrix and the transpose of another, both contiguous. TorchInductor
+    itself calls oneDNN only for constant weights.
     """
     try:
         from torch._inductor.ir import TensorBox
@@ -121,7 +120,7 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def has_constants(graph: TensorFunction) -> bool:
-    """Return whether a function contains tensors of its own, as one that is no graph may.
+    """Return whether a graph holds tensors of its own; true of a function that is not a graph.
 
     >>> one = torch.ones(2)
     >>> [has_constants(capture(f, [one])) for f in (lambda x: (x + one,), lambda x: (x + x,))]
@@ -136,8 +135,8 @@ def has_constants(graph: TensorFunction) -> bool:
 def draws_random_numbers(graph: TensorFunction) -> bool:
     """Return whether a graph has operations that draw from a random generator.
 
-    Every run of the graph draws further numbers, and other ones than the function that was
-    captured, whose seeding leaves no trace in the graph.
+    Every run of such a graph draws new numbers, different from those of the captured function:
+    capturing does not record that the function seeds its generator.
 
     >>> one = torch.ones(2)
     >>> functions = (lambda x: (torch.rand_like(x),), lambda x: (x + x,))
@@ -159,7 +158,7 @@ def draws_random_numbers(graph: TensorFunction) -> bool:
 def compile_graph(graph: TensorFunction, examples: list[Tensor]) -> TensorFunction:
     """Return the graph compiled by TorchInductor, or the graph itself if that fails.
 
-    On a CPU it becomes one C++ function, which runs outside the interpreter's lock.
+    On a CPU it becomes a single C++ function that runs without the interpreter's lock.
 
     Args:
         graph: as `capture` returns it.
@@ -184,7 +183,7 @@ def compile_graph(graph: TensorFunction, examples: list[Tensor]) -> TensorFuncti
 
 @contextmanager
 def _compiling(graph: Any, examples: list[Tensor]) -> Iterator[None]:
-    """Let one process compile a graph, and all others, also later ones, find it in the cache."""
+    """Let one process compile a graph; all others, even later ones, find it in the cache."""
     shapes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in examples]
     identity = f"{graph.code} {shapes} {torch.get_num_threads()}"
     name = hashlib.sha256(identity.encode()).hexdigest()[:32]
@@ -197,11 +196,11 @@ def _compiling(graph: Any, examples: list[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def _unaliased_pointers() -> Iterator[None]:
-    """Let the C++ compiler know which pointers of a kernel point to memory of their own.
+    """Tell the C++ compiler which pointers of a kernel have no alias.
 
     It may then keep in registers what a loop reads again and again, such as the factors of a
-    gradient; otherwise every number that the loop writes could be one of them. TorchInductor does
-    not say so. If its interface has changed, kernels are compiled as it writes them.
+    gradient; otherwise any number that the loop writes could be one of them. TorchInductor does not
+    declare this. If its interface has changed, kernels are compiled as it generates them.
     """
     with suppress(ImportError, AttributeError):
         _extend_kernel_arguments()
@@ -214,7 +213,7 @@ def _unaliased_pointers() -> Iterator[None]:
 
 @cache
 def _extend_kernel_arguments() -> None:
-    """Let TorchInductor mark pointers, in threads that ask for it."""
+    """Patch TorchInductor to mark pointers without aliases, in threads that ask for it."""
     from torch._inductor.codegen.common import KernelArgs
 
     arguments: Any = KernelArgs
@@ -233,9 +232,9 @@ def _extend_kernel_arguments() -> None:
 
 
 def _mark_unaliased(kernel: Any, definitions: list[str], names: list[str]) -> list[str]:
-    """Return the definitions of a kernel's arguments, with `__restrict__` where memory is its own.
+    """Return the definitions of a kernel's arguments, with `__restrict__` on those without alias.
 
-    The parts of a tensor that is joined from several are other arguments in the same memory.
+    The parts of a concatenated tensor are further arguments in the same memory.
     """
     from torch._inductor.virtualized import V
 
@@ -243,7 +242,7 @@ def _mark_unaliased(kernel: Any, definitions: list[str], names: list[str]) -> li
         {_owner(V.graph, alias) for alias in _names_in_kernel(kernel, name)} for name in names
     ]
     if any(not owner.isdisjoint(V.graph.mutated_inputs) for owner in owners):
-        return definitions  # inputs may share memory; if one of them is written, that matters
+        return definitions  # inputs may share memory, which matters if one is written to
     count = Counter(name for owner in owners for name in owner)
     return [
         definition.replace("* ", "* __restrict__ ")
@@ -254,13 +253,13 @@ def _mark_unaliased(kernel: Any, definitions: list[str], names: list[str]) -> li
 
 
 def _names_in_kernel(kernel: Any, name: str) -> list[str]:
-    """Return all names of a tensor that takes the place of others in their memory."""
+    """Return all names of a tensor, several if it reuses the memory of others."""
     names: list[str] = getattr(kernel.inplace_buffers.get(name), "other_names", [name])
     return names
 
 
 def _owner(graph: Any, name: str) -> str:
-    """Return the name of the tensor in whose memory this one lies."""
+    """Return the name of the tensor in whose memory this one is."""
     from torch._inductor.ir import MutationLayoutSHOULDREMOVE, NonOwningLayout
 
     while (buffer := graph.try_get_buffer(name)) is not None:
@@ -281,25 +280,25 @@ def _captured(
     from torch.fx.graph import CodeGen
 
     keep_compiled()
-    # Shapes are enough, and the compiler wants all of them from one mode.
+    # Shapes are enough; the compiler requires all fake tensors to come from one mode.
     with _without_log():
         trace = make_fx(function, operations, tracing_mode="fake", _allow_non_fake_inputs=True)
         module = trace(*examples)
     _remove_no_ops(module.graph)
     if operations is not None:
         _move_to_front(module.graph)
-    else:  # a compiler arranges memory itself
+    else:  # a compiler chooses memory layouts itself
         align_images(module.graph)
         add_in_place(module.graph)
         _reshape_views(module.graph)
-    module.graph.set_codegen(CodeGen())  # takes the tensors as they are: nothing is nested
+    module.graph.set_codegen(CodeGen())  # takes a flat list of tensors: nothing is nested
     module.recompile()
     return module
 
 
 @contextmanager
 def _without_log() -> Iterator[None]:
-    """Keep PyTorch from logging an error with its traceback, which is raised or warned of here."""
+    """Keep PyTorch from logging errors with traceback; the caller raises or warns of them."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
@@ -318,11 +317,11 @@ def _remove_no_ops(graph: Any) -> None:
 
 
 def _move_to_front(graph: Any) -> None:
-    """Do first what does not depend on the first input, the start model: gather the minibatches.
+    """Move to the front what does not depend on the first input, the start model: minibatches.
 
-    The compiler fuses only what is near. Rows from all over the data come in faster if those of
-    several steps are read together. From the first operation on that writes into a tensor, as a
-    user's loss may, the order stays.
+    The compiler fuses only neighbouring operations, and rows scattered over the data are read
+    faster if those of several steps are read together. From the first operation on that writes to a
+    tensor, as a user's loss may, the order stays.
     """
     first, *others = graph.find_nodes(op="placeholder")
     dependent = {first}
@@ -340,7 +339,7 @@ def _move_to_front(graph: Any) -> None:
 
 
 def _reshape_views(graph: Any) -> None:
-    """Reshape where the graph has a view, which is no view for the strides of some real tensors."""
+    """Replace views by reshapes, as the strides of some real tensors do not allow a view."""
     views = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
     for node in graph.nodes:
         if node.target in views:
@@ -348,7 +347,7 @@ def _reshape_views(graph: Any) -> None:
 
 
 def _find_equal(node: Any) -> Any:
-    """Return the earlier node whose value this one repeats; None: it does something."""
+    """Return the earlier node whose value this one repeats, or None."""
     source = node.args[0] if node.op == "call_function" and node.args else None
     if not isinstance(source, torch.fx.Node):
         return None

@@ -1,8 +1,8 @@
-"""Gradients that are products of matrices, added to the weights in place.
+"""Gradients that are matrix products, added to the weights in place.
 
-The gradient of a linear layer with the weights W is a product of matrices, A B, that sums over the
-samples of a minibatch. A local step W + γ A B as captured writes A B to memory, reads it again and
-writes new weights. A library for products of matrices can add γ A B to W where it computes it.
+The gradient of a linear layer with weights W is a matrix product A B that sums over the samples of
+a minibatch. As captured, a local step W + γ A B writes A B to memory, reads it back and writes new
+weights. A matrix library can instead add γ A B to W as it computes the product.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _aten = torch.ops.aten
 
 
 def add_in_place(graph: Any) -> None:
-    """Add products of matrices to the weights of stacked clients in place.
+    """Add matrix products to the weights of stacked clients in place.
 
-    Only memory that the graph itself has written, and does not read again, is overwritten.
+    Overwrites only memory that the graph itself has written and does not read again.
 
     Args:
         graph: as captured, with the shape of each node; it is changed.
@@ -40,7 +40,7 @@ def add_in_place(graph: Any) -> None:
 
 
 def _join_products(graph: Any) -> None:
-    """Make one operation of a product of matrices and its addition to the weights."""
+    """Join each matrix product and its addition to the weights into one operation."""
     for node in list(graph.nodes):
         product, others = _split_step(node)
         if product is None:
@@ -51,7 +51,7 @@ def _join_products(graph: Any) -> None:
             for other in others:
                 stacked |= other.meta["val"].dim() == 3
                 weights = graph.call_function(_aten.addcmul.default, (weights, other, factor))
-            if not stacked:  # in the first step all clients have the same
+            if not stacked:  # in the first step all clients share their weights
                 shape = [*node.meta["val"].shape]
                 weights = graph.call_function(_aten.expand.default, (weights, shape))
             a, b = product.args
@@ -63,10 +63,10 @@ def _join_products(graph: Any) -> None:
 
 
 def _split_step(node: Any) -> tuple[Any, list[Any]]:
-    """Return A B and the terms besides it if the node is W + γ (A B + ...), otherwise None.
+    """Return A B and the terms added to it if the node is W + γ (A B + ...), otherwise None.
 
-    A network or a loss may hold such operations, too: with a factor for each column, with another
-    `value`, with terms that are numbers or a product that is repeated, which are left as they are.
+    Similar operations of a network or a loss are left as they are: with one factor per column, with
+    another `value`, with terms that are numbers, or with a repeated product.
     """
     if node.target is not _aten.addcmul.default or node.kwargs or node.args[2].meta["val"].dim():
         return None, []

@@ -1,7 +1,7 @@
-"""One memory format for the images that a captured operation goes through.
+"""One memory format for all images that a captured operation reads.
 
-Where a network flattens images that are channels-last, their gradient comes back contiguous. An
-operation that goes through both takes ten times as long as one whose images have one format.
+Where a network flattens channels-last images, their gradient comes back contiguous. An operation
+that reads both formats takes ten times as long as one whose images share a format.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 
 def align_images(graph: Any) -> None:
-    """Give all images of an operation the memory format of those that it returns.
+    """Give all images that a pointwise operation reads the memory format of those it returns.
 
     The values do not change.
 
@@ -36,7 +36,7 @@ def align_images(graph: Any) -> None:
 
 
 def memory_format(images: Any) -> torch.memory_format | None:
-    """Return the memory format of images; None: of neither, of both, or no images."""
+    """Return the memory format of images; None: neither or both formats, or not images."""
     if not isinstance(images, torch.Tensor) or images.dim() != 4:
         return None
     formats = (torch.contiguous_format, torch.channels_last)

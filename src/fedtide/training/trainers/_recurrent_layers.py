@@ -1,4 +1,4 @@
-"""Recurrent layers in operations that stack over clients.
+"""Recurrent layers made of operations that can be stacked over clients.
 
 PyTorch's own recurrent layers change tensors in place, which `torch.func.vmap` cannot stack.
 """
@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 States = tuple[Tensor, ...]
-"""h of a layer, (B, H); of an LSTM, (h, c)."""
+"""The state of a layer: h, shape (B, H); for an LSTM, (h, c)."""
 
 
 class _Weights(NamedTuple):
@@ -22,8 +22,8 @@ class _Weights(NamedTuple):
 
     Args:
         w_ih, w_hh: of the input and of h.
-        b_ih, b_hh: the biases; None without.
-        w_hr: the projection of an LSTM's h; None without.
+        b_ih, b_hh: the biases; None: none.
+        w_hr: the projection of an LSTM's h; None: none.
     """
 
     w_ih: Tensor
@@ -34,7 +34,7 @@ class _Weights(NamedTuple):
 
     @classmethod
     def of(cls, tensors: list[Tensor], biases: bool) -> _Weights:
-        """Return the weights given by PyTorch's list of them."""
+        """Return the weights from PyTorch's flat list."""
         count = 4 if biases else 2
         b_ih, b_hh = tensors[2:4] if biases else (None, None)
         w_hr = tensors[count] if len(tensors) > count else None
@@ -42,7 +42,7 @@ class _Weights(NamedTuple):
 
 
 class StackableRecurrence(TorchFunctionMode):
-    """A context in which `nn.LSTM`, `nn.GRU`, `nn.RNN` and their cells change nothing in place.
+    """A context in which `nn.LSTM`, `nn.GRU`, `nn.RNN` and their cells do not work in place.
 
     Packed sequences, and layers with random dropout between them, are left to PyTorch.
 
@@ -59,7 +59,7 @@ class StackableRecurrence(TorchFunctionMode):
             states = _CELLS[func](*_one_position(*args))
             return states if len(states) > 1 else states[0]
         cell = _LAYERS.get(func)
-        if cell is None or not isinstance(args[2], list):  # that of packed sequences has no list
+        if cell is None or not isinstance(args[2], list):  # with packed sequences, it is no list
             return func(*args, **(kwargs or {}))
         x, initial, weights, biases, layers, dropout, training, bidirectional, batch_first = args
         if dropout and training:
@@ -83,7 +83,7 @@ class StackableRecurrence(TorchFunctionMode):
 def _run(
     cell: _Cell, x: Tensor, weights: _Weights, states: States, reverse: bool
 ) -> tuple[Tensor, States]:
-    """Return h at every position, (L, B, H), and the last states of one layer in one direction."""
+    """Return h at every position, (L, B, H), and the last state of one layer in one direction."""
     outputs = []
     positions = linear(x, weights.w_ih, weights.b_ih).unbind(0)
     for given in reversed(positions) if reverse else positions:

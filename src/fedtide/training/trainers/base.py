@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Trained:
-    """What S clients have after their local training.
+    """The result of the local training of S clients.
 
     Args:
         deltas: the updates Δ_n = y_n - x, shape (S, d), or their weighted sum, shape (d,), if that
@@ -39,13 +39,13 @@ class Trained:
     buffers: Tensor | None = None
 
     def select(self, clients: slice | NDArray[np.int64]) -> Trained:
-        """Return what these clients have."""
+        """Return the results of these clients."""
         buffers = None if self.buffers is None else self.buffers[clients]
         return Trained(self.deltas[clients], buffers)
 
     @classmethod
     def join(cls, parts: Sequence[Trained]) -> Trained:
-        """Return what the clients of several parts have, in their order."""
+        """Return the results of several parts, concatenated in order."""
         if len(parts) == 1:
             return parts[0]
         buffers = [part.buffers for part in parts if part.buffers is not None]
@@ -54,7 +54,7 @@ class Trained:
 
 
 class UnsuitableTrainerError(InvalidInputError):
-    """This trainer cannot train the model, as one with a data-dependent `if` cannot be stacked."""
+    """This trainer cannot train the model; a data-dependent `if`, say, prevents stacking."""
 
 
 class Trainer(ABC):
@@ -62,12 +62,12 @@ class Trainer(ABC):
 
     Attributes:
         name: its name in experiment files.
-        chunk: how many clients it trains at once, if it concatenates the updates of chunks; sums
-            are added in groups of as many.
+        chunk: how many clients it trains at once; sums are added up in groups of this size. None:
+            no fixed number.
         chunk_sizes: how many sizes its chunks may have; local steps are captured for each.
-        own_threads: whether it trains on threads of its own. PyTorch's threads wait busily for some
-            milliseconds after every operation that uses them, and would take cores from these, so
-            the rest of a round should use a single one.
+        own_threads: whether it trains on threads of its own. PyTorch's threads spin for some
+            milliseconds after every operation that uses them, which would take cores away from the
+            trainer's, so the rest of a round should use a single core.
     """
 
     name: str
@@ -90,24 +90,23 @@ class Trainer(ABC):
             instructions: how the cohort trains; corrections in the order of the plan's clients.
             plan: the minibatches of their local steps.
             lr: γ_t.
-            buffers: where each client's buffers start, shape (S, d_b); None where the task has
-                none.
-            weights: a_n, shape (S,), if Σ a_n Δ_n is wanted in place of the updates, of which then
-                only few are in memory at a time.
+            buffers: each client's initial buffers, shape (S, d_b); None if the task has none.
+            weights: a_n, shape (S,), to return Σ a_n Δ_n in place of the updates; then only a few
+                updates are in memory at a time.
         """
 
 
 class UpdateSum:
     """Adds up Σ a_n Δ_n of updates from several threads, always in the order of the clients.
 
-    So the result does not depend on which thread is faster. An update that arrives before its turn
-    is kept; all others are added by the core that has them in its cache.
+    Hence the result does not depend on which thread is faster. An update that arrives before its
+    turn is kept; all others are added by the core that has them in its cache.
 
     Args:
         weights: a_n, shape (S,).
-        model: where they start, shape (d,).
-        group: of how many clients the sum is computed before it is added to those before it, so
-            that clients which train in groups have the same sum; None: of all.
+        model: the clients' start model, shape (d,).
+        group: the clients are summed in groups of this size, and then the groups, so that training
+            in chunks of this size gives the same bits; None: a single group.
 
     Attributes:
         result: the sum, shape (d,).
@@ -129,7 +128,7 @@ class UpdateSum:
         self._lock = Lock()
 
     def put(self, first: int, deltas: Tensor) -> None:
-        """Take the updates of some clients of one group, shape (S', d), the first being `first`."""
+        """Take the updates of clients first, first + 1, ... of one group, shape (S', d)."""
         with self._lock:
             self._waiting[first] = deltas
             while (ready := self._waiting.pop(self._next, None)) is not None:
@@ -148,14 +147,13 @@ class UpdateSum:
 
 
 class CohortResult:
-    """Collects what the clients of a cohort have, in parts that may arrive from several threads.
+    """Collects the results of a cohort in parts that may arrive from several threads.
 
     Args:
-        model: where they start, shape (d,).
-        buffers: where each client's buffers start, shape (S, d_b); None: there are none.
+        model: the clients' start model, shape (d,).
+        buffers: each client's initial buffers, shape (S, d_b); None: there are none.
         size: S, how many clients train.
-        weights: a_n, shape (S,), if the sum Σ a_n Δ_n takes the place of the updates; None: it does
-            not.
+        weights: a_n, shape (S,), to collect the sum Σ a_n Δ_n; None: the updates themselves.
         group: see `UpdateSum`.
 
     >>> found = CohortResult(torch.zeros(1), None, size=2)
@@ -179,11 +177,11 @@ class CohortResult:
         self.trained = Trained(deltas, None if buffers is None else torch.empty_like(buffers))
 
     def put(self, first: int, part: Trained) -> None:
-        """Take what some clients have, the first of which is `first`.
+        """Take the results of some consecutive clients.
 
         Args:
-            first: its place in the cohort.
-            part: what they have; that of a single client may lack the dimension S.
+            first: the position of the first of them in the cohort.
+            part: their results; those of a single client may lack the dimension S.
         """
         deltas = part.deltas.reshape(-1, self.trained.deltas.shape[-1])
         rows = slice(first, first + len(deltas))
@@ -196,11 +194,11 @@ class CohortResult:
 
 
 def find_or_add(kept: deque[tuple[object, dict[Key, Value]]], of: object) -> dict[Key, Value]:
-    """Return the dictionary that is kept for something, at first an empty one.
+    """Return the dictionary kept for a key, after adding an empty one if there is none.
 
     Args:
-        kept: the last dictionaries, each with what it is for.
-        of: what it is for; compared by equality, as it may have no hash.
+        kept: the most recent pairs of a key and its dictionary.
+        of: the key; compared by equality, since it may not be hashable.
     """
     for known, found in kept:
         if known == of:
@@ -218,9 +216,10 @@ def local_gradient(
     """Return the gradient of one client's local step, a pure function of tensors.
 
     gradient(y, x, correction, mu, buffers, *batch) = (g(y) + λ y + correction + μ (y - x), new
-    buffers), with y, x, correction and the buffers as named tensors; correction is None without
-    one, and mu, a 0-d tensor, is None without a proximal term. λ y is left to AdamW's step. With
-    `gradients_at_start`, g is taken at x. `differentiate` turns the loss into g.
+    buffers), with y, x, correction and the buffers as named tensors; correction is None if there
+    is none, and mu, a 0-d tensor, is None without a proximal term. With AdamW, λ y is left out and
+    applied in the step instead. With `gradients_at_start`, g is taken at x. `differentiate` turns
+    the loss into g.
     """
     loss_gradient = differentiate(task.loss_and_buffers)
     decay = 0.0 if local.optimizer == "adamw" else local.weight_decay

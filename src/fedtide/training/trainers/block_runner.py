@@ -49,10 +49,10 @@ class CohortStart:
     """What all clients of a cohort have in common.
 
     Args:
-        inputs: of their blocks.
+        inputs: the inputs of their blocks.
         gradients_at_start: whether every gradient is taken at x.
         functions: the blocks in use, by the number of clients and steps, and by the strides of the
-            models before them.
+            models that enter them.
     """
 
     inputs: BlockInputs
@@ -63,9 +63,8 @@ class CohortStart:
 class BlockRunner:
     """Runs local steps on tensors of one client, or stacked over a chunk of clients.
 
-    A block of steps is captured once per set of shapes, and compiled if asked for. Between the
-    steps of a compiled block nothing returns to Python, and a minibatch is used while it is in
-    cache.
+    A block of steps is captured once per set of shapes, and compiled if asked for. A compiled block
+    does not return to Python between its steps, and uses each minibatch while it is in the cache.
 
     Args:
         task: what is learnt.
@@ -73,8 +72,8 @@ class BlockRunner:
         stacked: whether models and batches have a leading dimension over clients.
         compiled: whether to compile (needs a C++ compiler on CPU).
         block_steps: how many steps a block has at most.
-        sizes: to how many clients a stacked chunk may shrink when the others, which come last, have
-            ended their steps.
+        sizes: the sizes to which a stacked chunk may shrink once its last clients have taken all
+            their steps.
     """
 
     def __init__(
@@ -120,16 +119,16 @@ class BlockRunner:
         correction: torch.Tensor | None = None,
         buffers: torch.Tensor | None = None,
     ) -> Callable[[], Trained]:
-        """Return what trains, and returns the updates Δ_n, shape (S, d), or (d,) for one client.
+        """Return a function that trains and returns Δ_n, shape (S, d), or (d,) for one client.
 
-        Any thread may call it; where the plan is a single block, it does nothing but run that.
+        Any thread may call it; if the plan is a single block, it does nothing but run that block.
 
         Args:
             start: what they have in common with others of the cohort.
             plan: the steps of the chunk, or of the one client.
             batch_inputs: those of the plan.
-            correction: that of each client, shape (S, d), or (d,) for one client; None: none.
-            buffers: where they start, shape (S, d_b), or (d_b,) for one client; None: none.
+            correction: one per client, shape (S, d), or (d,) for one client; None: none.
+            buffers: initial ones, shape (S, d_b), or (d_b,) for one client; None: none.
         """
         inputs = start.inputs._replace(
             correction=() if correction is None else (correction.contiguous(),),
@@ -169,7 +168,7 @@ class BlockRunner:
         return Trained.join(ended[::-1])
 
     def _size_needed(self, plan: BatchPlan, part: slice) -> int:
-        """Return to how many clients a chunk may shrink before these steps; 0: all have ended."""
+        """Return the size to which a chunk may shrink before these steps; 0: all have finished."""
         size = len(plan.clients)
         if plan.active is None or not self._sizes:
             return size
@@ -181,7 +180,7 @@ class BlockRunner:
     def _prepare_block(
         self, start: CohortStart, plan: BatchPlan, part: slice, inputs: BlockInputs
     ) -> Callable[[], Tensors]:
-        """Return what runs these of the plan's steps."""
+        """Return a function that runs this part of the plan's steps."""
         steps = part.stop - part.start
         if steps < len(plan.step_index):
             inputs = inputs._replace(
@@ -193,8 +192,8 @@ class BlockRunner:
         if plan.active is not None:
             idle = to_device_of(torch.from_numpy(~plan.active[part]), inputs.x[0])
             inputs = inputs._replace(idle=(idle,))
-        # Chunks of the same size take tensors of the same shapes; the first of a round's blocks has
-        # models with other strides than the others.
+        # Chunks of the same size take tensors of the same shapes, but the models that enter the
+        # first block of a round have other strides than those that enter later blocks.
         key = (len(plan.clients), steps, tuple(map(_strides, inputs.y)))
         function = start.functions.get(key)
         if function is None:
@@ -202,7 +201,7 @@ class BlockRunner:
         return partial(function, *inputs.flat, *self._task.batch_data)
 
     def _scales(self, steps: int, like: torch.Tensor) -> Tensors:
-        """Return the scales of all steps of Adam, (I, 2)."""
+        """Return the scales of all steps of Adam, shape (I, 2)."""
         if self._local.optimizer == "sgd":
             return ()
         scales = torch.tensor([*adam_scales(self._local, steps)], dtype=like.dtype)
@@ -213,7 +212,7 @@ class BlockRunner:
         return StepBlock(self._task, self._local, self._stacked, at_start, steps)
 
     def _function(self, block: StepBlock, inputs: BlockInputs) -> TensorFunction:
-        """Return the block for inputs of these shapes, captured if it was not before."""
+        """Return the block for inputs of these shapes, captured at first use."""
         local = self._local
         key = (
             (self._compiled and torch.get_num_threads(), block.stacked),  # which are compiled in
@@ -229,7 +228,7 @@ class BlockRunner:
         if function is None:
             with _capturing:
                 function = self._find(key)
-                if function is None:  # another thread may have been faster
+                if function is None:  # unless another thread was faster
                     function, blocks = self._capture(block, inputs)
                     blocks[key] = function
         return function
@@ -238,7 +237,7 @@ class BlockRunner:
         return self._own.get(key) or self._shared.get(key) or self._uncaptured.get(key)
 
     def _capture(self, block: StepBlock, inputs: BlockInputs) -> tuple[TensorFunction, _Blocks]:
-        """Return the block, and where it is kept: no longer than what it holds."""
+        """Return the block, and a cache for it that lives no longer than what it refers to."""
         task, count = self._task, len(inputs.flat)
         examples = [*inputs.flat, *task.batch_data]
 
@@ -266,15 +265,15 @@ class BlockRunner:
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides, 0 where a dimension has one element and any stride would do."""
+    """Return the strides, with 0 for dimensions of one element, whose stride is arbitrary."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return tuple(stride if size > 1 else 0 for size, stride in sizes)
 
 
 def _to_key(value: object) -> object:
-    """Return the value, or something that equals itself alone if it has no hash.
+    """Return the value, or if it is not hashable, a key that equals only itself.
 
-    Such is a projection of the user's with a list.
+    A user's projection with a list as a field is not hashable.
     """
     try:
         hash(value)
@@ -285,7 +284,7 @@ def _to_key(value: object) -> object:
 
 @contextmanager
 def _stacking(stacked: bool) -> Iterator[None]:
-    """Choose kernels that stack over clients; turn errors into an UnsuitableTrainerError."""
+    """Select kernels that can be stacked; turn errors into an UnsuitableTrainerError."""
     # a process-wide setting, which only the thread that captures may change
     kernels = sdpa_kernel(SDPBackend.MATH) if stacked else nullcontext()
     try:
@@ -304,10 +303,10 @@ def _stacking(stacked: bool) -> Iterator[None]:
 
 
 def _split_steps(plan: BatchPlan, most: int) -> Iterator[slice]:
-    """Yield blocks of `most` steps, and of the steps that remain.
+    """Yield blocks of `most` steps, then the remaining steps.
 
-    These are one block more; or one block per step where the number of steps varies from round to
-    round, since a block is captured for every length.
+    These form one more block; or one block per step if the number of steps varies from round to
+    round, because every length of a block has to be captured.
     """
     steps = len(plan.step_index)
     whole = steps - steps % most

@@ -12,7 +12,7 @@ from fedtide.training.trainers.base import CohortResult, Trained, Trainer, local
 
 
 class ReferenceTrainer(Trainer):
-    """Trains client by client with plain tensors; the faster trainers are tested equal to it.
+    """Trains client by client with plain tensors; faster trainers are tested against it.
 
     Args:
         task: what is learnt.
@@ -42,15 +42,15 @@ class ReferenceTrainer(Trainer):
     def train_client(
         self, instructions: Instructions, plan: BatchPlan, lr: float, buffers: Tensor | None
     ) -> Trained:
-        """Return Δ_n, shape (d,), and the buffers, (d_b,), after the steps of a single client.
+        """Return Δ_n, shape (d,), and the buffers, (d_b,), after a single client's steps.
 
         Any thread may call it.
 
         Args:
-            instructions: of this client; the correction has shape (d,).
+            instructions: for this client; the correction has shape (d,).
             plan: its minibatches.
             lr: γ.
-            buffers: where they start, shape (d_b,); None where there are none.
+            buffers: its initial buffers, shape (d_b,); None: there are none.
         """
         task, local = self._task, self._local
         layout, projection, start = task.layout, local.projection, instructions.model

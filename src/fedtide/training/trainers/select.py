@@ -29,21 +29,21 @@ _COMPILED: dict[TrainerName, TrainerName] = {"stacked": "compiled", "threaded": 
 _UNCOMPILED = {compiled: plain for plain, compiled in _COMPILED.items()}
 _PROBE = 8  # clients trained per measurement
 _LONG_CAPTURE = 60.0
-"""Seconds of training from which stacked recurrent networks are tried: capturing two layers with 80
-positions takes 24."""
+"""Stacked recurrent networks are tried only if training takes longer than this, in seconds:
+capturing two layers with 80 positions takes 24."""
 _COMPILING_SECONDS: dict[TrainerName, float] = {"stacked": 24.0, "threaded": 40.0}
-"""What compiling takes where the cache does not hold the steps; a network takes longer."""
+"""Seconds that compiling takes if the steps are not in the cache; a network takes longer."""
 _FURTHER_BLOCK = 10.0
-"""The same for the same steps with another number of clients or other minibatches."""
+"""Seconds for the same steps with another number of clients or another minibatch width."""
 _COMPILED_GAIN: dict[TrainerName, float] = {"stacked": 5 / 3, "threaded": 1.6}
-"""How many times as fast compiled steps are."""
+"""How many times as fast steps run once compiled."""
 _STACKED_CONVOLUTIONS_GAIN = 1.1
 """The same for stacked convolutions on a CPU, which oneDNN computes compiled or not."""
 
 _Seconds = dict[TrainerName, float]
 
 _measured: deque[tuple[object, _Seconds]] = deque(maxlen=4)
-"""What was measured for the last families of tasks; runs that take the same steps share it."""
+"""The last measurements, with what was measured; runs that take the same steps share them."""
 
 
 def choose_trainer(
@@ -52,15 +52,15 @@ def choose_trainer(
     """Return a trainer and a sentence that says why it was chosen.
 
     Args:
-        name: "auto" measures the trainers on a few clients, and on a CPU with a C++ compiler it
-            compiles if they train long enough to pay for it.
+        name: "auto" measures the trainers on a few clients; on a CPU with a C++ compiler it also
+            compiles if the training is long enough to pay for it.
         task: what is learnt.
         local: what a client does in a round.
-        clients: roughly how many client updates these local steps compute in this process.
+        clients: roughly how many client updates this process will compute with these local steps.
         compile: whether compiling is allowed.
 
     Raises:
-        InvalidInputError: the local steps fail, whichever trainer takes them.
+        InvalidInputError: the local steps fail with every trainer.
     """
     reason = _reason_not_to_compile(task, compile)
     if name in _UNCOMPILED and reason:
@@ -93,7 +93,7 @@ def choose_trainer(
     gain = "the fastest of those measured" if best == "reference" else gain
     gain += "".join(f"; {name} fails on this model ({why})" for name, why in failed.items())
     if not reason and devices.is_cpu(task.start):
-        # On a GPU steps are recorded and repeated in one call; compiling them as well gains little.
+        # On a GPU steps are recorded and replayed in one call; compiling them would add little.
         widths = MinibatchPlanner(task.population, local, seed=0).widths
         compiled = _find_worth_compiling(seconds, task, local, clients, max(1, len(widths)))
         if compiled is not None:
@@ -103,9 +103,9 @@ def choose_trainer(
 
 
 def _measurements(task: Task, local: LocalTraining) -> _Seconds:
-    """Return what this process has measured with the same steps, to which more may be added.
+    """Return this process's measurements of the same steps; the caller may add to them.
 
-    So the runs of a sweep take the same trainer, and short ones spend no time on choosing it.
+    This way all runs of a sweep use the same trainer, and short ones spend no time on choosing it.
     """
     if task.seed_family is None:
         return {}
@@ -129,7 +129,7 @@ def _is_worth_measuring(
     failed: dict[TrainerName, str],
     clients: float,
 ) -> bool:
-    """Return whether a trainer may be the fastest, given those measured before it."""
+    """Return whether a trainer could be the fastest, given those measured before it."""
     if candidate == "threaded":
         stacks = "stacked" not in failed and not (task.is_recurrent or _has_convolutions(task))
         return devices.is_cpu(task.start) and not stacks
@@ -141,19 +141,19 @@ def _is_worth_measuring(
 def _find_worth_compiling(
     seconds: _Seconds, task: Task, local: LocalTraining, clients: float, widths: int
 ) -> Trainer | None:
-    """Return the trainer that is the fastest once compiled, if that pays for compiling.
+    """Return the trainer that is the fastest once compiled, or None if compiling does not pay.
 
     Args:
         seconds: per client, of the trainers measured on a CPU.
         task: what is learnt.
         local: what a client does in a round.
         clients: how many client updates are to be computed.
-        widths: how many widths minibatches have; steps are compiled for each, and for each size of
-            a chunk, all of which occur where the size of the cohort varies.
+        widths: how many widths the minibatches have; steps are compiled for each, and for each
+            chunk size (if the cohort size varies, all chunk sizes occur).
     """
     best = min(seconds, key=seconds.__getitem__)
     compiled = {best: seconds[best] / _COMPILED_GAIN[best]} if best in _COMPILED_GAIN else {}
-    if _has_convolutions(task):  # the order of both may change
+    if _has_convolutions(task):  # compiling may change which of the two is faster
         gains = {**_COMPILED_GAIN, "stacked": _STACKED_CONVOLUTIONS_GAIN}
         compiled = {name: seconds[name] / gains[name] for name in gains if name in seconds}
     if not compiled:
@@ -181,8 +181,8 @@ def _has_convolutions(task: Task) -> bool:
 def _seconds_per_client(trainer: Trainer, task: Task, local: LocalTraining) -> float:
     """Return how long a client's second round takes; the first one captures the steps.
 
-    On a busy CPU, waiting for a core is not counted: what compiling takes is known without it.
-    Windows cannot tell, as it counts the time of a process in ticks of 16 ms.
+    Time spent waiting for a core of a busy CPU is left out, as it is from `_COMPILING_SECONDS`,
+    except on Windows, which measures the time of a process in ticks of 16 ms.
     """
     planner = MinibatchPlanner(task.population, local, seed=0)
     clients = _typical_clients(task, planner)
@@ -201,7 +201,7 @@ def _seconds_per_client(trainer: Trainer, task: Task, local: LocalTraining) -> f
 
 
 def _typical_clients(task: Task, planner: MinibatchPlanner) -> NDArray[np.int64]:
-    """Return the few clients to measure with: some of every size where plans depend on it."""
+    """Return the few clients to measure with: spread over the sizes, if plans depend on them."""
     clients, samples = task.population.clients, task.population.samples
     count = min(_PROBE, clients)
     if samples is None or planner.are_alike(np.arange(clients)):

@@ -22,16 +22,16 @@ from fedtide.training.trainers.base import CohortResult, Trained, Trainer
 from fedtide.training.trainers.block_runner import BlockRunner
 
 _BLOCK_STEPS = (
-    8  # steps captured together at most; recurrent networks' are long, and captured alone
+    8  # most steps captured together; those of recurrent networks are long and captured one by one
 )
-_CHUNK_BYTES = 8 * 2**20  # models that are absorbed together at most, if that is worth their copies
-_CORE_BYTES = 2**19  # models of a chunk that one core has in its cache with all they need
-_FEWEST = 5  # clients of a core's chunk even if they take more, because each operation takes time
-_CACHE_BYTES = 2**20  # models that a core can have in its cache
-_SPLIT = 2**22  # what the steps of one more chunk cost each, in parameters times samples
-_CALL = 2  # what starting a chunk costs, in clients
-_WAKE = 5 * 2**19  # what waking a thread costs, in parameters times samples that a client trains on
-_MOST_WAKE = 5  # the same in clients, at most: the smallest ones, too, take some time
+_CHUNK_BYTES = 8 * 2**20  # most bytes of models absorbed together, where copying them pays
+_CORE_BYTES = 2**19  # bytes of a chunk's models that fit into one core's cache with all they need
+_FEWEST = 5  # fewest clients of a core's chunk, even if larger: each operation has a fixed cost
+_CACHE_BYTES = 2**20  # largest model that fits into a core's cache
+_SPLIT = 2**22  # cost of each step of an additional chunk, in parameters times samples
+_CALL = 2  # cost of starting a chunk, in clients
+_WAKE = 5 * 2**19  # cost of waking a thread, in parameters times samples that a client trains on
+_MOST_WAKE = 5  # limit of the same in clients: even the smallest take some time
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class _Chunks:
     """How a cohort is divided into chunks.
 
     Args:
-        sizes: the sizes that chunks may have, increasing from 1.
-        full: the minimal share of a chunk that is clients rather than copies of the last one.
+        sizes: the sizes that chunks may have, in increasing order, starting with 1.
+        full: the least share of a chunk that must be clients; the rest repeats the last one.
     """
 
     sizes: tuple[int, ...]
     full: float
 
     def fill(self, clients: int, most: int) -> list[int]:
-        """Return chunks of at most `most` clients."""
+        """Return the sizes of chunks of at most `most` for this many clients."""
         chunks = []
         while clients > 0:
             sizes = [size for size in self.sizes if size <= most]
@@ -60,13 +60,13 @@ class _Chunks:
 
 @cache
 def _divide(chunks: _Chunks, clients: int, threads: int, wake: int = 0) -> list[int]:
-    """Return the sizes of the chunks with which so many threads end soonest.
+    """Return the sizes of the chunks with which the threads finish soonest.
 
     Args:
-        chunks: the sizes that there are.
+        chunks: the possible sizes.
         clients: S.
-        threads: of which the first is awake.
-        wake: what waking another costs, in clients.
+        threads: how many there are; the first is awake.
+        wake: the cost of waking each other one, in clients.
 
     >>> chunks = _Chunks((1, 5, 10, 25), full=0.8)
     >>> _divide(chunks, 30, threads=1), _divide(chunks, 30, threads=2)
@@ -79,7 +79,7 @@ def _divide(chunks: _Chunks, clients: int, threads: int, wake: int = 0) -> list[
 
 
 def _longest(sizes: list[int], threads: int, wake: int) -> int:
-    """Return when the last thread ends, if each takes the next chunk once it is free."""
+    """Return when the last thread finishes if each takes the next chunk as soon as it is free."""
     free = [0] + [wake] * (threads - 1)
     ends = 0
     for size in sizes:
@@ -90,16 +90,16 @@ def _longest(sizes: list[int], threads: int, wake: int) -> int:
 
 
 def _group(plan: BatchPlan, model_size: int) -> list[NDArray[np.int64]]:
-    """Return which clients train together, and in which order; empty: all as they are.
+    """Return groups of clients that train together, in order; empty: one group in the given order.
 
-    If they take equally many steps, those with minibatches of about the same width make up a
-    group; else all do, and those with the most steps come first, so that the others of a chunk end
-    before them.
+    If all take equally many steps, clients with minibatches of about the same width form a group.
+    Otherwise all form one group, those with the most steps first, so that the clients that finish
+    early are the last of each chunk.
     """
     if plan.mask is None and plan.active is None:
         return []
     widths, steps = plan.widths, plan.steps
-    if (np.diff(steps) != 0).any():  # in epochs, who has narrow minibatches takes a single step
+    if (np.diff(steps) != 0).any():  # with epochs, narrow minibatches mean a single step
         widths = None
     widths = np.zeros_like(steps) if widths is None else _merge(widths, model_size)
     if not np.diff(widths).any() and (np.diff(steps) <= 0).all():
@@ -109,7 +109,7 @@ def _group(plan: BatchPlan, model_size: int) -> list[NDArray[np.int64]]:
 
 
 def _merge(widths: NDArray[np.int64], model_size: int) -> NDArray[np.int64]:
-    """Return the widths, shape (S,), of few clients the next larger ones if padding costs less.
+    """Return the widths, shape (S,), raised to the next larger where padding is the cheaper choice.
 
     >>> _merge(np.array([32, 64, 64, 512]), model_size=10_000)
     array([ 64,  64,  64, 512])
@@ -123,7 +123,7 @@ def _merge(widths: NDArray[np.int64], model_size: int) -> NDArray[np.int64]:
 
 
 def _wake(plan: BatchPlan, model_size: int) -> int:
-    """Return what waking a thread costs, in clients that train as planned."""
+    """Return the cost of waking a thread, in clients that train as planned."""
     samples = 1 if plan.positions is None else plan.positions.shape[2]
     return min(_MOST_WAKE, _WAKE // max(1, model_size * samples * len(plan.step_index)))
 
@@ -131,7 +131,7 @@ def _wake(plan: BatchPlan, model_size: int) -> int:
 _USUAL = _Chunks((1, 5, 10, 25), full=0.8)
 _MEDIUM_BYTES = 64 * 2**10
 _MEDIUM = _Chunks(_USUAL.sizes, full=1 / 3)
-"""For models so small that a chunk of a few clients takes longer than copies of its last one."""
+"""For models so small that training copies of a client costs less than an additional chunk."""
 _SMALL_BYTES = 4 * 2**10
 _SMALL = _Chunks((1, 5, 10, 25, 100), full=1 / 3)
 """For models so small that a step takes as long for 100 clients as for one."""
@@ -140,8 +140,8 @@ _SMALL = _Chunks((1, 5, 10, 25, 100), full=1 / 3)
 class StackedTrainer(Trainer):
     """Takes each local step for a whole chunk of clients at once (`torch.func.vmap`, captured).
 
-    Compiled chunks of models up to `_CACHE_BYTES` run outside the interpreter's lock, so each core
-    has its own; all others run one after another, on all cores.
+    Compiled chunks of models of up to `_CACHE_BYTES` run outside the interpreter's lock, each on
+    one core; all others run one after another, each on all cores.
 
     Args:
         task: what is learnt.
@@ -254,7 +254,7 @@ class StackedTrainer(Trainer):
         return found.trained
 
     def _chunks(self, clients: int, wake: int) -> Iterator[tuple[slice, Any]]:
-        """Yield the rows of each chunk, and the same with the last client repeated to fill it."""
+        """Yield the rows of each chunk, and these padded with the last one to a possible size."""
         assert self.chunk is not None
         threads = 1 if self._threads is None else self._threads.count
         for group in range(0, clients, self.chunk):

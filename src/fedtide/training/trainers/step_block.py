@@ -30,8 +30,9 @@ Tensors = tuple[Tensor, ...]
 def stackable_gradient(loss: Callable[..., tuple[Tensor, Params]]) -> Gradient:
     """Return what `loss_gradient` returns, in a form that can be captured, and stacked by `vmap`.
 
-    Equivalent to `torch.func.grad`, which prepares to differentiate once more; for that PyTorch
-    computes some gradients, such as those of group normalisation, in many small operations.
+    Equivalent to `torch.func.grad`, except that its gradients cannot be differentiated again: to
+    allow that, PyTorch splits some, such as those of group normalisation, into many small
+    operations.
 
     >>> gradient = stackable_gradient(lambda params: (params["x"] ** 2, {}))
     >>> gradient({"x": torch.tensor(3.0)})
@@ -55,13 +56,14 @@ class BlockInputs(NamedTuple):
     Args:
         x: the start model, flat.
         y: the models before the block, tensor by tensor; empty if the block is a whole round.
-        moments: the optimizer's moments before the block, tensor by tensor, one after another.
+        moments: the optimizer's moments before the block, tensor by tensor: first all of one kind,
+            then all of the next.
         correction: the corrections, flat.
         mu: μ, a single number.
         lr: γ, a single number.
         scales: of each step of Adam, shape (I, 2), see `adam_scales`.
         buffers: the buffers before the block, flat.
-        idle: where a client does not take a step, (I, S); empty if all take every step.
+        idle: true where a client skips a step, (I, S); empty if all take every step.
         batch_inputs: what the batches are computed from, (I, S, ...) or (1, S, ...).
     """
 
@@ -103,7 +105,7 @@ class BlockInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class StepBlock:
-    """Some local steps, from the inputs of their batches to the new models.
+    """A function that takes some local steps, from the inputs of their batches to the new models.
 
     Args:
         task: what is learnt.
@@ -122,7 +124,7 @@ class StepBlock:
     def __call__(self, inputs: BlockInputs) -> Tensors:
         """Return the models, then the moments, then the buffers.
 
-        For a whole round, the flat updates take the place of the models and the moments.
+        If the block is a whole round, it returns flat updates instead of models and moments.
         """
         minus_lr = -inputs.lr[0]
         x, y, moments, buffers = self.tensors(inputs.x[0]), inputs.y, inputs.moments, inputs.buffers
@@ -142,11 +144,11 @@ class StepBlock:
                 y = self.tensors(self.local.projection(self.flat(y)))
         if inputs.y:
             return y + moments + buffers
-        # in memory first, or the compiler divides to find which number of its tensor comes where
+        # in memory first: otherwise the compiler computes every element's index by division
         return self.flat(tuple(in_memory(a - b) for a, b in zip(y, x, strict=True))), *buffers
 
     def tensors(self, flat: Tensor) -> Tensors:
-        """Return flat models or corrections, shape (d,) or (S, d), tensor by tensor."""
+        """Split flat models or corrections, shape (d,) or (S, d), into their tensors."""
         tensors = self.task.layout.unflatten(flat).values()
         return tuple(tensors if self.stacked else map(self.task.to_memory_format, tensors))
 
@@ -163,7 +165,7 @@ class StepBlock:
     def _gradient(
         self, x: Tensors, y: Tensors, inputs: BlockInputs, buffers: Tensors, batch: Batch
     ) -> tuple[Params, Tensors]:
-        """Return the clients' gradients at y, or at x in the first step of a round; new buffers."""
+        """Return the clients' gradients at y, or at x if y is empty, and their new buffers."""
         at_start = self.gradients_at_start
         gradient = local_gradient(self.task, self.local, at_start, stackable_gradient)
         if self.stacked:

@@ -15,14 +15,14 @@ from fedtide.training.trainers.base import CohortResult, Trained, Trainer
 from fedtide.training.trainers.block_runner import BlockRunner
 from fedtide.training.trainers.reference import ReferenceTrainer
 
-_BLOCK_STEPS = 5  # steps compiled together at most; compile time grows with their number
+_BLOCK_STEPS = 5  # most steps compiled together; compile time grows with their number
 
 
 class ThreadedTrainer(Trainer):
     """Trains one client per thread, each on one core, with channels-last images.
 
     Steps are captured, except those of recurrent networks: PyTorch's layers loop over the positions
-    of a sequence outside the interpreter, where captured steps would be thousands of operations.
+    of a sequence in C++, while captured steps would be thousands of single operations.
 
     Args:
         task: what is learnt.

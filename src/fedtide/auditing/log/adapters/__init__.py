@@ -1,4 +1,4 @@
-"""What other programs write: documents and logs that are no tables."""
+"""Output of other programs that is no table: documents and logs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedtide.text_files import open_text
 TEXT_LOGS = (".log", ".txt", ".log.gz", ".txt.gz")
 """Files of text that a program prints for people."""
 _FLOWER_COUNTS = re.compile(r"received \d+ results and \d+ failures", re.IGNORECASE)
-"""What a Flower server prints of a round: numbers, from which no one can tell who took part."""
+"""What a Flower server prints for a round: counts, which do not tell who took part."""
 
 
 def is_document(value: object) -> bool:
-    """Return whether a JSON object is a document of its own rather than a row of a table."""
+    """Return whether a JSON object is a whole document rather than a row of a table."""
     return is_job_statistics(value) or _is_cohort_table(value)
 
 
@@ -42,7 +42,7 @@ def read_document(document: dict[str, Any]) -> tuple[list[dict[str, Any]], list[
         return [{"round": int(t), "client": clients} for t, clients in document.items()], []
     raise InvalidInputError(
         f"log: an object with {', '.join(map(repr, list(document)[:4]))} is not a known log; "
-        "write an array of rows, one row a line, or the list of clients of each round"
+        "write an array of rows, one row per line, or the list of clients of each round"
     )
 
 
