@@ -198,7 +198,7 @@ def _is_number(kind: type, value: Any) -> bool:
 
 
 def _to_plain(thing: object, cls: type) -> dict[str, Any]:
-    """Return the attributes of an object with Python's numbers and with mappings for columns."""
+    """Return an object's attributes: numbers as Python's, labelled columns as mappings."""
     kinds, found = field_types(cls), {}
     for name, value in vars(thing).items():
         if _takes_mapping(kinds.get(name)) and _is_labelled(value):

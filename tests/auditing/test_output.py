@@ -256,7 +256,7 @@ def draw_few() -> np.ndarray:
         (draw(UNEVEN, 8), "Not enough rounds to tell", None),
         (draw_few(), "Not enough rounds to tell", None),
         (np.ones((50, 6), dtype=bool), "No: every client has the influence", False),
-        (draw_turns(), "In turns: averaging favours other clients", True),
+        (draw_turns(), "In turns: averaging favours different clients", True),
         (rise_and_fade(), "Yes: in the last ", True),
         (leave_out(draw(np.full(40, 0.2))), "Yes, as 20 clients never took part and have", True),
         (leave_out(draw(UNEVEN)), "Yes: averaging favours some clients beyond chance.", True),

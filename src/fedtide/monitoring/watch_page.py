@@ -31,7 +31,7 @@ _SCRIPT = _FOLDER.joinpath("watch.js").read_text(encoding="utf-8")
 
 _ROWS = 100  # of the table of clients
 _BARS, _STRIP = 100, 60  # rounds in the chart, and in a client's row
-_FEWEST_BARS = 30  # the chart has room for at least so many
+_FEWEST_BARS = 30  # the chart has room for at least this many
 _LISTED = 5  # names in a sentence
 _STALLED = 10  # times the usual length of a round, after which a federation counts as stalled
 _STALLED_SECONDS = 60.0

@@ -41,7 +41,7 @@ class Column:
     std: bool = False
 
 
-_LONG = 1e6  # larger numbers are rounded to three digits
+_LONG = 1e6  # from here on, numbers are rounded to three digits
 
 COLUMNS = (
     Column("test_accuracy", "test\naccuracy %", percent=True, std=True),
@@ -64,9 +64,9 @@ Worst tenth: the mean test accuracy of the tenth of the clients with the lowest;
 standard deviation over the clients. If clients have no test samples of their own, their test
 accuracies are class-weighted: the accuracies of the classes on the common test set, weighted by the
 client's shares of the classes. These columns follow the problem's own test metrics or, if there is
-no test metric, the test loss. The training loss is given twice: as the goal (the mean over clients,
-or the experiment's objective), and weighted by how often each client took part (Rahimi & Kalogerias
-2025, equation 3), which is what plain averaging minimises.
+no other test metric, the test loss. The training loss is given twice: as the goal (the mean over
+clients, or the experiment's objective), and weighted by how often each client took part (Rahimi &
+Kalogerias 2025, equation 3), which is what plain averaging minimises.
 """
 
 

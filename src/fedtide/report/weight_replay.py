@@ -54,7 +54,7 @@ def history(run: LoadedRun) -> WeightHistory | None:
     With most methods, weights depend on who took part and not on what was learnt. So the algorithm
     is replayed on the log with a model of one number and updates of 0, for at most 5000 rounds; a
     user's own algorithm for all rounds, to compare its weights with those of the run. Return None
-    if it cannot be replayed, if the replay of all rounds gives other weights than the run (because
+    if it cannot be replayed, if the replay of all rounds gives other weights than the run (as when
     they depend on the updates), or if weights do not tell how much clients count.
     """
     algorithm, kinds = run.algorithm, field_types(Experiment)

@@ -189,8 +189,9 @@ class RecordedFunction:
 
     A recording keeps its inputs and outputs. If the recordings on a device together take too much
     memory, as with large cohorts of many sizes, the least recently used one is dropped, and
-    recorded again when it is needed. After a second drop it is not recorded again: where several recordings that
-    do not fit together are needed in turn, each would be dropped before it is replayed.
+    recorded again when it is needed. After a second drop it is not recorded again: where several
+    recordings that do not fit together are needed in turn, each would be dropped before it is
+    replayed.
 
     Any thread may call it.
 

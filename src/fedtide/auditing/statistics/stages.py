@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
 from fedtide.auditing.statistics.distributions import chi2_sf
@@ -16,7 +18,9 @@ from fedtide.auditing.statistics.influence import (
     recorded_weights,
     share_samples,
 )
+from fedtide.auditing.statistics.long_run_variance import SpectralShape, fit_shape
 from fedtide.auditing.statistics.pattern import Pattern, find_pattern
+from fedtide.auditing.statistics.periodogram import Parts, client_periodograms
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
 from fedtide.auditing.statistics.skew import SkewEstimate, estimate_skew
 from fedtide.auditing.statistics.variance import VarianceModel
@@ -175,8 +179,13 @@ def measure_shift(before: ParticipationLog, after: ParticipationLog) -> StageShi
     Σ (k_n − E_n)² / Σ V_n is compared with χ² / f, whose f degrees of freedom give it the variance
     (2 Σ V_n² + Σ κ_n) / (Σ V_n)², κ_n the fourth cumulant.
 
-    The interval of the distance assumes a selection without memory: its probabilities may depend on
-    who else is there, but not on earlier rounds.
+    Cohorts that a server keeps for several rounds, and failures that last, make k_n vary more. The
+    variances are therefore multiplied by max(1, V), V the long-run variance of the residuals
+
+        y_t^n = (1[n in S_t] − f_n π_t 1[n in A_t]) / m_t,    f_n = k_n / E_n
+
+    relative to that of independent rounds, estimated for all clients together as for the weights
+    (`fit_shape`). The probabilities of a choice may depend on who else is there.
 
     Args:
         before: the clients to choose from.
@@ -189,23 +198,71 @@ def measure_shift(before: ParticipationLog, after: ParticipationLog) -> StageShi
     expected = _sum_over_rounds(before, share)
     variance = _sum_over_rounds(before, noise)
     fourth = _sum_over_rounds(before, noise * (1 - 6 * noise))
-    squares, total = float(((after.counts - expected) ** 2).sum()), float(variance.sum())
-    p_value = 1.0
-    if total > 0:
-        spread = 2 * float((variance**2).sum()) + max(0.0, float(fourth.sum()))
-        freedom = 2 * total**2 / spread
-        p_value = float(chi2_sf(squares / total * freedom, freedom))
     weights, _ = average_over_cohorts(after)
     rounds = after.nonempty_rounds
     chosen = after.cohorts > 0
     origin = _sum_over_rounds(before, np.where(chosen, before.cohort_weights, 0.0)) / rounds
     errors = np.sqrt(_sum_over_rounds(before, noise * after.cohort_weights**2)) / rounds
-    distance = _estimate_distance(weights, origin, errors)
+    memory = _find_memory(before, after, share, errors * rounds / np.sqrt(before.length))
+    level = max(1.0, memory.level)
+    squares, total = float(((after.counts - expected) ** 2).sum()), float(variance.sum())
+    p_value = 1.0
+    if total > 0:
+        spread = 2 * float((variance**2).sum()) + max(0.0, float(fourth.sum()))
+        freedom = 2 * total**2 / spread
+        p_value = float(chi2_sf(squares / (level * total) * freedom, freedom))
+    distance = _estimate_distance(weights, origin, errors * np.sqrt(level), memory.uncertainty)
     return StageShift(distance, p_value)
 
 
-def _estimate_distance(weights: Floats, origin: Floats, errors: Floats) -> SkewEstimate:
-    """Return Σ |w_n − v_n| with its interval; `errors` are those of a uniform choice."""
+def _find_memory(
+    before: ParticipationLog, after: ParticipationLog, share: Floats, deviations: Floats
+) -> SpectralShape:
+    """Return the spectral density of the residuals, relative to that of independent rounds.
+
+    Args:
+        before: the clients to choose from.
+        after: the clients chosen, in the same rounds.
+        share: π_t, shape (T,).
+        deviations: the standard deviation of each client's part of a round if the choice is uniform
+            and independent, (N,).
+    """
+    expected = _sum_over_rounds(before, share)
+    readiness = np.divide(after.counts, expected, out=np.zeros(after.size), where=expected > 0)
+    rounds = np.repeat(np.arange(before.length), before.cohorts)
+    entries = _mark_chosen(before, after) - readiness[before.clients] * share[rounds]
+    parts = Parts(after.cohort_weights, entries)
+    found = client_periodograms(before, parts, np.zeros(before.size), None)
+    return fit_shape(found.powers, readiness * deviations**2, found.independent)
+
+
+def _mark_chosen(before: ParticipationLog, after: ParticipationLog) -> Floats:
+    """Return 1 for each entry of `before`, by round, that `after` has as well, else 0, (E,)."""
+    order = _table(before, np.arange(len(before.clients))).data
+    count = _table(before, np.ones(len(order))) + _table(after, np.ones(len(after.clients)))
+    found = np.empty(len(order))
+    found[order] = count.data - 1
+    return found
+
+
+def _table(log: ParticipationLog, values: NDArray[Any]) -> sparse.csr_array:
+    """Return a value for each entry, by round, as a matrix (T, N) with ordered columns."""
+    table = sparse.csr_array((values, log.clients.copy(), log.starts), (log.length, log.size))
+    table.sort_indices()
+    return table
+
+
+def _estimate_distance(
+    weights: Floats, origin: Floats, errors: Floats, uncertainty: float
+) -> SkewEstimate:
+    """Return Σ |w_n − v_n| with its interval.
+
+    Args:
+        weights: w_n, shape (N,).
+        origin: v_n, (N,).
+        errors: the standard errors of w_n if the choice is uniform, (N,).
+        uncertainty: the relative variance of the estimate of their squares.
+    """
 
     def scale(assumed: Floats) -> Floats:
         """A client chosen f times as often as uniformly has √f times the error."""
@@ -217,7 +274,7 @@ def _estimate_distance(weights: Floats, origin: Floats, errors: Floats) -> SkewE
     def variance(slopes: Floats) -> float:
         return float((slopes**2 * found**2).sum())
 
-    return estimate_skew(weights, origin, scale, variance)
+    return estimate_skew(weights, origin, scale, variance, np.sqrt(uncertainty) / 2)
 
 
 def _try_selections(

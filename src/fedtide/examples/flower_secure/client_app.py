@@ -23,7 +23,7 @@ MIN_SITES = 3
 NORM = 1.0
 """The largest norm of an update, if noise is added."""
 HONEST_SITES = 2
-"""At least so many of the sites in a sum add the noise that they should."""
+"""At least this many of the sites in a sum add the noise that they should."""
 
 
 def secret(site: int) -> Tensor:

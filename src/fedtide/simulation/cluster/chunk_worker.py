@@ -98,7 +98,7 @@ class ChunkOrder:
         steps_taken: how many local steps each has taken before, shape (S,).
         weights: a_n in the model's dtype, shape (S,), to return Σ a_n Δ_n; None: return each Δ_n.
         correction: of each client's gradients, shape (S, d); None: zero.
-        buffers: each client's own initial buffers, shape (S, d_b); None: no own ones.
+        buffers: each client's own initial buffers, shape (S, d_b); None: none of their own.
     """
 
     clients: NDArray[np.int64]
