@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 
 import participation_families
 from audit_record import write
-from clients import CHURN_FAMILIES, SELECTION_FAMILIES
+from clients import CHURN_FAMILIES, SELECTIONS
 from false_alarms import CHANGES, STATIONARY, tabulate_false_alarms, tabulate_power
 from fedtide.auditing import ParticipationLog, audit
 from fedtide.auditing.statistics.pattern import find_pattern
@@ -60,7 +60,7 @@ ROWS = {
     "power": list(CHANGES),
     "coverage": list(participation_families.FAMILIES),
     "churn": list(CHURN_FAMILIES),
-    "selection": list(SELECTION_FAMILIES),
+    "selection": list(SELECTIONS),
 }
 """The rows of the tables of docs/audit-methods.md."""
 

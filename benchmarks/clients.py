@@ -48,12 +48,16 @@ CHURN_FAMILIES = (
     "weeks of phones, redrawn",
     "cycles of 100 rounds",
 )
-SELECTION_FAMILIES = (
+_AVAILABILITIES = (
     "Bernoulli, uneven rates",
     "Markov, correlation up to 0.95, uneven rates",
     "Weibull(0.6) sessions",
     "weeks of phones, redrawn",
 )
+SELECTIONS = {name: (name, 1) for name in _AVAILABILITIES} | {
+    f"{name}; kept for 10 rounds": (name, 10) for name in _AVAILABILITIES
+}
+"""By row: how clients become available, and for how many rounds the server keeps its order."""
 _CLIENTS = 100
 _AVAILABLE, _SELECTED, _ROUNDS, _AGAIN = 60, 6, 400, 60
 """Of the logs of selections: clients, clients a round, rounds, and selections behind the truth."""
@@ -101,28 +105,34 @@ def selection(logs: int, only: str, record: bool) -> None:
     """Print, and record, how often intervals cover the change in influence by a selection."""
     print(TABLES["selection"].head())
     favourites = np.where(np.arange(_AVAILABLE) % 2, 2.0, 1.0)
-    for name in SELECTION_FAMILIES:
+    for name, (availability, kept) in SELECTIONS.items():
         if only not in name:
             continue
-        family, random = FAMILIES[name](_AVAILABLE), np.random.default_rng(0)
+        family, random = FAMILIES[availability](_AVAILABLE), np.random.default_rng(0)
         covered, right = [], []
         for _ in range(logs):
             available = family.draw(random, 1, _ROUNDS)[0]
             before = build_log(available, known=True)
-            draws = [select(random, available, favourites) for _ in range(1 + _AGAIN)]
+            draws = [select(random, available, favourites, kept) for _ in range(1 + _AGAIN)]
             mean = np.mean([influence(used) for used in draws[1:]], axis=0)
             truth = float(np.abs(mean - influence(available)).sum())
             low, high = measure_shift(before, build_log(draws[0], known=True)).distance.interval
             covered.append(low <= truth <= high)
-            uniform = build_log(select(random, available, np.ones(_AVAILABLE)), known=True)
+            uniform = build_log(select(random, available, np.ones(_AVAILABLE), kept), known=True)
             right.append(measure_shift(before, uniform).distance.interval[0] <= 0)
         row: Row = {"favourites": Share.count(covered), "uniform": Share.count(right)}
         report("selection", name, row, record)
 
 
-def select(random: np.random.Generator, available: Present, weights: Numbers) -> Present:
-    """Return the clients that are taken, one after another with probabilities ∝ weights."""
-    waits = np.where(available, random.exponential(size=available.shape) / weights, np.inf)
+def select(random: np.random.Generator, available: Present, weights: Numbers, kept: int) -> Present:
+    """Return the clients that are taken, one after another with probabilities ∝ weights.
+
+    The order is drawn afresh after so many rounds as it is kept; meanwhile clients that have left
+    are replaced by the next ones.
+    """
+    rounds, clients = available.shape
+    order = random.exponential(size=(-(-rounds // kept), clients)) / weights
+    waits = np.where(available, order.repeat(kept, axis=0)[:rounds], np.inf)
     last = np.partition(waits, _SELECTED - 1, axis=1)[:, _SELECTED - 1 : _SELECTED]
     return np.asarray(available & (waits <= last))
 

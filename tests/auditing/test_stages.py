@@ -188,6 +188,53 @@ def test_interval_covers_the_shift_of_a_selection() -> None:
     assert covered >= 87
 
 
+@pytest.mark.statistical
+@pytest.mark.parametrize("kept", [5, 25])
+def test_cohorts_that_are_kept_do_not_favour_anybody(kept: int) -> None:
+    """All are taken alike in the long run: 10 of 50 intervals miss 0 with P < 0.001 at level 0.05.
+
+    With the errors of independent draws, almost all would miss it.
+    """
+    random = np.random.default_rng(6)
+    covered = uneven = 0
+    for _ in range(50):
+        available = random.random((300, 40)) < 0.7
+        order = random.random((-(-300 // kept), 40)).repeat(kept, axis=0)[:300]
+        clocks = np.where(available, order, np.inf)
+        used = available & (clocks <= np.partition(clocks, 3, axis=1)[:, 3:4])
+        shift = measure_shift(build_log(available), build_log(used))
+        covered += shift.distance.interval[0] <= 0.0
+        uneven += shift.p_value < 0.001
+    assert covered >= 41
+    assert uneven <= 2
+
+
+@pytest.mark.statistical
+def test_failures_that_last_do_not_favour_anybody() -> None:
+    """Every client fails a fifth of the time, for some 10 rounds; error probabilities as above."""
+    random = np.random.default_rng(7)
+    covered = uneven = 0
+    for _ in range(50):
+        selected = select(random, np.ones((300, 40), dtype=bool), np.ones(40), 10)
+        failing = draw_chains(random, np.full(40, 0.2), 300, 0.1)
+        used = selected & ~failing
+        shift = measure_shift(build_log(selected), build_log(used))
+        covered += shift.distance.interval[0] <= 0.0
+        uneven += shift.p_value < 0.001
+    assert covered >= 41
+    assert uneven <= 2
+
+
+def test_shift_does_not_depend_on_the_order_of_rows_within_rounds() -> None:
+    random = np.random.default_rng(8)
+    available = random.random((100, 20)) < 0.6
+    used = select(random, available, np.ones(20), 4)
+    rows = to_frame(available, used)
+    shuffled = rows.sample(fraction=1, shuffle=True, seed=0)
+    one, other = (ft.audit(log, clients=20) for log in (rows, shuffled))
+    assert one.to_dict()["selection"] == other.to_dict()["selection"]
+
+
 def test_selection_with_favourites_is_called_uneven() -> None:
     random = np.random.default_rng(4)
     available = random.random((200, 30)) < 0.5

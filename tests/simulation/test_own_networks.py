@@ -112,6 +112,29 @@ def test_a_result_gives_its_network_after_the_data_have_changed():
     assert result.module()[0].weight.any()
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_result_gives_the_network_of_another_of_its_models(in_memory):
+    if in_memory:
+        result = simulate(table(), normalised(), record_iterates=True)
+    else:
+        result = ft.simulate(
+            problem=ft.problems.Classification(
+                "digits", ft.problems.Iid(), clients=10, model="mlp"
+            ),
+            participation="full",
+            algorithm="fedavg",
+            local=ft.LocalTraining(steps=1, batch_size=8, lr=0.1),
+            rounds=2,
+            record_iterates=True,
+        )
+    assert result.iterates is not None
+    for model in (*result.iterates, result.model):
+        found = nn.utils.parameters_to_vector(result.module(model).parameters())
+        np.testing.assert_array_equal(found.detach().numpy(), model)
+    with pytest.raises(ft.InvalidInputError, match=r"^model: it has shape \(2,\), "):
+        result.module(result.model[:2])
+
+
 def test_a_network_kept_by_a_result_keeps_no_training_samples_alive():
     result = simulate(table(), normalised())
     task = weakref.ref(prepare_cached(result.experiment.problem, 0, "cpu", "float32"))

@@ -104,12 +104,16 @@ def _record_count(judged: Iterable[JudgedExperiment]) -> str:
     shared = sum(record.shared_from is not None for one in judged for record in one.records)
     on_gpu = sum("device" in record.execution for record in trained)
     listed = f"; {others} have other settings, and are only listed, at the end of their sections"
+    complete = f"All {len(trained)} records of trainings name the trainer and the threads"
+    if older:
+        complete = (
+            f"{older} of the {len(trained)} records of trainings are older than the field with the "
+            "trainer and the threads"
+        )
     return (
         f"{matching} of {records} records are of planned runs and are counted"
         f"{listed if others else ''}. {shared} are of runs that another experiment, case or method "
-        f"has made with the same settings. {older} of the {len(trained)} records of trainings are "
-        f"older than the field with the trainer and the threads; {on_gpu} were trained on a "
-        "GPU.\n\n"
+        f"has made with the same settings. {complete}; {on_gpu} were trained on a GPU.\n\n"
     )
 
 

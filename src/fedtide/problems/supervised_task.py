@@ -296,8 +296,8 @@ class SupervisedTask(Task):
             return []
         return [
             f"problem.test: {missing:,} of {clients:,} clients "
-            f"{'has' if missing == 1 else 'have'} no test samples, as with too few to give one up; "
-            "test metrics of clients, such as the worst tenth, leave them out"
+            f"{'has' if missing == 1 else 'have'} no test samples; test metrics of clients, such "
+            "as the worst tenth, leave them out"
         ]
 
     @torch.no_grad()

@@ -93,7 +93,7 @@ class Result:
         """
         return _plot([self.metrics], metric)
 
-    def module(self) -> nn.Module:
+    def module(self, model: NDArray[np.floating] | None = None) -> nn.Module:
         """Return the trained network in evaluation mode.
 
         If every client keeps its own buffers, the network has their mean. It takes the inputs of
@@ -101,21 +101,31 @@ class Result:
         / std, where mean and std are 0.5 unless `Supervised.normalise` says otherwise (each data
         set of `Classification` has its own).
 
+        Args:
+            model: the parameters of another model of this run, shape (d,), such as `model` of a
+                callback's view or a row of `iterates`; None: those of this result.
+
         Raises:
-            InvalidInputError: the problem has no network.
+            InvalidInputError: the problem has no network, or it has another number of parameters.
         """
+        if model is not None and np.shape(model) != self.model.shape:
+            raise InvalidInputError(
+                f"model: it has shape {np.shape(model)}, and that of this run {self.model.shape}; "
+                "give a model of this run"
+            )
+        x = torch.as_tensor(self.model if model is None else model)
         if self.network is not None:
-            return copy.deepcopy(self.network)
+            network = copy.deepcopy(self.network)
+            if model is not None:
+                trained = [p for p in network.parameters() if p.requires_grad]
+                nn.utils.vector_to_parameters(x.to(trained[0], copy=True), trained)
+            return network
         experiment = self.experiment
         task = prepare_cached(
             experiment.problem, experiment.seed, experiment.device, experiment.dtype
         )
-        model, buffers = (
-            None if array is None else torch.as_tensor(array).to(task.start)
-            for array in (self.model, self.buffers)
-        )
-        assert model is not None
-        return task.module(model, buffers)
+        buffers = None if self.buffers is None else torch.as_tensor(self.buffers).to(task.start)
+        return task.module(x.to(task.start), buffers)
 
     def _rounds(self) -> str:
         """Return the number of rounds as text, such as "40 of 100 rounds" if stopped early."""

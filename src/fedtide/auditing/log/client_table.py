@@ -138,9 +138,11 @@ def find_positions(
             f"{names[0]!r:.60}; complete it, or write ids in one way"
         )
         if not of_roster:
+            counted = unknown == [len(names)] and 0 not in seen
+            remedy = "" if counted else "more with clients= or --clients, or "
             where = (
-                f"clients 0 to {len(names) - 1}; give more with clients= or --clients, or their "
-                "names with roster= or --roster"
+                f"clients 0 to {len(names) - 1}; give {remedy}their names with roster= or --roster"
+                f"{', if ids count from 1' if counted else ''}"
             )
         raise InvalidInputError(f"client: {list_names(unknown)} not among the {where}")
     return np.array([positions[str(name)] for name in seen], dtype=np.int32)

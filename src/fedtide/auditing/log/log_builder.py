@@ -207,6 +207,11 @@ class LogBuilder:
             )
         names = list_clients(seen, roster, clients)
         positions = find_positions(seen, names, of_roster=roster is not None)
+        if clients is not None and roster is None and seen and 0 not in seen and 1 in seen:
+            self.notes.append(
+                f"the ids are taken to be 0 to {clients - 1}, of which 0 never occurs; if they "
+                "count from 1, give them with roster= or --roster"
+            )
         codes = _concatenate(self._clients)
         for low in range(0, len(codes), 1 << 22):  # in place: no third copy of a long log
             codes[low : low + (1 << 22)] = positions[codes[low : low + (1 << 22)]]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
 from fedtide.auditing.statistics.distributions import chi2_sf
 from fedtide.auditing.statistics.influence import (
     EffectiveObjective,
@@ -18,10 +19,10 @@ from fedtide.auditing.statistics.influence import (
     recorded_weights,
     share_samples,
 )
-from fedtide.auditing.statistics.long_run_variance import SpectralShape, fit_shape
 from fedtide.auditing.statistics.pattern import Pattern, find_pattern
-from fedtide.auditing.statistics.periodogram import Parts, client_periodograms
+from fedtide.auditing.statistics.periodogram import Parts
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
+from fedtide.auditing.statistics.runs_test import count_runs
 from fedtide.auditing.statistics.skew import SkewEstimate, estimate_skew
 from fedtide.auditing.statistics.variance import VarianceModel
 from fedtide.randomness import generator
@@ -180,12 +181,12 @@ def measure_shift(before: ParticipationLog, after: ParticipationLog) -> StageShi
     (2 Σ V_n² + Σ κ_n) / (Σ V_n)², κ_n the fourth cumulant.
 
     Cohorts that a server keeps for several rounds, and failures that last, make k_n vary more. The
-    variances are therefore multiplied by max(1, V), V the long-run variance of the residuals
+    variances are therefore multiplied by max(1, D_n), D_n the dispersion of the residuals
 
         y_t^n = (1[n in S_t] − f_n π_t 1[n in A_t]) / m_t,    f_n = k_n / E_n
 
-    relative to that of independent rounds, estimated for all clients together as for the weights
-    (`fit_shape`). The probabilities of a choice may depend on who else is there.
+    relative to independent draws (see `estimate_dispersion`), and the sum of squares is divided by
+    the mean of these factors. The probabilities of a choice may depend on who else is there.
 
     Args:
         before: the clients to choose from.
@@ -204,21 +205,22 @@ def measure_shift(before: ParticipationLog, after: ParticipationLog) -> StageShi
     origin = _sum_over_rounds(before, np.where(chosen, before.cohort_weights, 0.0)) / rounds
     errors = np.sqrt(_sum_over_rounds(before, noise * after.cohort_weights**2)) / rounds
     memory = _find_memory(before, after, share, errors * rounds / np.sqrt(before.length))
-    level = max(1.0, memory.level)
+    roots = np.maximum(memory.roots, 1.0)
     squares, total = float(((after.counts - expected) ** 2).sum()), float(variance.sum())
     p_value = 1.0
     if total > 0:
         spread = 2 * float((variance**2).sum()) + max(0.0, float(fourth.sum()))
         freedom = 2 * total**2 / spread
+        level = float((roots**2 * variance).sum()) / total
         p_value = float(chi2_sf(squares / (level * total) * freedom, freedom))
-    distance = _estimate_distance(weights, origin, errors * np.sqrt(level), memory.uncertainty)
+    distance = _estimate_distance(weights, origin, errors * roots, memory.uncertainty)
     return StageShift(distance, p_value)
 
 
 def _find_memory(
     before: ParticipationLog, after: ParticipationLog, share: Floats, deviations: Floats
-) -> SpectralShape:
-    """Return the spectral density of the residuals, relative to that of independent rounds.
+) -> Dispersion:
+    """Return the dispersion of the residuals, relative to that of independent rounds.
 
     Args:
         before: the clients to choose from.
@@ -231,9 +233,9 @@ def _find_memory(
     readiness = np.divide(after.counts, expected, out=np.zeros(after.size), where=expected > 0)
     rounds = np.repeat(np.arange(before.length), before.cohorts)
     entries = _mark_chosen(before, after) - readiness[before.clients] * share[rounds]
-    parts = Parts(after.cohort_weights, entries)
-    found = client_periodograms(before, parts, np.zeros(before.size), None)
-    return fit_shape(found.powers, readiness * deviations**2, found.independent)
+    parts, none = Parts(after.cohort_weights, entries), np.zeros(before.size)
+    spread = readiness * deviations**2
+    return estimate_dispersion(before, parts, none, spread, count_runs(after), None)
 
 
 def _mark_chosen(before: ParticipationLog, after: ParticipationLog) -> Floats:
@@ -253,7 +255,7 @@ def _table(log: ParticipationLog, values: NDArray[Any]) -> sparse.csr_array:
 
 
 def _estimate_distance(
-    weights: Floats, origin: Floats, errors: Floats, uncertainty: float
+    weights: Floats, origin: Floats, errors: Floats, uncertainty: Floats
 ) -> SkewEstimate:
     """Return Σ |w_n − v_n| with its interval.
 
@@ -261,7 +263,7 @@ def _estimate_distance(
         weights: w_n, shape (N,).
         origin: v_n, (N,).
         errors: the standard errors of w_n if the choice is uniform, (N,).
-        uncertainty: the relative variance of the estimate of their squares.
+        uncertainty: the relative variance that the estimates of their squares have in common, (N,).
     """
 
     def scale(assumed: Floats) -> Floats:
