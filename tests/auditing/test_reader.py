@@ -252,6 +252,19 @@ def test_rounds_that_are_read_as_seconds_are_named() -> None:
     check_error(error_of(GOOD, round_seconds=3600.0), "round_seconds", "'round' counts rounds")
 
 
+def test_ids_that_count_from_1_are_noticed() -> None:
+    rows = {"round": [0, 0, 1], "client": [1, 2, 3]}
+    sentence = error_of(pl.DataFrame(rows), clients=3)
+    check_error(
+        sentence, "client", "give their names with roster= or --roster, if ids count from 1"
+    )
+    rows["client"] = [1, 2, 1]  # client 3 never came
+    log = read_participation_log(pl.DataFrame(rows), clients=3)
+    assert any("of which 0 never occurs; if they count from 1" in note for note in log.notes)
+    rows["client"] = [1, 2, 0]
+    assert not read_participation_log(pl.DataFrame(rows), clients=3).notes
+
+
 def test_invalid_rosters_are_refused() -> None:
     twice = pl.DataFrame({"client": [0, 0]})
     check_error(error_of(GOOD, roster=twice), "roster", "twice")
