@@ -144,7 +144,8 @@ def find_positions(
                 f"clients 0 to {len(names) - 1}; give {remedy}their names with roster= or --roster"
                 f"{', if ids count from 1' if counted else ''}"
             )
-        raise InvalidInputError(f"client: {list_names(unknown)} not among the {where}")
+        verb = "is" if len(unknown) == 1 else "are"
+        raise InvalidInputError(f"client: {list_names(unknown)} {verb} not among the {where}")
     return np.array([positions[str(name)] for name in seen], dtype=np.int32)
 
 

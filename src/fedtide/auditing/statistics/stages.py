@@ -203,8 +203,9 @@ def measure_shift(before: ParticipationLog, after: ParticipationLog) -> StageShi
     rounds = after.nonempty_rounds
     chosen = after.cohorts > 0
     origin = _sum_over_rounds(before, np.where(chosen, before.cohort_weights, 0.0)) / rounds
-    errors = np.sqrt(_sum_over_rounds(before, noise * after.cohort_weights**2)) / rounds
-    memory = _find_memory(before, after, share, errors * rounds / np.sqrt(before.length))
+    parts = _sum_over_rounds(before, noise * after.cohort_weights**2)
+    readiness = np.divide(after.counts, expected, out=np.zeros(after.size), where=expected > 0)
+    memory = _find_memory(before, after, share, readiness, readiness * parts / before.length)
     roots = np.maximum(memory.roots, 1.0)
     squares, total = float(((after.counts - expected) ** 2).sum()), float(variance.sum())
     p_value = 1.0
@@ -213,12 +214,18 @@ def measure_shift(before: ParticipationLog, after: ParticipationLog) -> StageShi
         freedom = 2 * total**2 / spread
         level = float((roots**2 * variance).sum()) / total
         p_value = float(chi2_sf(squares / (level * total) * freedom, freedom))
-    distance = _estimate_distance(weights, origin, errors * roots, memory.uncertainty)
+    distance = _estimate_distance(
+        weights, origin, roots * np.sqrt(parts) / rounds, memory.uncertainty
+    )
     return StageShift(distance, p_value)
 
 
 def _find_memory(
-    before: ParticipationLog, after: ParticipationLog, share: Floats, deviations: Floats
+    before: ParticipationLog,
+    after: ParticipationLog,
+    share: Floats,
+    readiness: Floats,
+    spread: Floats,
 ) -> Dispersion:
     """Return the dispersion of the residuals, relative to that of independent rounds.
 
@@ -226,24 +233,21 @@ def _find_memory(
         before: the clients to choose from.
         after: the clients chosen, in the same rounds.
         share: π_t, shape (T,).
-        deviations: the standard deviation of each client's part of a round if the choice is uniform
-            and independent, (N,).
+        readiness: f_n, (N,).
+        spread: the mean variance of a client's part of a round if draws are independent, (N,).
     """
-    expected = _sum_over_rounds(before, share)
-    readiness = np.divide(after.counts, expected, out=np.zeros(after.size), where=expected > 0)
     rounds = np.repeat(np.arange(before.length), before.cohorts)
     entries = _mark_chosen(before, after) - readiness[before.clients] * share[rounds]
     parts, none = Parts(after.cohort_weights, entries), np.zeros(before.size)
-    spread = readiness * deviations**2
     return estimate_dispersion(before, parts, none, spread, count_runs(after), None)
 
 
 def _mark_chosen(before: ParticipationLog, after: ParticipationLog) -> Floats:
     """Return 1 for each entry of `before`, by round, that `after` has as well, else 0, (E,)."""
-    order = _table(before, np.arange(len(before.clients))).data
-    count = _table(before, np.ones(len(order))) + _table(after, np.ones(len(after.clients)))
+    there = _table(before, np.arange(len(before.clients)))
+    order, there.data = there.data, np.ones(len(there.data))
     found = np.empty(len(order))
-    found[order] = count.data - 1
+    found[order] = (there + _table(after, np.ones(len(after.clients)))).data - 1
     return found
 
 
