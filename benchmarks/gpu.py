@@ -10,7 +10,8 @@ convolutions and matrix products may use TF32). A second run on the device, resu
 checkpoint, must give the same bits.
 
 Waits: in a later round of every method, PyTorch counts how often the host waits for the GPU. It
-should be once, to read which updates are finite.
+should be once, to read which updates are finite, and once more for methods whose weights follow
+from the updates (clipping, trimmed means).
 
 Speed: paper 001's CIFAR-10 run (10,000 rounds; the goal is two minutes on an H100), a logistic
 model with 100, 1,000 and 10,000 clients a round, and the settings of pfl's CIFAR-10 benchmark

@@ -188,6 +188,12 @@ OTHER = {
     "running statistics and dropout": {"model": Network()},
     "bfloat16": {"dtype": "bfloat16"},
     "chunks": {"chunk": 3},
+    "a cohort that is padded": {"participation": {"type": "uniform", "size": 9}},
+    "a cohort that is padded, with corrections": {
+        "participation": {"type": "uniform", "size": 9},
+        "algorithm": "scaffold",
+        "model": Network(),
+    },
     "iterates": {"record_iterates": True},
 }
 
@@ -211,6 +217,7 @@ def test_a_round_asks_its_device_once_however_clients_train(name, trainer, readi
         "NumPy": lambda here, there: torch.as_tensor(here.numpy(), device=there.device),
         "numbers": lambda here, there: there.new_tensor([0, 1]),
         "an index": lambda here, there: there[here],
+        "a NumPy index": lambda here, there: there[here.numpy()],
     }.items(),
     ids=lambda case: case[0],
 )

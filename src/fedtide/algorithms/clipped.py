@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
-from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, no_updates
+from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
@@ -27,13 +27,12 @@ class ClippedState(WrapperState):
 
     Args:
         bound: C_t.
-        within: how many of this round's updates so far had a norm of at most C_t.
-        factors: min(1, C_t / ‖Δ_n‖) of this round's updates so far, shape (S,).
+        norms: ‖Δ_n‖ of this round's updates so far, before clipping, shape (S,), on the model's
+            device.
     """
 
     bound: float
-    within: int
-    factors: Tensor
+    norms: Tensor
 
 
 @configurable
@@ -105,29 +104,29 @@ class Clipped(Wrapper[ClippedState]):
         return True
 
     def init(self, model: Tensor, population: Population) -> ClippedState:
-        inner, none = self.inner.init(model, population), no_updates(model)[1]
-        return ClippedState(inner, float(self.bound), within=0, factors=none)
+        inner = self.inner.init(model, population)
+        return ClippedState(inner, float(self.bound), model.new_zeros(0, dtype=torch.float64))
 
     def absorb(self, state: ClippedState, updates: ClientUpdates) -> ClippedState:
         """Pass the clipped updates on."""
         norms = torch.linalg.vector_norm(updates.deltas, dim=1, dtype=torch.float64)
-        factors = torch.where(norms > state.bound, state.bound / norms, 1.0)
-        factors = factors.to(updates.deltas.dtype)
+        factors = _factors(norms, state.bound).to(updates.deltas.dtype)
         clipped = replace(updates, deltas=updates.deltas * factors.unsqueeze(1))
-        return ClippedState(
-            self.inner.absorb(state.inner, clipped),
-            state.bound,
-            state.within + int((norms <= state.bound).sum()),
-            torch.cat([state.factors, factors.cpu()]),
-        )
+        inner = self.inner.absorb(state.inner, clipped)
+        return ClippedState(inner, state.bound, torch.cat([state.norms, norms]))
 
     def step(self, state: ClippedState, lr: float) -> tuple[ClippedState, RoundInfo]:
         """Step as the inner method does, and move the bound."""
         inner, info = self.inner.step(state.inner, lr)
-        info = replace(info, weights=info.weights * state.factors)
-        bound = state.bound
-        if self.quantile is not None and len(state.factors):
-            share = state.within / len(state.factors)
+        bound, norms = state.bound, state.norms.cpu()
+        info = replace(info, weights=info.weights * _factors(norms, bound).to(info.weights.dtype))
+        if self.quantile is not None and len(norms):
+            share = float((norms <= bound).double().mean())
             bound *= math.exp(-self.rate * (share - self.quantile))
             bound = min(max(bound, _LEAST), _MOST)  # from 0 or infinity it would not come back
-        return ClippedState(inner, bound, within=0, factors=state.factors[:0]), info
+        return ClippedState(inner, bound, state.norms[:0]), info
+
+
+def _factors(norms: Tensor, bound: float) -> Tensor:
+    """Return min(1, C_t / ‖Δ_n‖), shape (S,)."""
+    return torch.where(norms > bound, bound / norms, 1.0)

@@ -195,13 +195,20 @@ def _select_by_window(
         larger = (pixel > largest) | (pixel != pixel)  # the first of equal maxima; or NaN
         largest = torch.where(larger, pixel, largest)
         place = torch.where(larger, float(k), place)
-    if memory_format(images) == torch.channels_last:
-        # each window's gradient is repeated for all of its pixels, many channels at once
-        gradient = in_memory(gradient.contiguous(memory_format=torch.channels_last))
     places = torch.arange(rows * columns, device=images.device).view(rows, 1, columns)
-    chosen = in_memory(place)[..., :, None, :, None] == places
     zero = gradient.new_zeros(())
+    if memory_format(images) == torch.channels_last:  # many channels at once
+        place, gradient = (_channels_last(tensor) for tensor in (place, gradient))
+        chosen = place[:, :, None, :, None] == places[..., None]
+        found = torch.where(chosen, gradient[:, :, None, :, None], zero)
+        return found.reshape(len(images), height, width, -1).permute(0, 3, 1, 2)
+    chosen = in_memory(place)[..., :, None, :, None] == places
     return torch.where(chosen, gradient[..., :, None, :, None], zero).reshape(images.shape)
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    """Return images (N, C, H, W) in memory as (N, H, W, C)."""
+    return in_memory(images.permute(0, 2, 3, 1).contiguous())
 
 
 def _normalise_groups(

@@ -31,6 +31,7 @@ from fedtide.training.trainers._graph_capture import (
     draws_random_numbers,
     has_constants,
 )
+from fedtide.training.trainers._pooling_first import PoolingFirst
 from fedtide.training.trainers._recurrent_layers import StackableRecurrence
 from fedtide.training.trainers.base import Trained, UnsuitableTrainerError, find_or_add
 from fedtide.training.trainers.step_block import BlockInputs, StepBlock, Tensors
@@ -288,7 +289,7 @@ def _stacking(stacked: bool) -> Iterator[None]:
     # a process-wide setting, which only the thread that captures may change
     kernels = sdpa_kernel(SDPBackend.MATH) if stacked else nullcontext()
     try:
-        with kernels, StackableRecurrence() if stacked else nullcontext():
+        with kernels, PoolingFirst(), StackableRecurrence() if stacked else nullcontext():
             yield
     except RuntimeError as error:
         if devices.lacks_memory(error):

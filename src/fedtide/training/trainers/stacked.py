@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.algorithms.base import Instructions
+from fedtide.device_copies import to_device_of
 from fedtide.problems.base import BatchPlan, Task
 from fedtide.training import devices
 from fedtide.training.local_training import LocalTraining
@@ -231,12 +232,15 @@ class StackedTrainer(Trainer):
             rows, which = chunk
             own = rows.stop - rows.start
             is_whole = which is rows and own == size
+            there = which
+            if which is not rows:
+                there = to_device_of(torch.from_numpy(which), model)
             run = self._runner.prepare(
                 start,
                 plan if is_whole else plan.select(which),
-                tuple(part[:, which] for part in inputs),
-                None if correction is None else correction[which],
-                None if buffers is None else buffers[which],
+                tuple(part[:, there] for part in inputs),
+                None if correction is None else correction[there],
+                None if buffers is None else buffers[there],
             )
 
             def train_chunk() -> None:

@@ -1,0 +1,122 @@
+"""ReLU after maximum pooling instead of before it, against PyTorch's own order."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedtide.training.trainers._graph_capture import capture
+from fedtide.training.trainers._pooling_first import PoolingFirst
+from fedtide.training.trainers.step_block import stackable_gradient
+
+
+def outputs_and_gradients(network, x):
+    x = x.clone().requires_grad_()
+    found = network(x)
+    (found.square() / 2 + found).sum().backward()
+    return found.detach(), x.grad
+
+
+def assert_equal(network, x):
+    """Check that the context changes neither outputs nor gradients."""
+    expected = outputs_and_gradients(network, x)
+    with PoolingFirst():
+        found = outputs_and_gradients(network, x)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+@given(
+    window=st.integers(1, 3),
+    stride=st.integers(1, 3),
+    levels=st.integers(1, 4),
+    seed=st.integers(0, 999),
+)
+@settings(deadline=None, max_examples=40)
+def test_numbers_are_those_of_relu_before_pooling(window, stride, levels, seed):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (2, 3, 6, 7)
+    # few levels: many maxima are equal, many windows have nothing positive
+    x = torch.randint(-levels, levels + 1, shape, generator=generator).double()
+    assert_equal(nn.Sequential(nn.ReLU(), nn.MaxPool2d(window, stride, padding=window // 2)), x)
+
+
+def test_what_is_no_number_stays_so():
+    x = torch.tensor([[-1.0, torch.nan, 2.0, 3.0, -torch.inf, -2.0]])
+    assert_equal(nn.Sequential(nn.ReLU(), nn.MaxPool1d(2)), x)
+
+
+RELU = {
+    "module": nn.ReLU(),
+    "function": nn.functional.relu,
+    "torch": torch.relu,
+    "method": lambda x: x.relu(),
+}
+MAXIMA = {
+    "1d": (nn.MaxPool1d(2), (1, 4)),
+    "2d": (nn.MaxPool2d(2), (1, 4, 4)),
+    "3d": (nn.MaxPool3d(2), (1, 4, 4, 4)),
+    "torch": (lambda x: torch.max_pool2d(x, 2), (1, 4, 4)),
+}
+
+
+def shapes_of_relu(network, x):
+    """Return the shapes to which ReLU and its gradient are applied in a captured step."""
+    gradient = stackable_gradient(lambda params: (network(params["x"]).square().sum(), {}))
+    with PoolingFirst():
+        graph = capture(lambda x: (gradient({"x": x})[0]["x"],), [x])
+    names = ("aten.relu.default", "aten.threshold_backward.default")
+    nodes = [node for node in graph.graph.nodes if str(node.target) in names]
+    return [tuple(node.meta["val"].shape) for node in nodes]
+
+
+@pytest.mark.parametrize("relu", RELU)
+def test_every_relu_is_applied_to_the_maxima(relu):
+    network = lambda x: nn.functional.max_pool2d(RELU[relu](x), 2)  # noqa: E731
+    x = torch.randn(2, 3, 4, 4)
+    assert shapes_of_relu(network, x) == [(2, 3, 2, 2)] * 2
+    assert_equal(network, x)
+
+
+@pytest.mark.parametrize("maxima", MAXIMA)
+def test_relu_is_applied_to_every_kind_of_maxima(maxima):
+    pool, shape = MAXIMA[maxima]
+    x = torch.randn(2, *shape)
+    relus = shapes_of_relu(lambda x: pool(x.relu()), x)
+    assert relus == [tuple(pool(x).shape)] * 2
+
+
+def test_a_relu_that_is_used_twice_is_kept_for_the_other_use():
+    def network(x):
+        positive = x.relu()
+        return nn.functional.max_pool2d(positive, 2) + positive.mean()
+
+    x = torch.randn(2, 3, 4, 4).double()
+    expected = outputs_and_gradients(network, x)
+    with PoolingFirst():
+        found = outputs_and_gradients(network, x)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+KEPT = {
+    "in place": lambda x: nn.functional.max_pool2d(nn.functional.relu(x * 1, inplace=True), 2),
+    "in place, method": lambda x: nn.functional.max_pool2d((x * 1).relu_(), 2),
+    "changed since": lambda x: _changed_since(x * 1),
+    "indices": lambda x: nn.functional.max_pool2d(x.relu(), 2, return_indices=True)[0],
+    "all by name": lambda x: nn.functional.max_pool2d(input=torch.relu(input=x), kernel_size=2),
+    "means": lambda x: nn.functional.avg_pool2d(x.relu(), 2),
+}
+
+
+def _changed_since(x):
+    positive = x.relu()
+    x.add_(1)
+    return nn.functional.max_pool2d(positive, 2)
+
+
+@pytest.mark.parametrize("network", KEPT)
+def test_other_networks_stay_as_they_are(network):
+    x = torch.randn(2, 3, 4, 4).double()
+    assert_equal(KEPT[network], x)
