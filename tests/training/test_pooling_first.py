@@ -105,6 +105,7 @@ KEPT = {
     "in place, method": lambda x: nn.functional.max_pool2d((x * 1).relu_(), 2),
     "changed since": lambda x: _changed_since(x * 1),
     "indices": lambda x: nn.functional.max_pool2d(x.relu(), 2, return_indices=True)[0],
+    "indices by position": lambda x: nn.functional.max_pool2d(x.relu(), 2, 2, 0, 1, False, True)[0],
     "all by name": lambda x: nn.functional.max_pool2d(input=torch.relu(input=x), kernel_size=2),
     "means": lambda x: nn.functional.avg_pool2d(x.relu(), 2),
 }

@@ -1,8 +1,8 @@
 """Maximum pooling before ReLU, in networks that apply them the other way round.
 
 Both orders give the same numbers and gradients, because ReLU does not decrease: the maximum of a
-window stays its maximum, and a window without a positive number has no gradient. Pooled images have
-fewer pixels for ReLU and its gradient, and its gradient no longer reads the images before pooling.
+window stays its maximum, and where it is not positive, its gradient is zero. Pooled images have
+fewer pixels for ReLU and its gradient, which no longer reads the images before pooling.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAXIMA = {
 
 
 class PoolingFirst(TorchFunctionMode):
-    """A context in which the ReLU of images whose maxima are taken next is applied to the maxima.
+    """A context in which maximum pooling of what ReLU returned is computed first, then ReLU.
 
     ReLU in place, and pooling that also returns indices, are left as they are.
 
@@ -39,9 +39,10 @@ class PoolingFirst(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return what the function returns."""
         kwargs = kwargs or {}
-        if func in _MAXIMA and self._are_images(args) and not kwargs.get("return_indices"):
-            before, _ = self._images
-            return torch.relu(func(before, *args[1:], **kwargs))
+        if func in _MAXIMA and self._are_images(args):
+            maxima = func(self._images[0], *args[1:], **kwargs)
+            if isinstance(maxima, Tensor):  # otherwise with indices
+                return torch.relu(maxima)
         found = func(*args, **kwargs)
         if func in _RELU and args and found is not args[0]:
             self._images = (args[0], found)
