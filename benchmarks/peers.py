@@ -109,10 +109,16 @@ def _fedtide(work: Workload) -> float:
     return statistics.median(times)
 
 
-def _samples(client: int, work: Workload) -> tuple[torch.Tensor, torch.Tensor]:
+def _samples(
+    client: int, count: int, shape: tuple[int, ...], outputs: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(client)
-    x = torch.randn(work.samples, *work.shape, generator=draw)
-    return x, torch.randint(work.classes, (work.samples,), generator=draw)
+    x = torch.randn(count, *shape, generator=draw)
+    return x, torch.randint(outputs, (count,), generator=draw)
+
+
+def _sizes(work: Workload) -> tuple[int, tuple[int, ...], int]:
+    return work.samples, work.shape, work.classes
 
 
 def run_pfl(work: Workload, rounds: int, network: nn.Module | None = None) -> float:
@@ -157,7 +163,7 @@ def run_pfl(work: Workload, rounds: int, network: nn.Module | None = None) -> fl
     device = "cuda" if torch.cuda.is_available() else "cpu"  # as pfl chooses for the model
     users = {
         client: PyTorchTensorDataset(
-            tuple(part.to(device) for part in _samples(client, work)), user_id=str(client)
+            tuple(part.to(device) for part in _samples(client, *_sizes(work))), user_id=str(client)
         )
         for client in range(work.clients)
     }
@@ -190,12 +196,16 @@ def _flower(work: Workload, rounds: int) -> float:
 
     ticks: list[float] = []
     clients, server = ClientApp(), ServerApp()
+    # In a function that is sent to Ray, cloudpickle would take the attribute `classes` for
+    # the module `torch.classes`, which it cannot pickle.
+    sizes = _sizes(work)
+    outputs = work.classes
 
     @clients.train()
     def train(message, context):
         torch.set_num_threads(1)
-        x, y = _samples(int(context.node_config["partition-id"]), work)
-        network = nn.Linear(784, work.classes)
+        x, y = _samples(int(context.node_config["partition-id"]), *sizes)
+        network = nn.Linear(784, outputs)
         network.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(network.parameters(), lr=work.lr)
         for step in range(work.steps):
@@ -211,6 +221,11 @@ def _flower(work: Workload, rounds: int) -> float:
 
     class Timed(FedAvg):
         def aggregate_train(self, server_round, replies):
+            replies = list(replies)
+            failed = sum(reply.has_error() for reply in replies)
+            if failed or len(replies) != work.cohort:
+                trained = len(replies) - failed
+                raise RuntimeError(f"only {trained} of {work.cohort} clients of Flower trained")
             found = super().aggregate_train(server_round, replies)
             ticks.append(time.perf_counter())
             return found
@@ -220,9 +235,10 @@ def _flower(work: Workload, rounds: int) -> float:
         strategy = Timed(
             fraction_train=work.cohort / work.clients,
             fraction_evaluate=0.0,
+            min_train_nodes=work.cohort,  # also in the first round, before all nodes are known
             min_available_nodes=work.clients,
         )
-        arrays = ArrayRecord(nn.Linear(784, work.classes).state_dict())
+        arrays = ArrayRecord(nn.Linear(784, outputs).state_dict())
         strategy.start(grid, arrays, num_rounds=rounds)
 
     run_simulation(
@@ -255,7 +271,9 @@ def _flgo(work: Workload, rounds: int) -> float:
     Timed.Server, Timed.Client = Server, Client
     threads = torch.get_num_threads()
     with TemporaryDirectory() as folder, contextlib.chdir(folder):
-        torch.save([_samples(client, work) for client in range(work.clients)], "samples.pt")
+        torch.save(
+            [_samples(client, *_sizes(work)) for client in range(work.clients)], "samples.pt"
+        )
         Path("settings.py").write_text(FLGO_TASK, encoding="utf-8")
         name = f"flgo_task_{work.cohort}"
         sys.path.insert(0, folder)
@@ -296,7 +314,7 @@ def _blazefl(work: Workload, rounds: int) -> float:
         def get_dataloader(self, type_, cid, batch_size, generator):
             return DataLoader(samples[cid], batch_size, shuffle=True, generator=generator)
 
-    samples = [TensorDataset(*_samples(client, work)) for client in range(work.clients)]
+    samples = [TensorDataset(*_samples(client, *_sizes(work))) for client in range(work.clients)]
     common = {
         "model_selector": Models(),
         "model_name": "linear",

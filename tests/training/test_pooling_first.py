@@ -104,6 +104,10 @@ KEPT = {
     "in place": lambda x: nn.functional.max_pool2d(nn.functional.relu(x * 1, inplace=True), 2),
     "in place, method": lambda x: nn.functional.max_pool2d((x * 1).relu_(), 2),
     "changed since": lambda x: _changed_since(x * 1),
+    "changed elsewhere": lambda x: _changed_elsewhere(x * 1),
+    "scaled gradient": lambda x: _scaled_gradient(x),
+    "only padding": lambda x: nn.functional.max_pool2d(x.relu(), 2, 1, 1, dilation=5).exp(),
+    "only padding, by position": lambda x: nn.functional.max_pool2d(x.relu(), 2, 1, 1, 5).exp(),
     "indices": lambda x: nn.functional.max_pool2d(x.relu(), 2, return_indices=True)[0],
     "indices by position": lambda x: nn.functional.max_pool2d(x.relu(), 2, 2, 0, 1, False, True)[0],
     "all by name": lambda x: nn.functional.max_pool2d(input=torch.relu(input=x), kernel_size=2),
@@ -115,6 +119,62 @@ def _changed_since(x):
     positive = x.relu()
     x.add_(1)
     return nn.functional.max_pool2d(positive, 2)
+
+
+def _changed_elsewhere(x):
+    positive = x.relu()
+    x.data.add_(1)  # which does not count as a new version
+    return nn.functional.max_pool2d(positive, 2)
+
+
+def _scaled_gradient(x):
+    positive = x.relu()
+    positive.register_hook(lambda gradient: 3 * gradient)
+    return nn.functional.max_pool2d(positive, 2)
+
+
+def _without_gradient(x):
+    with torch.no_grad():
+        positive = torch.relu(x)
+    return nn.functional.max_pool2d(positive, 2) * nn.functional.max_pool2d(x, 2)
+
+
+def _in_one_gradient(x):
+    return nn.functional.max_pool2d(x.relu(), 2) * nn.functional.max_pool2d(x, 2)
+
+
+def _changed_maxima(x):
+    x = x * 1
+    positive = x.relu()
+    x.add_(1)
+    return nn.functional.max_pool2d(positive, 2) + nn.functional.max_pool2d(x, 2)
+
+
+CAPTURED = {
+    "sequence": nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)),
+    "without gradient": _without_gradient,
+    "in one gradient": _in_one_gradient,
+    "changed since": _changed_maxima,
+}
+
+
+@pytest.mark.parametrize("network", CAPTURED)
+@pytest.mark.parametrize("stacked", [False, True])
+def test_captured_gradients_are_those_of_the_network(network, stacked):
+    def loss(params):
+        return CAPTURED[network](params["x"]).square().sum(), {}
+
+    def gradient(x):
+        return stackable_gradient(loss)({"x": x})[0]["x"]
+
+    x = torch.randn(5, 2, 3, 4, 4, dtype=torch.float64)
+    function = torch.func.vmap(gradient) if stacked else gradient
+    given = x if stacked else x[0]
+    expected = function(given)
+    with PoolingFirst():
+        graph = capture(lambda x: (function(x),), [given])
+    assert isinstance(graph, torch.fx.GraphModule)
+    torch.testing.assert_close(graph(given)[0], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("network", KEPT)

@@ -119,12 +119,13 @@ class Clipped(Wrapper[ClippedState]):
         """Step as the inner method does, and move the bound."""
         inner, info = self.inner.step(state.inner, lr)
         bound, norms = state.bound, state.norms.cpu()
-        info = replace(info, weights=info.weights * _factors(norms, bound).to(info.weights.dtype))
+        factors = _factors(norms, bound).to(state.model.dtype)
+        info = replace(info, weights=info.weights * factors)
         if self.quantile is not None and len(norms):
             share = float((norms <= bound).double().mean())
             bound *= math.exp(-self.rate * (share - self.quantile))
             bound = min(max(bound, _LEAST), _MOST)  # from 0 or infinity it would not come back
-        return ClippedState(inner, bound, state.norms[:0]), info
+        return ClippedState(inner, bound, state.norms.new_zeros(0)), info
 
 
 def _factors(norms: Tensor, bound: float) -> Tensor:

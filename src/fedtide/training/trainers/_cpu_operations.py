@@ -201,7 +201,8 @@ def _select_by_window(
         place, gradient = (_channels_last(tensor) for tensor in (place, gradient))
         chosen = place[:, :, None, :, None] == places[..., None]
         found = torch.where(chosen, gradient[:, :, None, :, None], zero)
-        return found.reshape(len(images), height, width, -1).permute(0, 3, 1, 2)
+        count, channels = images.shape[:2]
+        return found.reshape(count, height, width, channels).permute(0, 3, 1, 2)
     chosen = in_memory(place)[..., :, None, :, None] == places
     return torch.where(chosen, gradient[..., :, None, :, None], zero).reshape(images.shape)
 

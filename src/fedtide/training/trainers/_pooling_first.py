@@ -1,13 +1,13 @@
-"""Maximum pooling before ReLU, in networks that apply them the other way round.
+"""Max pooling before ReLU, in networks that apply ReLU first.
 
-Both orders give the same numbers and gradients, because ReLU does not decrease: the maximum of a
+Both orders give the same numbers and the same gradients, because ReLU is monotone: the maximum of a
 window stays its maximum, and where it is not positive, its gradient is zero. Pooled images have
-fewer pixels for ReLU and its gradient, which no longer reads the images before pooling.
+fewer pixels for ReLU and for its gradient. That gradient then reads the pooled images only.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,20 @@ _MAXIMA = {
 }
 
 
-class PoolingFirst(TorchFunctionMode):
-    """A context in which maximum pooling of what ReLU returned is computed first, then ReLU.
+class _Call(NamedTuple):
+    """A call of ReLU: its input, its output, and whether it is differentiated."""
 
-    ReLU in place, and pooling that also returns indices, are left as they are.
+    x: Tensor
+    y: Tensor
+    with_gradient: bool
+
+
+class PoolingFirst(TorchFunctionMode):
+    """A context in which max pooling directly after ReLU is computed before it.
+
+    Nothing else may happen between the two, such as a change in place. ReLU in place, dilated
+    pooling, whose windows may contain nothing but padding, and pooling that also returns indices
+    are left as they are.
 
     >>> network = nn.Sequential(nn.ReLU(), nn.MaxPool1d(2))
     >>> with PoolingFirst():
@@ -33,30 +43,25 @@ class PoolingFirst(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._images: tuple[Tensor, ...] = ()
-        self._versions: tuple[int, ...] = ()
+        self._last: _Call | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return what the function returns."""
+        """Return what the function returns; for such pooling, ReLU of the pooled input."""
         kwargs = kwargs or {}
-        if func in _MAXIMA and self._are_images(args):
-            maxima = func(self._images[0], *args[1:], **kwargs)
-            if isinstance(maxima, Tensor):  # otherwise with indices
-                return torch.relu(maxima)
+        relu, self._last = self._last, None
+        if relu is not None and func in _MAXIMA and _pools(relu, args, kwargs):
+            return torch.relu(func(relu.x, *args[1:], **kwargs))
         found = func(*args, **kwargs)
         if func in _RELU and args and found is not args[0]:
-            self._images = (args[0], found)
-            self._versions = _versions(self._images)
+            self._last = _Call(args[0], found, torch.is_grad_enabled())
         return found
 
-    def _are_images(self, args: tuple[Any, ...]) -> bool:
-        """Return whether the first argument is the result of the last ReLU.
 
-        If it, or what ReLU was applied to, has been changed in place since, it is not.
-        """
-        same = bool(args and self._images) and args[0] is self._images[1]
-        return same and _versions(self._images) == self._versions
-
-
-def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
-    return tuple(tensor._version for tensor in tensors)
+def _pools(relu: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether these are the arguments of a pooling that may be computed before ReLU."""
+    input, *others = args or (None,)
+    if input is not relu.y or relu.with_gradient != torch.is_grad_enabled():
+        return False
+    if len(others) > 3 or kwargs.get("return_indices"):  # dilation or more by position
+        return False
+    return kwargs.get("dilation", 1) in (1, (1,), (1, 1), (1, 1, 1))
