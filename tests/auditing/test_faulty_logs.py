@@ -335,25 +335,51 @@ def draw_counts(name: str, rounds: int = 40) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=["round", "client", name], orient="row")
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("num_examples", "the sample counts are not used as weights: "),
-        ("weight", "the weights are not used: "),
-    ],
-)
-def test_a_missing_number_that_changes_the_weights_is_said(name: str, words: str) -> None:
-    rows = draw_counts(name)
+def drop_first(rows: pl.DataFrame, name: str, count: int) -> pl.DataFrame:
+    """Return the rows without the first `count` numbers of a column."""
+    return rows.with_columns(
+        pl.when(pl.int_range(pl.len()) < count).then(None).otherwise(name).alias(name)
+    )
+
+
+def test_a_missing_weight_that_changes_the_weights_is_said() -> None:
+    rows = draw_counts("weight")
     whole = read(rows)
     assert whole.weights is not None
     assert not any("none" in note for note in whole.notes)
     for count, verb in ((1, "has"), (5, "have")):
-        cell = pl.when(pl.int_range(pl.len()) < count).then(None).otherwise(name).alias(name)
-        log = read(rows.with_columns(cell))
+        log = read(drop_first(rows, "weight", count))
         assert log.weights is None
-        assert f"{words}{count} of {len(rows)} used rows {verb} none" in log.notes
-    none = read(rows.with_columns(pl.lit(None, pl.Int64).alias(name)))
+        assert f"the weights are not used: {count} of {len(rows)} used rows {verb} none" in (
+            log.notes
+        )
+    none = read(rows.with_columns(pl.lit(None, pl.Int64).alias("weight")))
     assert not any("none" in note for note in none.notes)
+
+
+@pytest.mark.parametrize(("count", "verb"), [(1, "has"), (5, "have")])
+def test_a_missing_sample_count_is_the_mean_of_the_client(count: int, verb: str) -> None:
+    """Else one client could decide, with one unreadable number, that no counts are used."""
+    rows = draw_counts("samples")
+    whole, log = read(rows), read(drop_first(rows, "samples", count))
+    np.testing.assert_array_equal(log.weights, whole.weights)
+    np.testing.assert_array_equal(log.samples, whole.samples)
+    words = f"{count} of {len(rows)} used rows {verb} no sample count: the mean count of the same"
+    assert [note for note in log.notes if words in note] == list(log.notes)
+    assert whole.notes == ()
+
+
+def test_sample_counts_are_not_used_if_a_client_has_none() -> None:
+    rows = draw_counts("samples")
+    own = pl.col("client") == 2
+    log = read(rows.with_columns(samples=pl.when(own).then(None).otherwise("samples")))
+    count = len(rows.filter(own))
+    assert log.weights is None
+    note = f"the sample counts are not used as weights: {count} of {len(rows)} used rows have none"
+    assert log.notes == (note,)
+    none = read(rows.with_columns(pl.lit(None, pl.Int64).alias("samples")))
+    assert none.weights is None
+    assert none.notes == ()
 
 
 def test_missing_numbers_below_the_last_stage_change_nothing() -> None:
@@ -376,9 +402,7 @@ def test_a_column_that_is_renamed_half_way_is_said(tmp_path: Path) -> None:
         row["num_examples"] = row.pop("samples")
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
     notes = read(tmp_path / "log.jsonl").notes
-    assert f"the sample counts are not used as weights: 100 of {len(rows)} used rows have none" in (
-        notes
-    )
+    assert any(f"100 of {len(rows)} used rows have no sample count: " in note for note in notes)
 
 
 def test_sample_counts_with_a_separator_of_thousands_are_refused(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Node:
     seconds: Callable[[int], float] = lambda number: 0.1
     online: Callable[[float], bool] = lambda now: True
     name: str = ""
-    started: float = 0.0
+    started: float = 1.0  # Flower leaves a time that is unknown empty, which is read as 0
     error: int = 0
     tamper: Callable[[Message], Message] = lambda reply: reply
     state: RecordDict = field(default_factory=RecordDict)

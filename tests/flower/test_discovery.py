@@ -4,6 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
+from flwr.app import Error, Message
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
@@ -12,7 +13,7 @@ from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.participation.log.ledger import read_ledger
 
 from .driver import N, deploy, federation, node_of
-from .fake_grid import FakeGrid, Node, WireGrid
+from .fake_grid import NODE_UNAVAILABLE, FakeGrid, Node, WireGrid
 
 FedAvg = ft.algorithms.FedAvg
 
@@ -47,9 +48,24 @@ def test_a_full_or_closed_registry_rejects_other_clients():
     assert "not among" in closed.bind(2, "b", registered=True)
 
 
-@pytest.mark.parametrize("name", ["", "x" * 201, "a\nb", "\x1b[31m"])
+@pytest.mark.parametrize("name", ["", "  ", "x" * 201, "a\nb", "\x1b[31m"])
 def test_an_invalid_name_is_rejected(name):
     assert "its name is" in NodeRegistry.from_clients(3).bind(1, name, registered=False)
+
+
+@pytest.mark.parametrize("name", [b"x", [1, 2], 7, "  "])
+def test_a_name_that_is_no_text_is_rejected(name, url):
+    grid = federation(seconds=lambda number: 0.1)
+    grid.nodes[1000] = Node(grid.nodes[100].app, {"partition-id": 3})
+
+    def change_name(reply):
+        if reply.metadata.message_type == NAME_QUERY:
+            reply.content["config"]["name"] = name
+        return reply
+
+    grid.nodes[1000].tamper = change_name
+    strategy = deploy(grid, FedAvg(), rounds=2, ledger=url, clients=N + 1)
+    assert len(strategy.training.registry.names) == N
 
 
 @pytest.mark.parametrize("clients", ["abc", 0, [], ["a", "a"], ["a", ""], 5.0, None, True, {"a"}])
@@ -103,6 +119,11 @@ def questions(grid, node_id):
     names = [m for m in grid.sent if m.metadata.message_type == NAME_QUERY]
     asked = [m.metadata.message_id for m in names if m.metadata.dst_node_id == node_id]
     return [grid.pushed[one] for one in asked]
+
+
+def id_of(grid, client):
+    """Return the id of a client's node."""
+    return next(i for i, node in grid.nodes.items() if node.config["partition-id"] == client)
 
 
 def test_mute_newcomers_with_ever_new_ids_hold_up_no_round(url):
@@ -188,7 +209,7 @@ def test_a_node_is_asked_again_when_its_operator_has_corrected_its_name(url):
 
     class Correcting(FakeGrid):
         def get_nodes(self):
-            if self.now > 1_030 and not node.started:
+            if self.now > 1_030 and node.started < 1_000:
                 node.started, node.config = self.now, {"name": "3"}
             return super().get_nodes()
 
@@ -196,6 +217,91 @@ def test_a_node_is_asked_again_when_its_operator_has_corrected_its_name(url):
     own = read_ledger(url).filter(client="3")["round"].to_list()
     assert own == list(range(own[0], 12))
     assert 6 <= own[0] <= 8
+
+
+def misnamed(corrected: float, url: str, **options) -> tuple[FakeGrid, dict[str, list[int]]]:
+    """Run a federation whose site 0 starts as "1", until a time; site 1 comes at 1,060 s.
+
+    Returns:
+        The grid, and the rounds in which each of these clients has a row.
+    """
+    grid = federation(seconds=lambda number: 5.0)
+    wrong, late = node_of(grid, 0), node_of(grid, 1)
+    wrong.config["name"] = "1"
+    late.online = lambda now: now >= 1_060.0
+    late.started = 1_060.0
+
+    class Correcting(FakeGrid):
+        def get_nodes(self):
+            if self.now >= corrected and "name" in wrong.config:
+                wrong.started = self.now
+                del wrong.config["name"]
+            return super().get_nodes()
+
+    grid = Correcting(grid.nodes)
+    deploy(grid, FedAvg(), rounds=20, timeout=60.0, ledger=url, **options)
+    ledger = read_ledger(url)
+    return grid, {n: ledger.filter(client=n)["round"].to_list() for n in ("0", "1")}
+
+
+@pytest.mark.parametrize("corrected", [1_030.0, 1_090.0], ids=["before", "after"])
+def test_a_node_that_was_another_client_is_asked_again_when_it_restarts(corrected, url):
+    """Its id stays the same if it has a key, as here; site 1 comes later, and takes its place."""
+    grid, rounds = misnamed(corrected, url)
+    assert rounds["0"] == list(range(rounds["0"][0], 20))
+    assert rounds["0"][0] <= (corrected - 1_000.0) / 5 + 2
+    assert rounds["1"][-1] == 19
+    assert len(questions(grid, id_of(grid, 0))) == 2
+
+
+def test_a_name_that_is_corrected_between_two_submissions_is_asked_for(url, tmp_path):
+    state = tmp_path / "state"
+    grid, rounds = misnamed(math.inf, url, state=state)
+    assert rounds["0"] == []
+    wrong = node_of(grid, 0)
+    wrong.started = grid.now
+    del wrong.config["name"]
+    again = FakeGrid(grid.nodes, now=grid.now)
+    deploy(again, FedAvg(), rounds=25, timeout=60.0, ledger=url, state=state)
+    # It answers while the others train in round 20.
+    assert read_ledger(url).filter(client="0")["round"].to_list() == list(range(21, 25))
+
+
+def test_a_node_that_restarts_and_does_not_tell_its_name_stays_the_client_that_it_was(url, caplog):
+    class Restarting(FakeGrid):
+        def get_nodes(self):
+            if self.now > 1_030 and node.started < 1_000:
+                node.started = self.now
+            return super().get_nodes()
+
+        def _answer(self, node, message):
+            if node.started > 1_030 and message.metadata.message_type == NAME_QUERY:
+                return Message(Error(NODE_UNAVAILABLE, "offline"), reply_to=message)
+            return super()._answer(node, message)
+
+    grid = Restarting(federation(seconds=lambda number: 5.0).nodes)
+    node = node_of(grid, 3)
+    deploy(grid, FedAvg(), rounds=30, ledger=url)
+    assert 2 <= len(questions(grid, id_of(grid, 3))) <= 4
+    used = read_ledger(url).filter(client="3", stage="used")["round"].to_list()
+    assert len(used) >= 28
+    assert "does not take part" not in caplog.text
+
+
+def test_a_node_that_restarts_with_a_name_that_is_rejected_no_longer_takes_part(url, caplog):
+    class Restarting(FakeGrid):
+        def get_nodes(self):
+            if self.now > 1_030 and node.started < 1_000:
+                node.started, node.config = self.now, {"partition-id": 3, "name": "\x1b[31m"}
+            return super().get_nodes()
+
+    grid = Restarting(federation(seconds=lambda number: 5.0).nodes)
+    node = node_of(grid, 3)
+    deploy(grid, FedAvg(), rounds=20, ledger=url)
+    rounds = read_ledger(url).filter(client="3")["round"].to_list()
+    assert rounds == list(range(len(rounds)))
+    assert 4 <= len(rounds) <= 8
+    assert caplog.text.count("does not take part: its name is empty, too long, or not") == 1
 
 
 def test_two_nodes_with_one_name_do_not_take_it_from_each_other_at_every_look(url, caplog):

@@ -8,6 +8,7 @@ import torch
 from flwr.app import Context
 
 import fedtide as ft
+from fedtide.errors import InvalidInputError
 from fedtide.flower import ClientSideMemory
 from fedtide.flower.arrays import params_to_arrays
 from fedtide.flower.clients.app import custom_client
@@ -50,8 +51,10 @@ class Federation:
         nodes = {100 + n: Node(app, {"partition-id": n}) for n in range(clients)}
         self.clients, self.grid = clients, FakeGrid(nodes)
 
-    def train(self, algorithm, rounds: int, start: float = 0.0, **options) -> FedTide:
-        x = params_to_arrays({"x": torch.full((2,), start, dtype=torch.float16)})
+    def train(
+        self, algorithm, rounds: int, start: float = 0.0, dtype=torch.float16, **options
+    ) -> FedTide:
+        x = params_to_arrays({"x": torch.full((2,), start, dtype=dtype)})
         strategy = FedTide(algorithm, clients=self.clients, clock=self.grid.clock, **options)
         self.result = strategy.start(self.grid, x, rounds, 60.0)
         return strategy
@@ -115,3 +118,17 @@ def test_a_private_federation_takes_them():
     mechanism = Gaussian(clip=1.0, noise_multiplier=1e-3, delta=1e-5)
     strategy = Federation(3, 0.1).train(A.FedAvg(weights="all"), 2, privacy=mechanism)
     np.testing.assert_allclose(state_of(strategy), [0.2, 0.2], atol=0.01)
+
+
+@pytest.mark.parametrize("first", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("second", [torch.float16, torch.float32, torch.float64])
+def test_a_training_goes_on_in_the_dtype_in_which_it_began(first, second, tmp_path):
+    """What travels would change, or not be what was asked for."""
+    Federation(2, 0.5).train(A.FedAvg(), 2, dtype=first, state=tmp_path)
+    again = Federation(2, 0.5)
+    if first == second:
+        again.train(A.FedAvg(), 3, dtype=second, state=tmp_path)
+        assert {model.dtype for model in again.received} == {first}
+        return
+    with pytest.raises(InvalidInputError, match=r"^state: .* arrays of float\d+, not .*; give"):
+        again.train(A.FedAvg(), 3, dtype=second, state=tmp_path)

@@ -129,6 +129,34 @@ def test_rounds_of_a_further_run_continue(tmp_path: Path) -> None:
     assert {t for t, _ in rows_of(tmp_path / "log.csv")} == {0, 1, 2, 3}
 
 
+def test_a_second_start_of_the_same_observer_continues(tmp_path: Path) -> None:
+    observer = ParticipationObserver(fedavg(), tmp_path / "log.csv")
+    for _ in range(2):
+        train(observer, federation(), rounds=2)
+    assert {t for t, _ in rows_of(tmp_path / "log.csv")} == {0, 1, 2, 3}
+    assert pl.read_csv(tmp_path / "log.csv").height == 4 * len(SAMPLES)
+    ParticipationObserver(fedavg(), tmp_path / "log.csv")  # it can be read
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "round,client,stage,weight,time,reason\n0,ann,used,0.5,1.0,\n",
+        "client,round,stage\nann,0,used\n",
+        "round,client\n0,ann\n",
+        "round;client;stage;samples\n0;ann;used;3\n",
+        "round,client,stage,weight\n0,ann,used,0.5",
+    ],
+)
+def test_a_log_with_other_columns_is_left_as_it_is(text: str, tmp_path: Path) -> None:
+    """Rows would be appended under the wrong names, or make the file unreadable."""
+    path = tmp_path / "log.csv"
+    path.write_text(text)
+    with pytest.raises(InvalidInputError, match=r"^log: .*round, client, stage, samples.*; choose"):
+        ParticipationObserver(fedavg(), path)
+    assert path.read_text() == text
+
+
 def test_other_strategies_are_observed(tmp_path: Path) -> None:
     krum = Krum(fraction_evaluate=0.0, num_malicious_nodes=1)
     train(ParticipationObserver(krum, tmp_path / "log.csv"), federation())

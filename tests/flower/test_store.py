@@ -9,7 +9,7 @@ import torch
 import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.flower import ClientSideMemory
-from fedtide.flower.clients.store import encode_update
+from fedtide.flower.clients.store import ClientStore, encode_update
 from fedtide.flower.protocol import TrainRequest, Update
 from fedtide.flower.server.session import TrainingSession
 from fedtide.participation.log.ledger import read_ledger
@@ -41,6 +41,24 @@ def test_the_models_are_those_of_the_plain_method(method, tmp_path):
     on_clients = deploy(grid, ClientSideMemory(method), 12)
     np.testing.assert_allclose(model(on_clients), model(plain), rtol=1e-10)
     assert not hasattr(on_clients.training.driver.state, "memory")
+
+
+def test_files_of_others_in_the_folder_are_left_alone(tmp_path):
+    """Such as a copy that a file manager made."""
+    store = ClientStore(tmp_path)
+    for t in range(5):
+        store.save(t, {"x": torch.zeros(1)})
+    for name in ("2 (1).safetensors", "x.safetensors", "note.txt"):
+        (tmp_path / name).write_text("")
+    store.remove_except(4)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {
+        "3.safetensors",
+        "4.safetensors",
+        "2 (1).safetensors",
+        "x.safetensors",
+        "note.txt",
+    }
 
 
 @pytest.mark.parametrize("method", METHODS[:3], ids=repr)

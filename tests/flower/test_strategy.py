@@ -182,7 +182,7 @@ def test_a_federation_does_not_shrink(former, size, tmp_path):
         deploy(federation(), FedAvg(), rounds=2, clients=size, state=tmp_path)
 
 
-@pytest.mark.parametrize("name", ["", "x" * 201, "a\nb"])
+@pytest.mark.parametrize("name", ["", "x" * 201, "a\nb", 3])
 def test_a_federation_needs_a_name_that_can_be_shown(name, url):
     with pytest.raises(InvalidInputError, match=r"^federation: .* is empty, too long, or not"):
         FedTide(FedAvg(), clients=2, ledger=url, federation=name)

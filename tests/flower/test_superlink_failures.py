@@ -9,8 +9,9 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 import fedtide as ft
@@ -19,8 +20,10 @@ from fedtide.flower._flwr_messages import OBJECT_BYTES, pull_replies
 from fedtide.flower.arrays import draw_blanks, initial_arrays, params_to_arrays
 from fedtide.flower.clients.app import client
 from fedtide.flower.protocol import NAME_QUERY, NONCE
+from fedtide.flower.server.observer import ParticipationObserver
 from fedtide.flower.server.strategy import FedTide
 from fedtide.participation.log.ledger import read_ledger, read_rounds
+from fedtide.participation.log.schema import read_log
 
 from .driver import N, deploy, federation, node_of, rows
 from .fake_grid import FakeGrid, Node, WireGrid
@@ -207,6 +210,89 @@ def test_a_superlink_that_fails_until_the_deadline_ends_the_run(url, tmp_path):
     assert read_rounds(url).is_empty()
     deploy(federation(), A.FedAvg(), rounds=2, **options)
     assert used(url) == {t: HONEST | {str(BAD)} for t in range(2)}
+
+
+class FailingList(FakeGrid):
+    """Fails to list its nodes for a time, as the SuperLink does if its database is locked."""
+
+    since, until, status = 0.0, 0.0, 500
+
+    def get_nodes(self):
+        if self.since <= self.now < self.until:
+            raise failure(self.status)
+        return super().get_nodes()
+
+
+def failing_list(since: float, until: float, seconds: float = 1.0) -> FailingList:
+    grid = FailingList(federation(seconds=lambda number: seconds).nodes)
+    grid.since, grid.until = since, until
+    return grid
+
+
+def test_one_failure_to_list_the_nodes_loses_no_update(url, caplog):
+    """The second call, which asks for the ids only, succeeded, and all nodes seemed restarted."""
+
+    class Once(FailingList):
+        failed = False
+
+        def get_nodes(self):
+            if not self.failed and self.now > 1_090.0:
+                self.failed = True
+                raise failure()
+            return FakeGrid.get_nodes(self)
+
+    grid = Once(failing_list(0.0, 0.0, seconds=45.0).nodes)
+    deploy(grid, A.FedAvg(), rounds=4, timeout=600.0, ledger=url)
+    assert grid.failed
+    assert used(url) == {t: HONEST | {str(BAD)} for t in range(4)}
+    assert {node.handled for node in grid.nodes.values()} == {1 + 4}  # its name, and each round
+    assert "fails with this version of Flower" not in caplog.text
+
+
+def test_the_nodes_are_those_of_the_last_check_while_the_superlink_cannot_list_them(url, caplog):
+    grid = failing_list(1_095.0, 1_150.0, seconds=45.0)
+    deploy(grid, A.FedAvg(), rounds=4, timeout=600.0, ledger=url)
+    assert used(url) == {t: HONEST | {str(BAD)} for t in range(4)}
+    assert caplog.text.count("Nodes cannot be listed, as the SuperLink fails: no") == 1
+    assert caplog.text.count("Nodes can be listed again") == 1
+
+
+def test_a_run_that_begins_while_the_superlink_cannot_list_its_nodes_waits_for_it(url):
+    grid = failing_list(0.0, 1_040.0)
+    deploy(grid, A.FedAvg(), rounds=2, timeout=600.0, ledger=url)
+    assert used(url) == {t: HONEST | {str(BAD)} for t in range(2)}
+
+
+def test_a_superlink_that_cannot_list_nodes_until_the_deadline_ends_the_run(url):
+    grid = failing_list(0.0, math.inf)
+    with pytest.raises(InvalidInputError, match="grid: the SuperLink cannot list its nodes"):
+        deploy(grid, A.FedAvg(), rounds=100, timeout=60.0, ledger=url)
+    assert 1_060.0 <= grid.now < 1_075.0
+    assert read_rounds(url).is_empty()
+
+
+def test_other_failures_to_list_nodes_are_raised():
+    grid = failing_list(1_002.0, math.inf)
+    grid.status = 403
+    with pytest.raises(httpx.HTTPStatusError):
+        deploy(grid, A.FedAvg(), rounds=20)
+
+
+def test_an_observed_strategy_trains_on_while_nodes_cannot_be_listed(tmp_path):
+    """Observing must not end what it observes; who was merely online is then not known."""
+
+    class Asking(FedAvg):
+        def configure_train(self, server_round, arrays, config, grid):
+            content = RecordDict({"arrays": arrays, "config": config})
+            return [Message(content, node_id, "train") for node_id in sorted(grid.nodes)]
+
+    grid = failing_list(0.0, math.inf)
+    log = tmp_path / "log.csv"
+    observer = ParticipationObserver(Asking(), log)
+    messages = observer.configure_train(1, ArrayRecord({}), ConfigRecord(), grid)
+    assert len(messages) == N
+    observer.aggregate_train(1, [])
+    assert read_log(log)["stage"].to_list() == ["selected"] * N
 
 
 def test_evaluations_that_cannot_be_sent_end_no_training(url, caplog):

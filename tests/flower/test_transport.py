@@ -300,7 +300,7 @@ def test_a_node_that_died_and_came_back_is_asked_again(url):
 
     class Restarting(FakeGrid):
         def get_nodes(self):
-            if self.now > beginning + 100 and not lost.started:
+            if self.now > beginning + 100 and lost.started < beginning:
                 lost.started, lost.free_at = self.now, self.now
             return super().get_nodes()
 

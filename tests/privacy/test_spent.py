@@ -306,7 +306,8 @@ def test_the_command_warns_of_rounds_that_the_log_lacks_and_of_a_large_delta(tmp
     """Both make a figure say less than it seems to."""
     text = FILE.replace("delta: 1.0e-5", "delta: 0.3")
     warnings = ("rounds 0 to 2 are not in the log", "δ = 0.3 is not below 1 / N = 0.25")
-    result, _ = run_audit(tmp_path, text, first=3)
+    result, path = run_audit(tmp_path, text, first=3)
+    assert json.loads(path.read_text())["privacy"][0]["rounds"] == [3, 14]
     assert all(warning in result.output for warning in warnings)
     result, _ = run_audit(tmp_path, FILE)
     assert not any(warning in result.output for warning in ("not in the log", "not below"))

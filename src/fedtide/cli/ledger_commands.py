@@ -114,8 +114,9 @@ def prune_command(
 
     Rounds keep their numbers. A running federation is not disturbed. Later audits cover only the
     remaining rounds: they do not know clients that took part in removed rounds only (name all
-    clients with --clients or --roster), and absences count from the first remaining round. Export
-    the ledger first to keep what is removed.
+    clients with --clients or --roster), and absences count from the first remaining round. With
+    differential privacy, keep all rounds: `fedtide audit --privacy` counts what clients lost in
+    the remaining ones only. Export the ledger first to keep what is removed.
     """
     from fedtide.participation.log.ledger_maintenance import plan_pruning, prune_ledger
 

@@ -4,7 +4,6 @@ Besides `_flwr_private`, only this module relies on undocumented parts of Flower
 
 - the calls of `HttpGrid._runtime_client`, and the functions and classes with which
   `HttpGrid.pull_messages` fetches the objects of a reply and decodes it;
-- the HTTP status of the exceptions that the grid raises;
 - the form of these objects: a head of text, a zero byte, a body, which for an array is JSON;
 - the function `bytearray` by which `flwr.app.message.array` joins the chunks of an array.
 
@@ -29,7 +28,7 @@ from flwr.app import Array, Error, Message, Metadata
 from flwr.serverapp import Grid
 
 from fedtide.errors import first_line
-from fedtide.flower._flwr_private import warn_once
+from fedtide.flower._flwr_private import SuperLinkError, describe_failure, warn_once
 
 T = TypeVar("T")
 ResultT = TypeVar("ResultT")
@@ -53,15 +52,8 @@ _USED = (
     "pull_objects",
 )
 """The names that a pull uses from the module that defines `HttpGrid`."""
-_FAILURES = (413, 500)
-"""The HTTP statuses for a call that is too large, and for a failure of the SuperLink; after others,
-Flower repeats the call, or ends."""
 _joining = Lock()
 """Held while Flower's `bytearray` is replaced: several strategies may run as threads of one app."""
-
-
-class SuperLinkError(Exception):
-    """The SuperLink failed at every message that it was given; the text says how."""
 
 
 def push_messages(grid: Grid, messages: Sequence[Message]) -> set[str]:
@@ -109,10 +101,10 @@ def _attempt_call(
     try:
         return call(items), ""
     except Exception as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        if status not in _FAILURES:
+        failure = describe_failure(error)
+        if not failure:
             raise
-        return None, first_line(error)
+        return None, failure
 
 
 @dataclass

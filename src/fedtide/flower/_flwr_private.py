@@ -4,6 +4,7 @@
   gave at registration, and `last_activated_at`;
 - the client with which `flwr` lists the nodes of a SuperLink (the command leaves out their names);
 - `Grid.run.run_id`;
+- the exceptions that the grid raises, and their HTTP status;
 - the numbers of errors in `flwr.common.constant.ErrorCode`;
 - the dictionary in which records keep their values, `_data`;
 - an environment variable of Flower's SuperExec.
@@ -26,7 +27,7 @@ from typing import Any, TypeVar
 from flwr.app import ConfigRecord, Error, RecordDict
 from flwr.serverapp import Grid
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 
 log = getLogger("flwr")
 
@@ -38,7 +39,16 @@ FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
 
 _APP_RAISED, _MESSAGE_UNAVAILABLE, _REPLY_UNAVAILABLE = 2, 3, 4  # of ErrorCode in flwr 1.42
 _NODE_UNAVAILABLE, _MOD_REFUSED = 5, 6
+_FAILURES = (413, 500)
+"""The HTTP statuses for a call that is too large, and for a failure of the SuperLink; after others,
+Flower repeats the call, or ends."""
+_CHANGED = (AttributeError, ImportError, LookupError, NotImplementedError, TypeError, ValueError)
+"""What a call of a private part raises if Flower has changed it."""
 _warned: set[str] = set()
+
+
+class SuperLinkError(Exception):
+    """The SuperLink failed; the text says how."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +70,27 @@ def list_nodes(grid: Grid) -> list[OnlineNode]:
     """Return the nodes that are online, sorted by id.
 
     Without `get_nodes`, nodes are anonymous: each is asked for its name, as without registration.
+
+    Raises:
+        SuperLinkError: the SuperLink fails. Any other exception of the call itself propagates.
     """
     try:
         described = {info.node_id: info for info in grid.get_nodes()}
-    except Exception as error:
-        ids = sorted(grid.get_node_ids())  # raises too if the SuperLink cannot be reached
+    except _CHANGED as error:
+        ids = sorted(grid.get_node_ids())
         warn_once("Grid.get_nodes", error, "names that the operator registered are unknown")
         return [OnlineNode(node_id) for node_id in ids]
+    except Exception as error:
+        if failure := describe_failure(error):
+            raise SuperLinkError(failure) from error
+        raise
     return [_describe(described[node_id]) for node_id in sorted(described)]
+
+
+def describe_failure(error: Exception) -> str:
+    """Return how the SuperLink failed at a call that raised this; "": it did not fail itself."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return first_line(error) if status in _FAILURES else ""
 
 
 def list_registered_names(superlink: str) -> dict[str, list[int]]:

@@ -262,8 +262,10 @@ def draw_nonce() -> dict[str, Any]:
 
 
 def is_name(name: object) -> bool:
-    """Return whether this can name a client: printable text of 1 to 200 characters."""
-    return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()
+    """Return whether this can name a client: printable text of 1 to 200 characters, not blank."""
+    if not isinstance(name, str) or len(name) > LONGEST_NAME:
+        return False
+    return name.isprintable() and bool(name.strip())
 
 
 def _add(model: Params, update: Params) -> Params:

@@ -45,6 +45,7 @@ from fedtide.auditing.log.weights import (
     average_by_client,
     check_counts,
     complete_samples,
+    fill_counts,
     find_weights,
 )
 from fedtide.errors import InvalidInputError, quantify
@@ -165,8 +166,9 @@ class LogBuilder:
                 f"log: no update was used in {quantify(span[1] - span[0], 'round')}: "
                 f"{format_reasons(refusals.total())}; an audit needs updates that were used"
             )
+        counts = fill_counts(rows.samples, rows.clients, declared, self.notes)
         weights, counts = find_weights(
-            rows.rounds, rows.weights, rows.samples, self._weights_are_final, self.notes
+            rows.rounds, rows.weights, counts, self._weights_are_final, self.notes
         )
         if declared is None and counts is not None:
             declared = average_by_client(rows.clients, counts, len(names))

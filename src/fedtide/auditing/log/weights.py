@@ -105,6 +105,35 @@ def _normalise_by_round(rounds: NDArray[np.integer], counts: Numbers) -> Numbers
     return shares
 
 
+def fill_counts(
+    counts: Numbers | None, clients: NDArray[np.int32], declared: Floats | None, notes: list[str]
+) -> Numbers | None:
+    """Return the sample counts of used rows, (E,), with the client's mean where a count is missing.
+
+    Without this, one unreadable count would decide that the counts of all rows are not used. They
+    stay as they are if a client has no count at all.
+
+    Args:
+        counts: of each row, NaN where it is missing; None: the log has none.
+        clients: the client of each row, (E,).
+        declared: each client's mean count, (N,), NaN without one; None: there are none.
+        notes: gets a note on how many are filled in.
+    """
+    if counts is None or declared is None:
+        return counts
+    missing = np.isnan(counts)
+    found = declared[clients[missing]]
+    if not len(found) or np.isnan(found).any():
+        return counts
+    notes.append(
+        f"{len(found):,} of {len(counts):,} used rows {'has' if len(found) == 1 else 'have'} no "
+        "sample count: the mean count of the same client is used"
+    )
+    filled = counts.copy()
+    filled[missing] = found
+    return filled
+
+
 def average_by_client(
     clients: NDArray[np.int32], samples: Numbers | None, size: int
 ) -> Floats | None:

@@ -51,7 +51,8 @@ class Spent:
 
     ε is that of the published models, for an observer who knows everything but a client's updates:
     who took part, in which rounds, and all other updates. Sampling does not reduce it, because who
-    takes part is visible.
+    takes part is visible. What clients lost in rounds before the first one of the log is not
+    counted.
 
     Args:
         mechanism: clipping and noise.
@@ -129,6 +130,7 @@ class Spent:
         return {
             "mechanism": repr(self.mechanism),
             "algorithm": repr(self.algorithm),
+            "rounds": [self.log.first_round, self.log.first_round + self.log.length - 1],
             "delta": self.mechanism.delta,
             "epsilon": _finite(self.epsilon),
             "worst_client": self.log.names[self.worst],

@@ -71,7 +71,8 @@ class ClientStore:
 
         The one before is needed if the server loses its newest checkpoint and repeats the round.
         """
-        rounds = sorted(int(path.stem) for path in self._folder.glob("*.safetensors"))
+        stems = [path.stem for path in self._folder.glob("*.safetensors")]
+        rounds = sorted(int(stem) for stem in stems if stem.isdecimal())
         kept = {t, *[earlier for earlier in rounds if earlier < t][-1:]}
         for other in rounds:
             if other not in kept:

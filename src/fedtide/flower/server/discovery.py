@@ -16,8 +16,8 @@ from math import inf
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fedtide.flower._flwr_messages import SuperLinkError
-from fedtide.flower._flwr_private import OnlineNode, is_app_error
+from fedtide.errors import InvalidInputError
+from fedtide.flower._flwr_private import OnlineNode, SuperLinkError, is_app_error
 from fedtide.flower.protocol import NAME_QUERY, draw_nonce, select_records
 from fedtide.flower.server.limited_warnings import LimitedWarnings
 from fedtide.flower.server.node_registry import NodeRegistry
@@ -31,7 +31,7 @@ _PATIENCE, _LONGEST_PATIENCE = 60.0, 3600.0
 
 @dataclass
 class _Unknown:
-    """A node that is online and whose client is not known.
+    """A node that is online and whose client is not known, or may have changed.
 
     Args:
         activated_at: when it connected.
@@ -56,8 +56,9 @@ class Discovery:
     """Finds the nodes that are online and identifies their clients, independently of the rounds.
 
     A node that does not tell its name is asked again after 1, 2, 4, ... minutes, in the end every
-    hour, or as soon as it reconnects; one whose name is rejected, only when it reconnects. Nothing
-    is kept about nodes that are offline.
+    hour, or as soon as it reconnects; one whose name is rejected, only when it reconnects. One that
+    told its name is asked again when it reconnects, as its operator may have corrected the name;
+    until it answers, it stays the client that it was. Nothing is kept about nodes that are offline.
 
     Args:
         transport: of this run.
@@ -77,6 +78,10 @@ class Discovery:
 
         While no known client is online, as at the start, nodes that are asked for the first time
         have a minute to answer, so that all of them can be in the first round.
+
+        Raises:
+            InvalidInputError: at the deadline, the SuperLink fails to list its nodes. Otherwise one
+                round without clients would follow another.
         """
         transport = self._transport
         while True:
@@ -88,7 +93,14 @@ class Discovery:
             free = self._select_known(nodes) - transport.pending.busy_nodes
             useful = any(self._registry.client_at(one) not in shut_out for one in free)
             is_enough = len(free) >= wanted and (useful or not wanted)
-            if is_enough or transport.clock.tick() >= deadline:
+            if is_enough:
+                return
+            if transport.clock.tick() >= deadline:
+                if transport.unlisted:
+                    raise InvalidInputError(
+                        f"grid: the SuperLink cannot list its nodes ({transport.unlisted}); see "
+                        "its log, then submit the run again"
+                    )
                 return
             transport.clock.sleep(_PAUSE)
 
@@ -130,7 +142,8 @@ class Discovery:
         """Forget nodes that have left, and their questions; add those that have come."""
         previous, self._unknown = self._unknown, {}
         for node in nodes:
-            if node.node_id not in self._registry.nodes:
+            known = node.node_id in self._registry.nodes
+            if not known or self._registry.may_have_renamed(node.node_id, node.activated_at):
                 unknown = previous.get(node.node_id)
                 if unknown is None or unknown.activated_at != node.activated_at:
                     unknown = _Unknown(node.activated_at)
@@ -181,8 +194,8 @@ class Discovery:
         try:
             name = select_records(reply.content, ConfigRecord)["config"]["name"]
         except (KeyError, ValueError):
-            name = ""
-        self._bind(node_id, str(name), registered=False)
+            name = None
+        self._bind(node_id, name if isinstance(name, str) else "", registered=False)
 
     def _bind(self, node_id: int, name: str, registered: bool) -> None:
         former = self._registry.node_of(name)
@@ -190,7 +203,8 @@ class Discovery:
             text = f"node {former} has been online longer as {name!r}; give each key its own name"
             self._fail(node_id, text)  # it takes part as soon as the other one is offline
             return
-        reason = self._registry.bind(node_id, name, registered)
+        connected = self._unknown[node_id].activated_at
+        reason = self._registry.bind(node_id, name, registered, connected)
         if reason is not None:
             unknown = self._unknown[node_id]
             unknown.ask_at = inf
@@ -218,6 +232,8 @@ class Discovery:
         """Count a question that brought no name, and log the reason once."""
         unknown = self._unknown[node_id]
         unknown.failures += 1
+        if node_id in self._registry.nodes:  # it takes part as the client that it was
+            return
         if unknown.reason != reason:
             unknown.reason = reason
             self._report_absent(node_id, reason)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fedtide.errors import InvalidInputError, printable
 from fedtide.flower.protocol import is_name
 
@@ -20,6 +22,8 @@ class NodeRegistry:
         names: the clients' names by number; an open registry appends newcomers.
         open: whether unknown clients may join until there are N.
         nodes: the name of the client at each node id.
+        connected: when each of these nodes had connected as it told its name, by the SuperLink's
+            clock; 0: unknown.
         registered: names given by the operator whose keys have connected; no other node can claim
             them.
     """
@@ -28,6 +32,7 @@ class NodeRegistry:
     names: list[str] = field(default_factory=list)
     open: bool = True
     nodes: dict[int, str] = field(default_factory=dict)
+    connected: dict[int, float] = field(default_factory=dict)
     registered: set[str] = field(default_factory=set)
     _numbers: dict[str, int] = field(init=False, repr=False, compare=False)
     _places: dict[str, int] = field(init=False, repr=False, compare=False)
@@ -45,6 +50,8 @@ class NodeRegistry:
         """
         if isinstance(clients, str):
             raise InvalidInputError(f"clients: {clients!r} is text; give N, or a list of names")
+        if isinstance(clients, np.integer):
+            clients = int(clients)
         if isinstance(clients, bool | Set) or not isinstance(clients, int | Iterable):
             raise InvalidInputError(f"clients: {clients!r} is invalid; give N, or a list of names")
         if isinstance(clients, int):
@@ -64,8 +71,39 @@ class NodeRegistry:
             raise InvalidInputError("clients: no names; at least 1 is needed")
         return cls(len(names), names, open=False)
 
-    def bind(self, node_id: int, name: str, registered: bool) -> str | None:
-        """Record which client is at a node; return why the node is rejected, or None."""
+    def bind(self, node_id: int, name: str, registered: bool, connected: float = 0.0) -> str | None:
+        """Record which client is at a node; return why the node is rejected, or None.
+
+        A node that is rejected is no longer at the client that it was at before.
+
+        Args:
+            node_id: Flower's id.
+            name: the client's.
+            registered: whether the operator gave the name, and the node does not merely claim it.
+            connected: when the node had connected, see the class.
+        """
+        reason = self._find_objection(name, registered)
+        if reason is not None:
+            self._free(node_id)
+            return reason
+        if name not in self._numbers:
+            self._numbers[name] = len(self.names)
+            self.names.append(name)
+        if registered:
+            self.registered.add(name)
+        former = self.node_of(name)
+        if former is not None:
+            self._free(former)
+        self.nodes[node_id], self.connected[node_id] = name, connected
+        self._places[name] = node_id
+        return None
+
+    def _free(self, node_id: int) -> None:
+        self.nodes.pop(node_id, None)
+        self.connected.pop(node_id, None)
+
+    def _find_objection(self, name: str, registered: bool) -> str | None:
+        """Return why no node is admitted with this name, or None."""
         if not is_name(name):
             return "its name is empty, too long, or not printable"
         if name in self.registered and not registered:
@@ -78,15 +116,16 @@ class NodeRegistry:
                     f"{name!r} joins after all {self.size} clients; submit the run again with "
                     "more to let it take part"
                 )
-            self._numbers[name] = len(self.names)
-            self.names.append(name)
-        if registered:
-            self.registered.add(name)
-        former = self.node_of(name)
-        if former is not None:
-            del self.nodes[former]
-        self.nodes[node_id], self._places[name] = name, node_id
         return None
+
+    def may_have_renamed(self, node_id: int, connected: float) -> bool:
+        """Return whether a known node has connected again since it told its name.
+
+        Its operator may have corrected the name, and restarted it. A registered name stays.
+        """
+        before = self.connected.get(node_id, 0.0)
+        is_new = before > 0 and connected > 0 and connected != before
+        return is_new and self.nodes[node_id] not in self.registered
 
     def node_of(self, name: str) -> int | None:
         """Return the id of a client's latest node; None: it has had none."""
@@ -100,8 +139,12 @@ class NodeRegistry:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data."""
-        nodes = {str(node_id): name for node_id, name in self.nodes.items()}
-        return {"names": self.names, "nodes": nodes, "registered": sorted(self.registered)}
+        return {
+            "names": self.names,
+            "nodes": {str(node_id): name for node_id, name in self.nodes.items()},
+            "connected": {str(node_id): moment for node_id, moment in self.connected.items()},
+            "registered": sorted(self.registered),
+        }
 
     def restore(self, plain: dict[str, Any]) -> None:
         """Continue from what `to_json` returned; new clients come after those in it.
@@ -118,5 +161,6 @@ class NodeRegistry:
         if self.open:
             self.names = names
         self.nodes = {int(node_id): name for node_id, name in plain["nodes"].items()}
+        self.connected = {int(node_id): moment for node_id, moment in plain["connected"].items()}
         self.registered = set(plain["registered"])
         self.__post_init__()

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedtide.errors import InvalidInputError
-from fedtide.flower._flwr_private import list_nodes
+from fedtide.flower._flwr_private import OnlineNode, SuperLinkError, list_nodes
 from fedtide.flower.server.reply_validation import MAX_SAMPLES
 from fedtide.participation.log.schema import STAGES, read_log
 
@@ -54,8 +54,8 @@ class ParticipationObserver(Strategy):
         log: the path of the CSV file.
 
     Raises:
-        InvalidInputError: a path without the suffix .csv, or a file that is no participation log;
-            a strategy with a `start` of its own (FedTide writes a ledger).
+        InvalidInputError: a path without the suffix .csv, or a file with other columns; a
+            strategy with a `start` of its own (FedTide writes a ledger).
 
     Example:
         >>> strategy = ParticipationObserver(FedAvg(), "participation.csv")  # doctest: +SKIP
@@ -71,7 +71,7 @@ class ParticipationObserver(Strategy):
                 f"strategy: {type(strategy).__name__} has a loop of its own, which cannot be "
                 "observed; let it write the log itself (FedTide: ledger=)"
             )
-        self._first_round = _count_rounds(self._path)
+        self._first_round = self._ended = _count_rounds(self._path)
         self._clients: dict[int, _Reached] = {}
         self._asked: list[Metadata] = []
         self._names: dict[int, str] = {}
@@ -80,7 +80,9 @@ class ParticipationObserver(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the strategy's requests to train."""
-        nodes = list_nodes(grid)
+        if server_round == 1:
+            self._first_round = self._ended
+        nodes = _list_nodes(grid)
         self._names |= {node.node_id: node.name or str(node.node_id) for node in nodes}
         self._clients = {node.node_id: _Reached("available") for node in nodes}
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
@@ -145,6 +147,19 @@ class ParticipationObserver(Strategy):
                 os.fsync(file.fileno())
         except OSError as error:
             raise _unwritable(self._path, error) from None
+        self._ended = t + 1
+
+
+def _list_nodes(grid: Grid) -> list[OnlineNode]:
+    """Return the nodes that are online; none, with a warning, if the SuperLink fails to list them.
+
+    What is observed must not end because of the observer.
+    """
+    try:
+        return list_nodes(grid)
+    except SuperLinkError as error:
+        log.warning("The log of this round lacks clients that are only available: %s", error)
+        return []
 
 
 def _read_samples(reply: Message) -> float | None:
@@ -163,7 +178,17 @@ def _count_rounds(path: Path) -> int:
     if not path.exists() or path.stat().st_size == 0:
         return 0
     rounds = read_log(path)["round"]
+    if not _has_own_header(path):
+        raise InvalidInputError(
+            f"log: the columns of {str(path)!r} are not {', '.join(_COLUMNS)}, so no rows can be "
+            "appended; choose another file"
+        )
     return 0 if rounds.is_empty() else int(rounds.max()) + 1  # type: ignore[arg-type]
+
+
+def _has_own_header(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.readline().rstrip(b"\r\n") == _HEADER
 
 
 def _drop_cut_line(path: Path) -> None:

@@ -27,6 +27,7 @@ from fedtide.algorithms.serialization import (
 from fedtide.atomic_io import DRAFT_PATTERNS, unwritable, write_text
 from fedtide.content_hash import fingerprint, is_data
 from fedtide.errors import InvalidInputError, first_line
+from fedtide.flower.arrays import widen_half
 from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.saved_selection import SavedSelection
 from fedtide.flower.server.transport import PendingReplies
@@ -114,7 +115,9 @@ class TrainingSession:
         self.registry, self.layout = registry, layout
         self.folder = folder
         population = _describe_population(registry)
-        self.driver = RoundDriver(algorithm, model, population)
+        # In float16, sums over clients would stall or overflow.
+        self.driver = RoundDriver(algorithm, widen_half(model), population)
+        self.dtype = str(model.dtype).removeprefix("torch.")
         self.selection = None if selection is None else SavedSelection(selection, population, seed)
         self._selection_settings = _hash_settings((selection, seed))
         self.steps_taken = torch.zeros(registry.size, dtype=torch.int64)
@@ -215,6 +218,7 @@ class TrainingSession:
             "algorithm": repr(self.driver.algorithm),
             "settings": _hash_settings(self.driver.algorithm),
             "model": _shapes(self.layout),
+            "dtype": self.dtype,
             "registry": self.registry.to_json(),
             "pending": self.pending.to_json(),
             "run": str(self.run),
@@ -275,6 +279,11 @@ class TrainingSession:
             raise InvalidInputError(
                 f"state: {folder} was started with model {before}, not {now}; give the same, or "
                 "another folder"
+            )
+        if facts["dtype"] != self.dtype:
+            raise InvalidInputError(
+                f"state: {folder} was started with arrays of {facts['dtype']}, not {self.dtype}; "
+                "give the same, or another folder"
             )
 
     def _take(self, checkpoint: Checkpoint) -> int:

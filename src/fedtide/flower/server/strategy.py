@@ -19,8 +19,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedtide.algorithms import Algorithm, Cohort
 from fedtide.differential_privacy import Mechanism, make_private, shut_out
 from fedtide.errors import InvalidInputError, printable, quantify
-from fedtide.flower._flwr_messages import OBJECT_BYTES, SuperLinkError
-from fedtide.flower._flwr_private import get_run_id
+from fedtide.flower._flwr_messages import OBJECT_BYTES
+from fedtide.flower._flwr_private import SuperLinkError, get_run_id
 from fedtide.flower.arrays import ModelWriter, flatten_initial, widen_half
 from fedtide.flower.protocol import build_round_config, build_train_content, draw_nonce
 from fedtide.flower.server.client_metrics import MetricsAggregator, aggregate_metrics
@@ -369,10 +369,8 @@ class FedTide(Strategy):
         """Begin the training, or resume the saved one."""
         registry = NodeRegistry.from_clients(self._clients)
         layout, x = flatten_initial(initial_arrays)
-        # In float16, sums over clients would stall or overflow.
-        start = widen_half(x)
         training = TrainingSession(
-            self.algorithm, registry, layout, start, self._state, self.selection, self.seed
+            self.algorithm, registry, layout, x, self._state, self.selection, self.seed
         )
         run = get_run_id(grid)
         if training.run != run:  # replies to another run's messages cannot be pulled

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from fedtide.errors import quantify
 from fedtide.flower._flwr_messages import PartialReply, pull_replies, push_messages
-from fedtide.flower._flwr_private import OnlineNode, list_nodes
+from fedtide.flower._flwr_private import OnlineNode, SuperLinkError, list_nodes
 from fedtide.flower.protocol import describe_request
 
 log = getLogger("flwr")
@@ -126,6 +126,7 @@ class Transport:
 
     Attributes:
         activated: by node id, when each node that was online at the last check had connected.
+        unlisted: how the SuperLink failed to list its nodes at the last check; "": it did not.
         inbox: replies that were received and not taken yet.
     """
 
@@ -140,14 +141,28 @@ class Transport:
         self._largest = largest
         self.grid, self.pending, self.clock, self._client_at = grid, pending, clock, client_at
         self.activated: dict[int, float] = {}
+        self.unlisted = ""
+        self._nodes: list[OnlineNode] = []
         self.inbox: list[Answered] = []
         self._partial: dict[str, PartialReply] = {}
         self._failing: dict[str, float] = {}  # since when the SuperLink fails at a single reply
         self._is_failing = False
 
     def list_nodes(self) -> list[OnlineNode]:
-        """Return the nodes that are online, sorted by id."""
-        nodes = list_nodes(self.grid)
+        """Return the nodes that are online, sorted by id.
+
+        While the SuperLink fails to list them, these are the nodes of the last check.
+        """
+        try:
+            nodes = list_nodes(self.grid)
+        except SuperLinkError as error:
+            if not self.unlisted:
+                log.warning("Nodes cannot be listed, as the SuperLink fails: %s", error)
+            self.unlisted = str(error)
+            return self._nodes
+        if self.unlisted:
+            log.info("Nodes can be listed again")
+        self.unlisted, self._nodes = "", nodes
         self.activated = {node.node_id: node.activated_at for node in nodes}
         return nodes
 
@@ -178,10 +193,12 @@ class Transport:
     def drop_restarted(self) -> None:
         """Give up messages to nodes that restarted since: the new process does not have them.
 
-        Only the SuperLink's own times are compared: its clock may differ from ours, or be set.
+        Only the SuperLink's own times are compared: its clock may differ from ours, or be set. A
+        time that is unknown, 0, says nothing.
         """
         for pending in self.pending:
-            if self.activated.get(pending.node_id, pending.activated_at) != pending.activated_at:
+            connected = self.activated.get(pending.node_id, 0.0)
+            if connected and pending.activated_at and connected != pending.activated_at:
                 self.pending.settle(pending.message_id)
 
     def collect(

@@ -95,10 +95,11 @@ class Ledger:
     """
 
     def __init__(self, url: str, federation: str = "default") -> None:
-        if not (0 < len(federation) <= _LONGEST_NAME and federation.isprintable()):
+        is_text = isinstance(federation, str)
+        if not (is_text and 0 < len(federation) <= _LONGEST_NAME and federation.isprintable()):
             raise InvalidInputError(
-                f"federation: {federation!r:.60} is empty, too long, or not printable; give at "
-                f"most {_LONGEST_NAME} characters"
+                f"federation: {federation!r:.60} is empty, too long, or not printable text; give "
+                f"at most {_LONGEST_NAME} characters"
             )
         if "#" in url:  # SQLite would take it for a part of the file's name
             name = url.partition("#")[2]
