@@ -58,7 +58,8 @@ def section() -> Section:
         "25 clients a round, 5 local steps of 16 samples (images of 32×32 in colour; for the "
         "transformer, sequences of 64 vectors; for the recurrent networks, of 32), whole rounds of "
         "`ft.simulate` against a plain PyTorch loop in float32 with its minibatches ready in "
-        "memory. Medians of "
+        "memory and one of PyTorch's threads or all, whichever is faster (how many: in brackets). "
+        "Medians of "
         f"{REPEATS} repeats in turn. Limit: the least time of such a round on this machine, see "
         "above. First round: what capturing, or compiling without a cache, costs "
         "once.",
@@ -88,11 +89,12 @@ def _rows(work: Workload, kinds: list[tuple[str, str]]) -> list[tuple[str, ...]]
         runs, prepared = zip(
             *(work.run(Path(name), trainer, dtype=dtype) for trainer, dtype in kinds), strict=True
         )
-        times = in_turn([PlainLoop(work, network).round, *(run.round for run in runs)], REPEATS)
+        loop = PlainLoop(work, network)
+        times = in_turn([loop.round, *(run.round for run in runs)], REPEATS)
     samples = work.cohort * work.steps * work.batch
     found = []
     for (trainer, dtype), ms, gain, seconds in zip(
-        [("plain loop", "float32"), *kinds],
+        [(f"plain loop ({loop.threads})", "float32"), *kinds],
         medians(times),
         (1.0, *gains(times)),
         (0.0, *prepared),

@@ -34,8 +34,9 @@ def section() -> Section:
         "Small models",
         "Whole rounds of `ft.simulate` (participation, minibatches, training, aggregation, log; "
         "evaluation off), 1000 clients with 60 samples each, against a plain PyTorch loop over the "
-        "same clients with its minibatches ready in memory. Milliseconds per round, medians of "
-        "repeats in turn; ratios are medians of the ratios within a repeat. Limit: the least time "
+        "same clients with its minibatches ready in memory and one of PyTorch's threads or all, "
+        "whichever is faster (how many: in brackets). Milliseconds per round, medians of repeats "
+        "in turn; ratios are medians of the ratios within a repeat. Limit: the least time "
         "of such a round on this machine, see above, and the share of it that the compiled rounds "
         "reach. First round: what capturing, or compiling without a cache, costs once.",
         (
@@ -69,7 +70,7 @@ def _row(work: Workload) -> tuple[str, ...]:
     needed = limits.need(work, network)
     return (
         f"{work.cohort}",
-        f"{plain:.2f}",
+        f"{plain:.2f} ({loop.threads})",
         f"{stacked:.2f}",
         f"{gained[0]:.1f}x",
         f"{compiled:.2f}",

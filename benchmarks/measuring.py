@@ -8,8 +8,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 REPEATS = 7
 
@@ -79,6 +83,27 @@ def milliseconds(round: Callable[[], None]) -> float:
         round()
         count += 1
     return 1000 * (time.perf_counter() - began) / count
+
+
+def fastest_threads(round: Callable[[], None], repeats: int = 3) -> int:
+    """Return the number of PyTorch's threads with which a round is faster: 1, or all.
+
+    Small operations are often slower with several threads, which wait for one another.
+    """
+    every = torch.get_num_threads()
+    counts = sorted({1, every})
+    times = in_turn([partial(with_threads, count, round) for count in counts], repeats)
+    return min(zip(medians(times), counts, strict=True))[1]
+
+
+def with_threads(count: int, function: Callable[[], T]) -> T:
+    """Call a function while PyTorch uses so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        return function()
+    finally:
+        torch.set_num_threads(before)
 
 
 def medians(times: list[list[float]]) -> list[float]:

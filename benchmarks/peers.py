@@ -1,7 +1,8 @@
 """Other simulators on the same workload: pfl-research, Flower's simulation engine, FLGo, BlazeFL.
 
-All run unmodified, each as its documentation shows: pfl with its SimulatedBackend in one process,
-Flower with Ray and one actor per core, FLGo with its defaults in one process, BlazeFL with threads.
+All run unmodified, each as its documentation shows: pfl with its SimulatedBackend in one process
+and one of PyTorch's threads or all, whichever is faster, Flower with Ray and one actor per core,
+FLGo with its defaults in one process and one thread, BlazeFL with threads.
 `make bench` installs them (`benchmarks/requirements.txt`).
 
     PYTHONPATH=.venv/peers python benchmarks/peers.py
@@ -25,7 +26,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import limits
-from measuring import Section, machine
+from measuring import Section, machine, with_threads
 from workload import Workload
 
 COHORTS = (10, 100)
@@ -109,18 +110,6 @@ def _fedtide(work: Workload) -> float:
     return statistics.median(times)
 
 
-def _samples(
-    client: int, count: int, shape: tuple[int, ...], outputs: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    draw = torch.Generator().manual_seed(client)
-    x = torch.randn(count, *shape, generator=draw)
-    return x, torch.randint(outputs, (count,), generator=draw)
-
-
-def _sizes(work: Workload) -> tuple[int, tuple[int, ...], int]:
-    return work.samples, work.shape, work.classes
-
-
 def run_pfl(work: Workload, rounds: int, network: nn.Module | None = None) -> float:
     """Return the median seconds of a round of pfl, on a GPU if pfl finds one.
 
@@ -163,7 +152,8 @@ def run_pfl(work: Workload, rounds: int, network: nn.Module | None = None) -> fl
     device = "cuda" if torch.cuda.is_available() else "cpu"  # as pfl chooses for the model
     users = {
         client: PyTorchTensorDataset(
-            tuple(part.to(device) for part in _samples(client, *_sizes(work))), user_id=str(client)
+            tuple(part.to(device) for part in work.draw_client(client)),
+            user_id=str(client),
         )
         for client in range(work.clients)
     }
@@ -187,37 +177,22 @@ def run_pfl(work: Workload, rounds: int, network: nn.Module | None = None) -> fl
     return statistics.median(np.diff(ticks))
 
 
+def _pfl(work: Workload, rounds: int) -> float:
+    """Return the median seconds with one of PyTorch's threads or all, whichever is faster."""
+    counts = {1, torch.get_num_threads()}
+    return min(with_threads(count, lambda: run_pfl(work, rounds)) for count in counts)
+
+
 def _flower(work: Workload, rounds: int) -> float:
-    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-    from flwr.clientapp import ClientApp
+    from flwr.app import ArrayRecord
     from flwr.serverapp import ServerApp
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    ticks: list[float] = []
-    clients, server = ClientApp(), ServerApp()
-    # In a function that is sent to Ray, cloudpickle would take the attribute `classes` for
-    # the module `torch.classes`, which it cannot pickle.
-    sizes = _sizes(work)
-    outputs = work.classes
+    from flower_client import clients
 
-    @clients.train()
-    def train(message, context):
-        torch.set_num_threads(1)
-        x, y = _samples(int(context.node_config["partition-id"]), *sizes)
-        network = nn.Linear(784, outputs)
-        network.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        optimizer = torch.optim.SGD(network.parameters(), lr=work.lr)
-        for step in range(work.steps):
-            batch = slice(step * work.batch, (step + 1) * work.batch)
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(network(x[batch]), y[batch]).backward()
-            optimizer.step()
-        content = {
-            "arrays": ArrayRecord(network.state_dict()),
-            "metrics": MetricRecord({"num-examples": len(x)}),
-        }
-        return Message(RecordDict(content), reply_to=message)
+    ticks: list[float] = []
+    server = ServerApp()
 
     class Timed(FedAvg):
         def aggregate_train(self, server_round, replies):
@@ -238,14 +213,17 @@ def _flower(work: Workload, rounds: int) -> float:
             min_train_nodes=work.cohort,  # also in the first round, before all nodes are known
             min_available_nodes=work.clients,
         )
-        arrays = ArrayRecord(nn.Linear(784, outputs).state_dict())
+        arrays = ArrayRecord(nn.Linear(784, work.classes).state_dict())
         strategy.start(grid, arrays, num_rounds=rounds)
 
     run_simulation(
         server,
         clients,
         num_supernodes=work.clients,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+        backend_config={
+            "init_args": {"address": "local"},  # not a cluster that is running here already
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        },
     )
     return statistics.median(np.diff(ticks))
 
@@ -271,9 +249,7 @@ def _flgo(work: Workload, rounds: int) -> float:
     Timed.Server, Timed.Client = Server, Client
     threads = torch.get_num_threads()
     with TemporaryDirectory() as folder, contextlib.chdir(folder):
-        torch.save(
-            [_samples(client, *_sizes(work)) for client in range(work.clients)], "samples.pt"
-        )
+        torch.save([work.draw_client(client) for client in range(work.clients)], "samples.pt")
         Path("settings.py").write_text(FLGO_TASK, encoding="utf-8")
         name = f"flgo_task_{work.cohort}"
         sys.path.insert(0, folder)
@@ -314,7 +290,7 @@ def _blazefl(work: Workload, rounds: int) -> float:
         def get_dataloader(self, type_, cid, batch_size, generator):
             return DataLoader(samples[cid], batch_size, shuffle=True, generator=generator)
 
-    samples = [TensorDataset(*_samples(client, *_sizes(work))) for client in range(work.clients)]
+    samples = [TensorDataset(*work.draw_client(client)) for client in range(work.clients)]
     common = {
         "model_selector": Models(),
         "model_name": "linear",
@@ -345,10 +321,10 @@ def _blazefl(work: Workload, rounds: int) -> float:
 
 # simulator: package, how it is measured, rounds by clients a round
 PEERS = {
-    "pfl": ("pfl", run_pfl, {10: 30, 100: 8}),
-    "Flower": ("flwr", _flower, {10: 8, 100: 5}),
-    "FLGo": ("flgo", _flgo, {10: 30, 100: 8}),
-    "BlazeFL": ("blazefl", _blazefl, {10: 30, 100: 8}),
+    "pfl": ("pfl", _pfl, {10: 30, 100: 12}),
+    "Flower": ("flwr", _flower, {10: 16, 100: 8}),
+    "FLGo": ("flgo", _flgo, {10: 30, 100: 12}),
+    "BlazeFL": ("blazefl", _blazefl, {10: 30, 100: 12}),
 }
 MISSING = {
     "pfl": " (0.6.0 needs Python 3.12 or older)",

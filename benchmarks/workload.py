@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.loop import Run
+from measuring import fastest_threads, with_threads
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ class Workload:
             labels[: self.classes] = np.arange(self.classes)
             frame = pl.DataFrame({"image": images, "label": labels})
             frame.write_parquet(folder / f"{name}.parquet")
+
+    def draw_client(self, client: int) -> tuple[Tensor, Tensor]:
+        """Return random samples of a client and their classes, for other simulators."""
+        draw = torch.Generator().manual_seed(client)
+        x = torch.randn(self.samples, *self.shape, generator=draw)
+        return x, torch.randint(self.classes, (self.samples,), generator=draw)
 
     def experiment(self, folder: Path, trainer: str, **changes: object) -> Experiment:
         """Return the experiment on the data in the folder; `changes` replace its fields."""
@@ -103,6 +110,9 @@ class PlainLoop:
     Args:
         work: its shape.
         model: the network.
+
+    Attributes:
+        threads: how many of PyTorch's threads it uses: 1 or all, whichever is faster.
     """
 
     def __init__(self, work: Workload, model: nn.Module) -> None:
@@ -110,9 +120,13 @@ class PlainLoop:
         shape = (work.cohort, work.steps, work.batch)
         self._x = torch.randn(*shape, *work.shape)
         self._y = torch.randint(work.classes, shape)
+        self.threads = fastest_threads(self._train)
 
     def round(self) -> None:
         """Train all clients and average their models."""
+        with_threads(self.threads, self._train)
+
+    def _train(self) -> None:
         mean: dict[str, Tensor] = {}
         for client in range(self._work.cohort):
             local = copy.deepcopy(self._model)

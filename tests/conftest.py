@@ -1,5 +1,6 @@
 """Fixtures of several packages: a small experiment, and the bytes of a run's results."""
 
+import gc
 import getpass
 import os
 import sqlite3
@@ -60,6 +61,12 @@ def pytest_collection_modifyitems(items):
         return next((i for i, name in enumerate(WAITING) if item.get_closest_marker(name)), 9)
 
     items.sort(key=rank)
+
+
+def pytest_collection_finish():
+    """Spare the garbage collector all that lives as long as the process: a tenth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

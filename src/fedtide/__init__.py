@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from fedtide.errors import InvalidInputError
+from fedtide.forked_process import watch_forks
 
 if TYPE_CHECKING:
     from fedtide import algorithms, callbacks, participation, privacy, problems
@@ -46,6 +47,8 @@ _HOMES = {
     "fedtide.simulation": ("Experiment", "Result", "Results", "run", "simulate"),
     "fedtide.training": ("Ball", "Box", "InverseDecay", "LocalTraining", "Piecewise", "StepDecay"),
 }
+
+watch_forks()
 
 
 def __getattr__(name: str) -> object:

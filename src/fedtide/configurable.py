@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 import sys
@@ -44,6 +45,9 @@ _ARGUMENTS = re.compile(r"^Args:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 _DECIMAL_COMMA = re.compile(r"[+-]?(?![1-9]\d{0,2},\d{3}\b)\d*,\d+")  # 1,234 may mean 1234
 _PER_CENT = re.compile(r"([+-]?\d*\.?\d+) ?%")
 
+_COPIED = (Sequence, list, tuple, Mapping, np.ndarray)
+"""The types of which a field's values are copied."""
+
 _DTYPES = {bool: "b", int: "iu", float: "iuf", str: "UOT"}
 """The kinds of NumPy arrays that count as a list of each type."""
 
@@ -57,6 +61,11 @@ def configurable(cls: type[T]) -> type[T]:
     True and False are not. Single numbers of other libraries are converted to Python's, so that
     code can tell them from strings and None by type. Elements of a list are checked, unless the
     field also takes arrays: then the class checks the array.
+
+    Lists, mappings and arrays are copied if the annotation names them, so that changing them later
+    does not change the object; arrays are then read-only, and columns and tensors become arrays.
+    Data that only `Any` or the name of their class allows, such as tables and networks, are not
+    copied, as they may be large.
 
     If a field takes a list or a mapping by name, a pandas column whose index is not 0, 1, ... is a
     mapping. If the index has other numbers, it must be named (as `value_counts` does), because
@@ -90,7 +99,7 @@ def configurable(cls: type[T]) -> type[T]:
         if type(self) is not type(other):
             return NotImplemented
         names = (field.name for field in fields(self))  # type: ignore[arg-type]
-        return all(_is_equal(getattr(self, name), getattr(other, name)) for name in names)
+        return all(is_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     for method in (__post_init__, __eq__):
         setattr(cls, method.__name__, method)
@@ -198,10 +207,14 @@ def _is_number(kind: type, value: Any) -> bool:
 
 
 def _to_plain(thing: object, cls: type) -> dict[str, Any]:
-    """Return an object's attributes: numbers as Python's, labelled columns as mappings."""
+    """Return an object's attributes: lists and arrays copied, numbers as Python's.
+
+    Labelled columns become mappings, and other columns arrays.
+    """
     kinds, found = field_types(cls), {}
     for name, value in vars(thing).items():
-        if _takes_mapping(kinds.get(name)) and _is_labelled(value):
+        copied = [kind for kind in _members(kinds.get(name)) if _origin(kind) in _COPIED]
+        if Mapping in map(_origin, copied) and _is_labelled(value):
             if value.index.name is None and value.index.dtype.kind in "iuf":
                 raise InvalidInputError(
                     f"{name}: its index may number rows or clients; give its to_numpy() if it is "
@@ -212,8 +225,37 @@ def _to_plain(thing: object, cls: type) -> dict[str, Any]:
                     f"{name}: its index has a name twice; give each client one value"
                 )
             value = value.to_dict()
+        if copied:
+            is_list = _is_column(value) and any(fits(kind, value) for kind in copied)
+            value = _copy(_to_array(value) if is_list else value)
         found[name] = _to_python(value)
     return found
+
+
+def _origin(kind: Any) -> Any:
+    return get_origin(kind) or kind
+
+
+def _is_column(value: Any) -> bool:
+    """Return whether this is a tensor, or a column of a table."""
+    return hasattr(value, "__array__") and not hasattr(value, "columns") and _is_list(value)
+
+
+def _copy(value: Any) -> Any:
+    """Return a copy of a list, mapping or array and of those in it; anything else as it is.
+
+    Objects of derived classes, such as a named tuple, keep their class, and what they hold.
+    """
+    if isinstance(value, np.ndarray):
+        copied = value.copy()
+        copied.flags.writeable = False
+        return copied
+    if type(value) is dict:
+        return {key: _copy(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        is_flat = {*map(type, value)} <= {bool, int, float, str}
+        return type(value)(value if is_flat else map(_copy, value))
+    return copy.copy(value) if isinstance(value, dict | list) else value
 
 
 def _to_python(value: Any) -> Any:
@@ -223,10 +265,6 @@ def _to_python(value: Any) -> Any:
     if isinstance(value, int | float) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
-
-
-def _takes_mapping(kind: Any) -> bool:
-    return any(get_origin(one) is Mapping for one in (kind, *get_args(kind)))
 
 
 def _is_labelled(value: Any) -> bool:
@@ -343,14 +381,14 @@ def _class_name(cls: type) -> str:
     return cls.__name__ if known else f"{package}.{cls.__name__}"
 
 
-def _is_equal(one: Any, other: Any) -> bool:
+def is_equal(one: Any, other: Any) -> bool:
     """Return whether two values are equal, always as a bool; never raises."""
     if one is other:
         return True
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_is_equal(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(is_equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and type(one) is type(other):
-        return len(one) == len(other) and all(map(_is_equal, one, other))
+        return len(one) == len(other) and all(map(is_equal, one, other))
     try:
         equal = one == other
         if isinstance(equal, bool | np.bool_):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,14 @@ from fedtide.validation import require_nonnegative, require_one_per_client, requ
 Names = NDArray[Any]
 """The names of N clients, each at most once: whole numbers, or strings."""
 
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
 
 @dataclass(frozen=True)
 class Population:
     """The N clients of a problem.
+
+    Its arrays cannot be written to, because runs of one problem share them: copy one to change it.
 
     Args:
         clients: N, the number of clients; their ids are 0..N-1.
@@ -53,6 +57,7 @@ class Population:
             array = getattr(self, name)
             if array is not None:
                 require_one_per_client(name, array, self.clients)
+                object.__setattr__(self, name, read_only(array))
         if self.rates is not None:
             _check_rates(self.rates)
         if self.names is not None:
@@ -61,6 +66,18 @@ class Population:
     def names_of(self, clients: NDArray[np.int64]) -> Names:
         """Return the names of these clients; their ids if clients are only numbered."""
         return clients if self.names is None else self.names[clients]
+
+
+def read_only(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
+    """Return a view of the array that cannot be written to, for code of a user.
+
+    >>> read_only(np.arange(3)).sort()
+    Traceback (most recent call last):
+    ValueError: sort array is read-only
+    """
+    view = np.asarray(array).view()
+    view.setflags(write=False)
+    return view
 
 
 def _check_rates(rates: NDArray[np.float64]) -> None:

@@ -369,6 +369,11 @@ def test_a_missing_sample_count_is_the_mean_of_the_client(count: int, verb: str)
     assert whole.notes == ()
 
 
+def test_missing_sample_counts_are_not_filled_in_beside_weights() -> None:
+    rows = draw_counts("samples").with_columns(weight=0.25)
+    assert read(drop_first(rows, "samples", 1)).notes == read(rows).notes
+
+
 def test_sample_counts_are_not_used_if_a_client_has_none() -> None:
     rows = draw_counts("samples")
     own = pl.col("client") == 2
@@ -449,6 +454,12 @@ def test_tables_of_other_libraries_are_logs_and_rosters() -> None:
     assert any("1 of 3 used rows has none" in note for note in read(frame).notes)
     mixed = pandas.DataFrame({"round": [0, 1], "client": ["a", 1]})
     assert error_of(mixed).startswith("log: Polars cannot read this pandas.DataFrame (")
+
+
+def test_a_column_called_like_an_attribute_of_a_result_is_an_ordinary_column() -> None:
+    pandas = pytest.importorskip("pandas")
+    columns = {"round": [0, 1, 1], "client": ["a", "a", "b"], "participation": [0.5, 0.5, 0.5]}
+    assert ft.audit(pandas.DataFrame(columns)).log.size == 2
 
 
 @pytest.mark.parametrize("source", [None, 3, {"round": [0, 1]}, [0], np.zeros((2, 2))])

@@ -13,7 +13,7 @@ from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.participation.log.ledger import read_ledger
 
 from .driver import N, deploy, federation, node_of
-from .fake_grid import NODE_UNAVAILABLE, FakeGrid, Node, WireGrid
+from .fake_grid import APP_RAISED, NODE_UNAVAILABLE, FakeGrid, Node, WireGrid
 
 FedAvg = ft.algorithms.FedAvg
 
@@ -267,35 +267,146 @@ def test_a_name_that_is_corrected_between_two_submissions_is_asked_for(url, tmp_
     assert read_ledger(url).filter(client="0")["round"].to_list() == list(range(21, 25))
 
 
+class Restarting(FakeGrid):
+    """Client 3's node restarts at 1,030 s, and may answer the question for its name otherwise."""
+
+    def get_nodes(self):
+        node = node_of(self, 3)
+        if self.now > 1_030 and node.started < 1_000:
+            node.started = self.now
+        return super().get_nodes()
+
+    def _answer(self, node, message):
+        if node.started > 1_030 and message.metadata.message_type == NAME_QUERY:
+            return self.answer_again(message)
+        return super()._answer(node, message)
+
+    def answer_again(self, message):
+        return Message(Error(NODE_UNAVAILABLE, "offline"), reply_to=message)
+
+
+def rounds_of(client: str, url: str, stage: str = "used") -> list[int]:
+    return read_ledger(url).filter(client=client, stage=stage)["round"].to_list()
+
+
 def test_a_node_that_restarts_and_does_not_tell_its_name_stays_the_client_that_it_was(url, caplog):
-    class Restarting(FakeGrid):
-        def get_nodes(self):
-            if self.now > 1_030 and node.started < 1_000:
-                node.started = self.now
-            return super().get_nodes()
-
-        def _answer(self, node, message):
-            if node.started > 1_030 and message.metadata.message_type == NAME_QUERY:
-                return Message(Error(NODE_UNAVAILABLE, "offline"), reply_to=message)
-            return super()._answer(node, message)
-
     grid = Restarting(federation(seconds=lambda number: 5.0).nodes)
-    node = node_of(grid, 3)
     deploy(grid, FedAvg(), rounds=30, ledger=url)
     assert 2 <= len(questions(grid, id_of(grid, 3))) <= 4
-    used = read_ledger(url).filter(client="3", stage="used")["round"].to_list()
-    assert len(used) >= 28
+    assert len(rounds_of("3", url)) >= 28
     assert "does not take part" not in caplog.text
 
 
+def test_a_node_whose_app_fails_when_it_is_asked_again_stays_the_client_that_it_was(url, caplog):
+    """As while its memory is full; an app that does not know the question fails likewise."""
+
+    class Failing(Restarting):
+        def answer_again(self, message):
+            return Message(Error(APP_RAISED, "out of memory"), reply_to=message)
+
+    grid = Failing(federation(seconds=lambda number: 5.0).nodes)
+    strategy = deploy(grid, FedAvg(), rounds=30, ledger=url, clients=N + 2)
+    assert len(strategy.training.registry.names) == N
+    assert len(rounds_of("3", url)) >= 28
+    assert "does not take part" not in caplog.text
+
+
+def test_a_known_node_trains_while_its_answer_is_awaited(url):
+    """Nodes reconnect whenever the network fails for a while."""
+
+    class Mute(Restarting):
+        def _push(self, message):
+            free_at = self.nodes[message.metadata.dst_node_id].free_at
+            message_id = super()._push(message)
+            if (
+                message.metadata.message_type == NAME_QUERY
+                and self.nodes[message.metadata.dst_node_id].started > 1_030
+            ):
+                self.pending.pop(message_id)
+                self.nodes[message.metadata.dst_node_id].free_at = free_at
+            return message_id
+
+    grid = Mute(federation(seconds=lambda number: 5.0).nodes)
+    deploy(grid, FedAvg(), rounds=40, ledger=url)
+    assert len(questions(grid, id_of(grid, 3))) >= 2
+    assert len(rounds_of("3", url)) >= 39
+
+
+def test_all_known_nodes_are_in_the_first_round_of_another_submission(url, tmp_path):
+    """Even if all have reconnected since."""
+    state = tmp_path / "state"
+    grid = federation(seconds=lambda number: 5.0)
+    deploy(grid, FedAvg(), rounds=2, ledger=url, state=state)
+    again = FakeGrid(grid.nodes, now=grid.now + 100.0)
+    for number, node in enumerate(grid.nodes.values()):
+        node.started, node.seconds = again.now - 5.0, lambda n, own=number: 1.0 + own
+    deploy(again, FedAvg(), rounds=4, ledger=url, state=state)
+    used = read_ledger(url).filter(stage="used")
+    assert used.group_by("round").len().sort("round")["len"].to_list() == [N] * 4
+
+
+def test_a_node_that_is_displaced_while_it_is_asked_again_keeps_its_question(url):
+    """Site 1 comes as site 0, which had its name by mistake, restarts, and answers first."""
+    grid = federation(seconds=lambda number: 5.0)
+    wrong, late = node_of(grid, 0), node_of(grid, 1)
+    wrong.config["name"] = "1"
+    late.online = lambda now: now >= 1_050.0
+    late.started = 1_050.0
+    late.seconds = lambda number: 5.0 if number else 0.1
+
+    class Correcting(FakeGrid):
+        def get_nodes(self):
+            if self.now >= 1_050.0 and "name" in wrong.config:
+                wrong.started, wrong.free_at = self.now, self.now + 3.0
+                del wrong.config["name"]
+            return super().get_nodes()
+
+    grid = Correcting(grid.nodes)
+    deploy(grid, FedAvg(), rounds=30, timeout=60.0, ledger=url)
+    found = rounds_of("0", url)
+    assert found == list(range(found[0], 30))
+    assert rounds_of("1", url)[-1] == 29
+    assert len(rounds_of("1", url)) >= 28
+
+
+def test_an_answer_from_before_a_restart_is_not_that_of_the_new_process(url):
+    """It waits in the inbox while the node restarts with another name."""
+    grid = federation(seconds=lambda number: 5.0)
+    node = node_of(grid, 0)
+    node.config["name"] = "1"
+    late = node_of(grid, 1)
+    late.online = lambda now: False
+
+    class Correcting(FakeGrid):
+        def get_nodes(self):
+            answered = any(one in self.answered for one in self.asked())
+            if answered and "name" in node.config:  # pulled a moment ago, and not read yet
+                node.started = self.now
+                del node.config["name"]
+            return super().get_nodes()
+
+        def asked(self):
+            return [
+                m.metadata.message_id
+                for m in self.sent
+                if m.metadata.dst_node_id == id_of(self, 0)
+                and m.metadata.message_type == NAME_QUERY
+            ]
+
+    grid = Correcting(grid.nodes)
+    deploy(grid, FedAvg(), rounds=10, timeout=60.0, ledger=url)
+    assert rounds_of("0", url)[-1] == 9
+    assert rounds_of("1", url) == []
+
+
 def test_a_node_that_restarts_with_a_name_that_is_rejected_no_longer_takes_part(url, caplog):
-    class Restarting(FakeGrid):
+    class Renamed(FakeGrid):
         def get_nodes(self):
             if self.now > 1_030 and node.started < 1_000:
                 node.started, node.config = self.now, {"partition-id": 3, "name": "\x1b[31m"}
             return super().get_nodes()
 
-    grid = Restarting(federation(seconds=lambda number: 5.0).nodes)
+    grid = Renamed(federation(seconds=lambda number: 5.0).nodes)
     node = node_of(grid, 3)
     deploy(grid, FedAvg(), rounds=20, ledger=url)
     rounds = read_ledger(url).filter(client="3")["round"].to_list()

@@ -271,6 +271,14 @@ def test_a_superlink_that_cannot_list_nodes_until_the_deadline_ends_the_run(url)
     assert read_rounds(url).is_empty()
 
 
+def test_a_failure_at_the_deadline_ends_no_run_whose_nodes_are_known(url):
+    grid = failing_list(1_055.0, 1_075.0)
+    node_of(grid, BAD).online = lambda now: now < 1_005.0
+    deploy(grid, A.FedAvg(), rounds=4, timeout=30.0, ledger=url, min_available_nodes=N)
+    assert all(clients >= HONEST for clients in used(url).values())
+    assert len(used(url)) == 4
+
+
 def test_other_failures_to_list_nodes_are_raised():
     grid = failing_list(1_002.0, math.inf)
     grid.status = 403

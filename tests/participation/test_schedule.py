@@ -31,6 +31,7 @@ from fedtide.participation import (
     UniformOf,
     participation_weights,
 )
+from fedtide.participation.round_checks import check_available, check_selected
 from fedtide.population import Population
 from fedtide.randomness import uniforms
 
@@ -112,6 +113,18 @@ def test_ids_of_a_process_or_a_selection_of_ones_own_are_checked(ids: Any, compl
             InvalidInputError, match=f"^(participation|selection): in round 3 .*{complaint}"
         ):
             running.round(3)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+@pytest.mark.parametrize("ids", [[2, 0, 2], [3, 1], [1, 1]], ids=str)
+def test_unsigned_ids_are_checked_like_others(ids: list[int], dtype: Any) -> None:
+    """The difference 0 − 2 of unsigned numbers is large, so that these seemed to be sorted."""
+    with pytest.raises(InvalidInputError, match="not sorted, each at most once"):
+        check_selected(np.array(ids, dtype=dtype), 0, np.arange(4))
+    with pytest.raises(InvalidInputError, match="not sorted, each at most once"):
+        check_available(AvailableClients(np.array(ids, dtype=dtype)), 0, clients=4)
+    with pytest.raises(InvalidInputError, match="client 18446744073709551615"):
+        check_selected(np.array([2**64 - 1], dtype=np.uint64), 0, np.arange(4))
 
 
 @pytest.mark.parametrize("weights", [[0.5], [0.5, -0.1], [0.5, np.nan], ["a", "b"], 0.5], ids=str)
@@ -505,3 +518,35 @@ def test_a_stream_of_ones_own_has_a_number_of_rounds_as_its_length(length: Any) 
 @pytest.mark.parametrize("length", [1, np.int64(7), None])
 def test_any_positive_length_and_none_are_accepted(length: Any) -> None:
     assert Schedule(OfLength(length)).start(Population(1), seed=0).length == length
+
+
+@pytest.mark.parametrize("field", ["samples", "class_shares", "rates", "names"])
+def test_the_arrays_of_a_population_cannot_be_written_to(field: str) -> None:
+    """A process that scaled them in place changed those of all later runs of the problem."""
+    arrays: dict[str, Any] = {
+        "samples": np.array([4, 6]),
+        "class_shares": np.array([[1.0, 0.0], [0.5, 0.5]]),
+        "rates": np.array([0.5, 0.25]),
+        "names": np.array(["ann", "bob"]),
+    }
+    before = arrays[field].copy()
+    seen = []
+
+    class Changes(Availability):
+        def begin(self, population: Population, seed: int) -> AvailabilityStream:
+            array = getattr(population, field)
+            array[:] = array[::-1]
+            raise AssertionError
+
+    class Checks(RandomDropout):
+        def for_population(self, population: Population) -> Dropout:
+            seen.append(getattr(population, field).flags.writeable)
+            return self
+
+    population = Population(2, **arrays)
+    with pytest.raises(ValueError, match="read-only"):
+        Schedule(Changes()).start(population, seed=0)
+    np.testing.assert_array_equal(arrays[field], before)
+    Schedule(Full(), dropout=Checks(0.5)).start(population, seed=0)
+    assert not any(seen)
+    arrays[field][:] = before[::-1]  # whoever made an array may still change it

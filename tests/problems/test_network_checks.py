@@ -290,6 +290,12 @@ def keep_weight_in_evaluation(net, x):
     return net.b(linear(x, net.kept))
 
 
+def with_value(value):
+    net = nn.Linear(4, 2)
+    net.weight.data[0, 1] = value
+    return net
+
+
 def with_hook(kind):
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     getattr(network[0].weight, kind)(lambda gradient: None)
@@ -409,6 +415,11 @@ REFUSED = {
     "kept weight": (partial(Net, keep_weight), UNLIKE),
     "kept weight in evaluation": (partial(Net, keep_weight_in_evaluation), UNLIKE),
     "weight merged for evaluation": (Merging, UNLIKE),
+    "diverged": (
+        partial(with_value, torch.nan),
+        "the parameter 'weight' holds NaN or infinity, as after a run that diverged; give",
+    ),
+    "overflown": (partial(with_value, torch.inf), "'weight' holds NaN or infinity"),
     "wrapper": (
         lambda: nn.DataParallel(nn.Linear(4, 2)),
         "DataParallel distributes .*; give the network that it wraps",

@@ -324,6 +324,10 @@ REFUSED = {
     "sparse-tensor": ({"a": torch.eye(3).to_sparse()}, r"sparse; .*\.to_dense\(\)"),
     "no-elements": ({"a": [np.ones((2, 3)), np.ones((0, 3))]}, "row 1"),
     "other-widths": ({"a": [np.ones((2, 3)), np.ones((1, 4))]}, "not an array"),
+    "objects": (
+        {"a": pd.DataFrame({"b": pd.array([1, 2], dtype="Int64"), "c": [0.5, 1.5]}).to_numpy()},
+        r"2 dimensions and dtype object; .*\.astype\(float\)",
+    ),
     "images-of-two-sizes": ({"a": [np.ones((4, 5, 3)), np.ones((5, 5, 3))]}, "not an array"),
 }
 
@@ -511,3 +515,18 @@ def test_damaged_files_are_refused(tmp_path):
     (tmp_path / "t.parquet").write_bytes(b"PAR1 and then nothing")
     with pytest.raises(InvalidInputError, match=r"^train: .*not a readable .parquet"):
         read_source("train", tmp_path / "t.parquet", order=())
+
+
+def test_columns_of_pandas_that_name_their_rows_differently_are_refused():
+    """They were paired by position, whereas `pandas.DataFrame(columns)` pairs them by index."""
+    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "y": [0, 1, 0]}, index=[7, 8, 9])
+    mapping = {"x": frame[["a"]], "n": NUMBERS, "y": frame["y"]}
+    table = read_source("train", mapping, order=())
+    assert table.column("target", "y").tolist() == [0, 1, 0]
+    for other in (frame["y"][::-1], frame["y"].reset_index(drop=True)):
+        with pytest.raises(InvalidInputError, match=r"^train: 'x' and 'y' have different indexes"):
+            read_source("train", mapping | {"y": other}, order=())
+    read_source("train", mapping | {"y": frame["y"][::-1].to_numpy()}, order=())
+    shorter = read_source("train", mapping | {"y": frame["y"][:2]}, order=())
+    with pytest.raises(InvalidInputError, match="differ in length"):
+        shorter.require_rows({"target": ["x", "y"]})

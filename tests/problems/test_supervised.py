@@ -1,6 +1,7 @@
 """Supervised problems on data of every kind, against closed forms and plain PyTorch."""
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -385,6 +386,41 @@ def test_a_network_that_counts_padding_as_tokens_is_warned_of(model, warned, cap
         rows = {"x": [[1, 2, 0], [1, 2], [0, 1]], "client": [0, 0, 1]}
     prepare(Supervised(rows, model=model, **fields))
     assert ["depend on how many zeros" in message for message in caplog.messages] == [True] * warned
+
+
+PAIRS = [[0.5, 1.0], [1.5, 2.0], [-1.0, 0.5]]
+
+
+class MaskedVector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x, mask):
+        return self.linear(x * mask)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "test", "model", "found"),
+    [
+        ([*PAIRS, [1, 2, 3]], None, "logistic", "train: row 3 has 3 numbers, the others 2;"),
+        ([*PAIRS, [1]], None, "logistic", "train: row 3 has 1 number, the others 2;"),
+        ([[0.5], *PAIRS[:2], [1, 2, 3]], None, "logistic", "train: row 0 has 1 number, most other"),
+        ([*PAIRS, [1, 2]], [*PAIRS[:2], [1, 2, 3]], "logistic", "test: row 2 has 3 numbers, the "),
+        ([*PAIRS, [1, 2, 3]], None, MaskedVector, None),
+        ([*PAIRS, [1, 2]], None, "logistic", None),
+        ([[1, 2, 3], [4], [5, 6], [7]], None, OneLength, None),  # tokens
+    ],
+)
+def test_a_vector_of_another_length_is_warned_of(vectors, test, model, found, caplog):
+    """A single row of another length turned all vectors into padded sequences, without a word."""
+    rows = {"x": vectors, "y": [0, 1, 2, 0], "client": [0, 0, 1, 1]}
+    tests = test and {"x": test, "y": [0, 1, 2], "client": [0, 1, 1]}
+    prepare(Supervised(rows, test=tests, model=model))
+    messages = [message for message in caplog.messages if "padded" in message]
+    assert len(messages) == (found is not None)
+    for message in messages:
+        assert message.startswith(f"inputs: column 'x' of {found}")
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -1453,3 +1489,34 @@ def test_a_weighted_objective_keeps_what_the_task_says_of_its_network():
     rows = {"x": np.ones((3, 4, 2)), "y": [0.0, 1.0, 2.0], "client": [0, 1, 1]}
     task = prepare(Supervised(rows, model=Recurrent, loss="mse"))
     assert weigh_objective(task, "samples").is_recurrent
+
+
+@dataclass(frozen=True)
+class Halves(ft.participation.Availability):
+    """A process that halves the numbers of samples in place."""
+
+    def begin(self, population, seed):
+        samples = population.samples
+        samples //= 2
+
+
+@dataclass(frozen=True)
+class Sorts(ft.problems.Partition):
+    """A partition that sorts the labels in place."""
+
+    def split(self, labels, clients, seed, columns=None):
+        labels.sort()
+
+
+def test_ones_own_code_cannot_change_the_data_of_later_runs():
+    """Runs of one problem share its data, so that a change in place went on in the next run."""
+    sizes = np.bincount(OWNERS).tolist()
+    assert run(regression()).clients["samples"].to_list() == sizes
+    with pytest.raises(ValueError, match="read-only"):
+        run(regression(), participation=Halves())
+    assert run(regression()).clients["samples"].to_list() == sizes
+    arrays = {"x": FEATURES, "y": FEATURES.argmax(1)}
+    before = arrays["y"].copy()
+    with pytest.raises(ValueError, match="read-only"):
+        prepare(Supervised(arrays, clients=4, partition=Sorts()))
+    np.testing.assert_array_equal(arrays["y"], before)

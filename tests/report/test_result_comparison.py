@@ -1,9 +1,13 @@
 """`ft.compare` on results and folders, against the comparison of the folders."""
 
+import re
+from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
+import numpy as np
 import polars as pl
 import pytest
+import torch
 from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
@@ -121,6 +125,162 @@ def test_results_of_what_no_file_can_describe_are_told_apart(fields):
     ]
     assert ft.compare(*results).frame["seeds"].to_list() == [1, 1]
     assert ft.compare(x=results[0], y=results[1]).frame["method"].to_list() == ["x", "y"]
+
+
+@pytest.fixture
+def short(fields):
+    """Return the fields of a short experiment, without its algorithm."""
+    return fields | {"rounds": 4}
+
+
+def test_a_reused_array_is_that_of_each_run(short):
+    rates, results = np.full(8, 0.9), []
+    for factor in (1.0, 0.5, 0.25):
+        rates[:] = 0.9 * factor
+        participation = ft.participation.Bernoulli(rates=rates)
+        results.append(ft.simulate(**short | {"participation": participation}, algorithm="fedavg"))
+    assert [run.experiment.participation.rates[0] for run in results] == [0.9, 0.45, 0.225]
+    methods = ft.compare(*results).frame["method"].to_list()
+    assert [re.search(r"\[([\d.]+),", method)[1] for method in methods] == ["0.9", "0.45", "0.225"]
+
+
+class Net(torch.nn.Linear):
+    """A network with a name."""
+
+
+def _supervised(**changes):
+    """Return a problem of 40 samples at 8 clients, with a linear network."""
+    x = np.linspace(-1, 1, 40)
+    train = pl.DataFrame({"x": x, "y": 2 * x, "client": np.arange(40) % 8})
+    given = {"inputs": ["x"], "target": "y", "clients": "client", "loss": "mse"}
+    return ft.problems.Supervised(**{"train": train, **given, **changes})
+
+
+def _notebook_class(cls):
+    """Return the class as if it had been defined in a notebook."""
+    cls.__module__, cls.__qualname__ = "__main__", cls.__name__
+    cls.__doc__ = "Not in any module."
+    return cls
+
+
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_a_network_that_changes_in_place_is_another_in_the_next_run(in_notebook, short):
+    if in_notebook:
+
+        class Layer(torch.nn.Linear):
+            pass
+
+        net = _notebook_class(Layer)(1, 1)
+    else:
+        net = Net(1, 1)
+    results = []
+    for bias in (0.0, 1.0):
+        torch.nn.init.constant_(net.bias, bias)
+        results.append(
+            ft.simulate(**short | {"problem": _supervised(model=net)}, algorithm="fedavg")
+        )
+    frame = ft.compare(*results).frame
+    assert frame["loss"].to_list() == [run.metrics["loss"][-1] for run in results]
+
+
+def test_a_table_that_changes_in_place_is_another_in_the_next_run(short):
+    import pandas as pd
+
+    table, results = _supervised().train.to_pandas(), []
+    assert isinstance(table, pd.DataFrame)
+    for sign in (1.0, -1.0):
+        table["y"] = sign * table["y"] + 0.25
+        results.append(
+            ft.simulate(**short | {"problem": _supervised(train=table)}, algorithm="fedavg")
+        )
+    del table["x"]
+    frame = ft.compare(*results).frame
+    assert frame["loss"].to_list() == [run.metrics["loss"][-1] for run in results]
+
+
+def test_repeated_runs_are_left_out_and_named(short, caplog):
+    first = ft.simulate(**short, algorithm="fedavg", seeds=[1, 2])
+    second = ft.simulate(**short, algorithm="fedavg", seeds=[2, 3])
+    assert not caplog.records
+    assert ft.compare(first, second).frame["seeds"].to_list() == [3]
+    (record,) = caplog.records
+    assert record.name == "fedtide"
+    assert record.getMessage().endswith("the same experiment and seed: fedavg, seed 2")
+
+
+def _mine():
+    @dataclass(frozen=True)
+    class Mine(ft.algorithms.FedAvg):
+        pass
+
+    return _notebook_class(Mine)
+
+
+def test_seeds_with_equal_objects_of_a_class_of_a_notebook_are_one_method(short, tmp_path):
+    mine, again = _mine(), _mine()
+
+    def run(cls, seed, **values):
+        return ft.simulate(**short, algorithm=cls(**values), seed=seed)
+
+    by_hand = [run(mine, seed) for seed in (1, 2, 3)]
+    compared = ft.compare(*by_hand)
+    assert compared.frame.select("method", "seeds").rows() == [("Mine", 3)]
+    others = [run(again, 1), run(again, 2), run(mine, 1, server_lr=0.5)]
+    compared = ft.compare(*by_hand, *others)
+    assert compared.frame.select("method", "seeds").rows() == [
+        ("Mine 1 (algorithm.server_lr=1.0)", 3),
+        ("Mine 2", 2),
+        ("Mine 1 (algorithm.server_lr=0.5)", 1),
+    ]
+    table = compared.write_table(tmp_path / "t.tex").read_text("utf-8")
+    for text in (table, repr(compared)):
+        assert not re.search("[0-9a-f]{9}", text)
+
+
+def test_seeds_with_a_network_class_of_a_notebook_are_one_method(short):
+    class Layer(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(1, 1)
+
+    _notebook_class(Layer)
+    results = [
+        ft.simulate(**short | {"problem": _supervised(model=Layer)}, algorithm=algorithm, seed=seed)
+        for algorithm in ("fedavg", "fedau")
+        for seed in (1, 2)
+    ]
+    frame = ft.compare(*results).frame
+    assert frame.select("method", "seeds").rows() == [("fedavg", 2), ("fedau", 2)]
+
+
+def test_objects_that_differ_outside_their_fields_are_told_apart(short):
+    class Plain(_mine()):
+        def __init__(self, number):
+            super().__init__()
+            object.__setattr__(self, "number", number)
+
+    _notebook_class(Plain)
+    results = [ft.simulate(**short, algorithm=Plain(number)) for number in (1, 2, 1)]
+    frame = ft.compare(*results[:2], replace_seed(results[2], 7)).frame
+    assert frame.select("method", "seeds").rows() == [("Plain 1", 2), ("Plain 2", 1)]
+
+
+def replace_seed(result, seed):
+    """Return the result as if another seed had been used."""
+    return replace(result, plain={**result.plain, "seed": seed})
+
+
+def test_methods_are_compared_on_problems_whose_functions_were_made_again(short):
+    """As by a function of a notebook that returns the problem."""
+    results = [
+        ft.simulate(
+            **short | {"problem": _supervised(loss=lambda z, y: (z.squeeze(1) - y) ** 2)},
+            algorithm=algorithm,
+        )
+        for algorithm in ("fedavg", "fedau")
+    ]
+    frame = ft.compare(*results).frame
+    assert frame["method"].to_list() == ["fedavg", "fedau"]
+    assert "problem" not in frame.columns
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):

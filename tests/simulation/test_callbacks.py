@@ -107,6 +107,16 @@ def test_a_view_shows_the_model_the_clients_and_the_experiment(regression):
 
 def test_watching_a_run_does_not_change_it(regression):
     class Disturb(Callback):
+        def on_evaluation(self, run):
+            last = run.metrics[-1]
+            assert last.pop("round") == run.round
+            last["loss"] *= 100
+            for row in run.metrics:
+                row.clear()
+            run.metrics[-1:][0].clear()
+            run.metrics.clear()
+            assert json.dumps(run.metrics)
+
         def on_round_end(self, run):
             run.model[:] = 0
 

@@ -367,16 +367,17 @@ def test_problems_with_data_in_memory_share_a_task_only_if_the_content_is_equal(
 def test_data_that_change_in_place_are_prepared_again():
     from fedtide.simulation.task_cache import prepare_cached
 
-    class Given(ft.problems.Quadratic):
-        pass
-
-    matrices = np.ones((1, 1, 1))
-    problem = Given(matrices, [[2.0]])
+    columns = {"x": np.ones((2, 1)), "y": np.full(2, 2.0), "client": np.zeros(2, dtype=int)}
+    net = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(net.weight, 0.0)
+    problem = ft.problems.Supervised(
+        columns, inputs="x", clients="client", model=net, loss=lambda z, y: (z.squeeze(1) - y) ** 2
+    )
     before = prepare_cached(problem, 0, "cpu", "float32")
-    matrices[:] = 3.0
+    columns["y"][:] = 3.0
     after = prepare_cached(problem, 0, "cpu", "float32")
     x = torch.zeros(1)
-    assert (before.evaluate(x).metrics["loss"], after.evaluate(x).metrics["loss"]) == (2.0, 6.0)
+    assert (before.evaluate(x).metrics["loss"], after.evaluate(x).metrics["loss"]) == (4.0, 9.0)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -168,6 +168,13 @@ def test_labels_in_per_cent_say_where_their_ticks_are(regression):
     assert shown == pytest.approx(axis.get_ticklocs(), rel=0, abs=1e-9)
 
 
+def test_an_audit_of_a_result_says_where_its_log_is(fields):
+    result = ft.simulate(**fields)
+    with pytest.raises(ft.InvalidInputError, match=r"^log: .*audit\(result\.participation, cl"):
+        ft.audit(result)
+    assert ft.audit(result.participation, clients=len(result.clients)).log.length == 12
+
+
 def test_a_problem_without_a_network_has_no_module(regression):
     with pytest.raises(ft.InvalidInputError, match=r"^problem: it has no network"):
         ft.simulate(**regression).module()

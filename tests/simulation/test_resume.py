@@ -461,6 +461,21 @@ def test_another_experiment(regression, killed_at, tmp_path):
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("resume", [True, "force"])
+def test_the_name_and_the_checkpoints_may_change(resume, regression, killed_at, tmp_path):
+    """After a lost hour, one wants to save more often."""
+    killed_at(5, regression | {"name": "before"}, out := tmp_path / "run")
+    changes = {"name": "after", "checkpoint": {"seconds": 0, "every": 1}}
+    resumed = ft.simulate(**regression | changes, out=out, resume=resume)
+    assert resumed.model.tobytes() == ft.simulate(**regression).model.tobytes()
+    written = yaml.safe_load((out / "experiment.yaml").read_text())
+    assert (written["name"], written["checkpoint"]["every"]) == ("after", 1)
+    assert resumed.plain == written
+    again = ft.simulate(**regression | {"name": "last"}, out=out, resume=resume)
+    assert again.plain == yaml.safe_load((out / "experiment.yaml").read_text())
+    assert again.plain["name"] == "last"
+
+
 def test_a_folder_in_use(regression, tmp_path, monkeypatch):
     """The second run is refused while the first holds the folder, and changes nothing."""
     from fedtide.simulation.loop import Run

@@ -118,6 +118,19 @@ def test_a_method_that_waits_to_the_end_says_so(algorithm, tmp_path):
     assert "took part in 12 of them" in found[0]
 
 
+ENTERING = ["fedavg", "fedau", "mifa", {"type": "wait-for-all", "period": 2}]
+
+
+@pytest.mark.parametrize("algorithm", ENTERING, ids=str)
+def test_gradients_that_are_zero_are_not_blamed_on_the_method(algorithm, tmp_path):
+    """Both clients have their minimum where the model starts."""
+    problem = QUADRATIC | {"centers": [[3.0], [3.0]], "start": [3.0]}
+    (found,), result = simulate(tmp_path, algorithm=algorithm, problem=problem)
+    assert np.array_equal(result.model, [3.0])
+    assert found.startswith("problem: the model is the initial one after 12 rounds, because ")
+    assert "all updates are 0 or too small" in found
+
+
 def test_a_method_that_trains_absent_clients_does_something(tmp_path):
     """In its last round, a period trains all clients: both are at 3 - 0.1 F'(3), on average."""
     algorithm = {"type": "wait-for-all", "period": 12}

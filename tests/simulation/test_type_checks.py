@@ -22,7 +22,7 @@ from fedtide.participation import DROPOUTS, PROCESSES, RATES, SELECTIONS
 from fedtide.problems import PARTITIONS, PROBLEMS
 from fedtide.problems.models import MODEL_TYPES, Imported
 from fedtide.problems.partitions import FlwrInstance
-from fedtide.simulation.experiment import Checkpoints, Evaluate
+from fedtide.simulation.experiment import BUILDER, Checkpoints, Evaluate
 from fedtide.sweep import TwoStage
 from fedtide.training import PROJECTIONS, SCHEDULES
 
@@ -327,6 +327,64 @@ def test_equality_is_that_of_the_fields():
     assert hash(Derived(1, ("x",))) == hash(Derived(1, ("x",)))
     assert Derived(1, array=np.zeros(2)) == Derived(1, array=np.zeros(2))
     assert Derived(1, array=np.zeros(2)) != Derived(1, array=np.ones(2))
+
+
+def test_changing_what_was_given_does_not_change_an_object():
+    rates, groups, subsets = np.array([0.5, 0.25]), ["a", "b"], [[0], [0, 1]]
+    named, tensor, arguments = {"ann": 0.5}, torch.tensor([0.5, 0.25]), {"widths": [2, 3]}
+    objective = [1.0]
+    made = [
+        p.Bernoulli(rates=rates).rates,
+        p.Bernoulli(rates=tensor).rates,
+        a.FedAU(groups=groups).groups,
+        p.Bernoulli(rates=named).rates,
+        p.SubsetLaw(subsets=subsets, probabilities=[0.5, 0.5]).subsets,
+        Imported("torch.nn:Linear", arguments).arguments,
+        ft.Experiment.from_dict({**RUN, "objective": objective}).objective,
+    ]
+    rates[:] = 7.0
+    tensor[:] = 7.0
+    groups[0] = "c"
+    named["ann"] = 7.0
+    subsets[1][0] = 7
+    arguments["widths"][0] = 7
+    objective[0] = 7.0
+    assert made[0].tolist() == made[1].tolist() == [0.5, 0.25]
+    assert made[2:] == [["a", "b"], {"ann": 0.5}, [[0], [0, 1]], {"widths": [2, 3]}, [1.0]]
+    with pytest.raises(ValueError, match="read-only"):
+        made[0][:] = 7.0
+
+
+class Widths(dict):
+    """As those of configuration libraries, whose keys are attributes as well."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+def test_mappings_and_tuples_keep_their_class():
+    size = torch.Size([2, 3])
+    made = Imported("torch.nn:Linear", {"config": Widths(hidden=[2]), "size": size}).arguments
+    assert made["config"].hidden == [2]
+    assert type(made["size"]) is torch.Size
+
+
+def test_columns_of_numbers_and_of_words_become_arrays():
+    import pandas as pd
+
+    for words in (pd.Series(["a", "b"]), pd.Index(["a", "b"])):
+        assert list(a.FedAU(groups=words).groups) == ["a", "b"]
+    plain = BUILDER.to_dict(p.Bernoulli(rates=pd.Series([0.5, 0.25])))
+    assert plain == {"type": "bernoulli", "rates": [0.5, 0.25]}
+
+
+def test_data_and_networks_are_not_copied():
+    columns, net = {"x": np.zeros((4, 2)), "y": np.zeros(4)}, torch.nn.Linear(2, 1)
+    given = {"inputs": "x", "clients": 2, "partition": problems.Iid(), "loss": "mse"}
+    problem = problems.Supervised(columns, model=net, **given)
+    assert problem.train is columns
+    assert problem.train["x"].flags.writeable
+    assert problem.model is net
 
 
 SAME_NUMBERS = [

@@ -110,7 +110,7 @@ def order_rates(
             "rates: unknown, as the participation process does not know them, a selection takes "
             "only some of the available clients, or some of these report late; give one per client"
         )
-    resolved = np.asarray(order_by_id("rates", given, population), dtype=np.float64)
+    resolved = np.array(order_by_id("rates", given, population), dtype=np.float64)
     if resolved.shape != (population.clients,):
         raise InvalidInputError(
             f"rates: {quantify(resolved.size, 'rate')} for "

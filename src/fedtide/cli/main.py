@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
 import importlib
 import inspect
 import io
@@ -104,7 +105,11 @@ class _LazyCommands(TyperGroup):
         if name not in COMMANDS:
             ctx.fail(f"unknown command {name!r}; {did_you_mean(name, COMMANDS)}")
         module, function = COMMANDS[name].function.split(":")
-        command = getattr(importlib.import_module(module), function)
+        gc.disable()  # imports leave no garbage, and looking for it takes a sixth of their time
+        try:
+            command = getattr(importlib.import_module(module), function)
+        finally:
+            gc.enable()
         if not isinstance(command, typer.Typer):  # a command without sub-commands
             single = _typer()
             single.command(name)(command)

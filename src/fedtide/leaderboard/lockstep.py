@@ -150,4 +150,5 @@ def _corrections(parts: Sequence[_Part]) -> Tensor | None:
 
 
 def _samples(population: Population, clients: Tensor) -> Tensor | None:
-    return None if population.samples is None else torch.from_numpy(population.samples)[clients]
+    held = population.samples
+    return None if held is None else torch.from_numpy(held[clients.numpy()])

@@ -184,12 +184,13 @@ def _check_ids(field: str, found: Any, t: int, clients: int, hint: str) -> Ids:
         raise InvalidInputError(
             f"{field}: in round {t} it gave client {wrong[0]}; ids are 0 to {clients - 1}"
         )
-    if not (np.diff(ids) > 0).all():
+    ids = ids.astype(np.int64)
+    if not (ids[1:] > ids[:-1]).all():
         raise InvalidInputError(
             f"{field}: in round {t} its clients {ids!s:.60} are not sorted, each at most once; "
             f"return {hint}"
         )
-    return ids.astype(np.int64)
+    return ids
 
 
 def _check_weights(field: str, given: Any, t: int, count: int) -> NDArray[np.float64] | None:

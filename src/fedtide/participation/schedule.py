@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +30,10 @@ from fedtide.participation.round_checks import (
 )
 from fedtide.participation.selection.base import Selection, SelectionStream
 from fedtide.participation.selection.uniform_of import All, UniformOf
-from fedtide.population import Population
+from fedtide.population import Population, read_only
 from fedtide.validation import require_one_per_client, require_probabilities
 
 _REPORTING = "dropout.reporting_probability"
-
-_Number = TypeVar("_Number", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -259,19 +256,12 @@ class ScheduleStream:
         if not self._checks_selected:
             return self._selection.select(t, available)
         # A selection that shuffled them in place would change the arrays of the stream.
-        clients, weights = _read_only(available.clients), available.weights
-        shown = AvailableClients(clients, None if weights is None else _read_only(weights))
+        clients, weights = read_only(available.clients), available.weights
+        shown = AvailableClients(clients, None if weights is None else read_only(weights))
         return check_selected(self._selection.select(t, shown), t, available.clients)
 
     def _report(self, t: int, selected: Ids) -> Ids:
         if not is_own(type(self._dropout)):
             return selected[self._dropout.draw_mask(self._seed, t, selected)]
-        mask = self._dropout.draw_mask(self._seed, t, _read_only(selected))
+        mask = self._dropout.draw_mask(self._seed, t, read_only(selected))
         return selected[check_reported(mask, t, len(selected))]
-
-
-def _read_only(array: NDArray[_Number]) -> NDArray[_Number]:
-    """Return a view of the array that cannot be written to."""
-    view = array.view()
-    view.setflags(write=False)
-    return view

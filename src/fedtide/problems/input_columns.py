@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.problems.datasets.sources import Table
 from fedtide.problems.datasets.table_columns import (
     Column,
@@ -125,6 +125,37 @@ def warn_of_scales(table: Table, inputs: Inputs) -> None:
             reach[small],
             remedy,
         )
+
+
+def warn_of_padding(tables: Sequence[Table], inputs: Inputs) -> None:
+    """Warn of vectors that are padded like sequences, because one of them has another length.
+
+    Args:
+        tables: of the training and the test samples.
+        inputs: of a network that takes vectors of one length.
+    """
+    for field, table in zip(("train", "test"), tables, strict=False):
+        for name in column_names(inputs):
+            column = table.column("inputs", name)
+            if not isinstance(column, Ragged) or column.values.ndim > 1:
+                continue
+            if column.values.dtype.kind != "f":  # tokens
+                continue
+            sizes = np.diff(column.offsets)
+            usual = int(np.bincount(sizes).argmax())
+            others = np.flatnonzero(sizes != usual)
+            if not len(others):
+                continue
+            _logger.warning(
+                "inputs: column %r of %s: row %d has %s, %s %d; all are padded with zeros to one "
+                "length, and forward takes no mask; correct the row, or let forward take mask",
+                name,
+                field,
+                others[0],
+                quantify(int(sizes[others[0]]), "number"),
+                "the others" if len(others) == 1 else "most others",
+                usual,
+            )
 
 
 def sequence_lengths(tables: Sequence[Table], inputs: Inputs) -> dict[str, int]:

@@ -80,11 +80,11 @@ class QuadraticTask(Task):
     """Quadratic clients on a device."""
 
     def __init__(self, problem: Quadratic, device: torch.device, dtype: torch.dtype) -> None:
-        self._a = torch.as_tensor(problem.matrices).to(device, dtype)
-        self._e = torch.as_tensor(problem.centers).to(device, dtype)
+        self._a = torch.tensor(problem.matrices).to(device, dtype)
+        self._e = torch.tensor(problem.centers).to(device, dtype)
         clients, d = self._e.shape
         start = np.zeros(d) if problem.start is None else problem.start
-        self.start = torch.as_tensor(start).to(device, dtype)
+        self.start = torch.tensor(start).to(device, dtype)
         self.layout = Layout({"x": (d,)})
         self.population = Population(clients)
 

@@ -29,6 +29,7 @@ from fedtide.problems.input_columns import (
     column_names,
     read_inputs,
     sequence_lengths,
+    warn_of_padding,
     warn_of_scales,
 )
 from fedtide.problems.losses import LossFunction, TargetKind, resolve_loss
@@ -186,7 +187,10 @@ class Supervised(Problem):
         shape = samples.inputs[0].shape[1:]
         outputs = classes or int(np.prod(target.train.shape[1:], initial=1))
         module = build_network(self.model, shape, outputs, seed, device, dtype)
-        return SupervisedTask(data, module, loss, metrics, self.buffers, training_dtype=dtype)
+        task = SupervisedTask(data, module, loss, metrics, self.buffers, training_dtype=dtype)
+        if task.needs_one_length:
+            warn_of_padding(tables, self.inputs)
+        return task
 
     def fingerprint(self) -> str:
         """Return a hash of the samples and of the columns that say who holds them."""

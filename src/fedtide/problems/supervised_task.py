@@ -71,6 +71,8 @@ class SupervisedTask(Task):
     Attributes:
         data: the samples, and who holds which.
         model: the network as a pure function.
+        needs_one_length: whether sequences are padded to the only length that the network takes,
+            without a mask.
 
     Raises:
         InvalidInputError: the network does not fit the inputs, or its outputs do not fit the loss.
@@ -117,7 +119,9 @@ class SupervisedTask(Task):
             functions, TARGET_KINDS.get(loss), data.classes, self.model, data.train, self._arguments
         )
         warn_of_probabilities(module, loss, self.model.example_output)
-        if self._depends_on_padding():
+        padding_counts = self._depends_on_padding()
+        self.needs_one_length = padding_counts is None and self._mask_name is None
+        if padding_counts:
             _logger.warning(
                 "model: its outputs for a sequence depend on how many zeros it is padded with; "
                 "let forward take mask or attention_mask and leave them out (for networks of "
@@ -265,8 +269,11 @@ class SupervisedTask(Task):
         return (positions.long() if self._mask_name == _TOKENIZERS_MASK else positions,)
 
     @torch.no_grad()
-    def _depends_on_padding(self) -> bool:
-        """Return whether the shortest sequence has other outputs without its padding."""
+    def _depends_on_padding(self) -> bool | None:
+        """Return whether the shortest sequence has other outputs without its padding.
+
+        None: the network fails without the padding.
+        """
         if self.data.train.mask is None:
             return False
         lengths, padded = self.data.train.mask.sum(1), self.data.train.mask.shape[1]
@@ -280,7 +287,7 @@ class SupervisedTask(Task):
         try:
             results = [self.model.evaluate(self.model.params, inputs) for inputs in (whole, cut)]
         except Exception:  # a network for sequences of one length
-            return False
+            return None
         for one, other in zip(*map(tree_leaves, results), strict=False):
             if isinstance(one, Tensor) and isinstance(other, Tensor):
                 real = one if one.shape == other.shape else one[:, :length]

@@ -26,6 +26,7 @@ from fedtide.participation.log.client_ids import number_clients
 from fedtide.population import Population
 from fedtide.simulation.experiment import BUILDER, HOW, Experiment, flatten, read_yaml
 from fedtide.simulation.fingerprints import Fingerprints
+from fedtide.simulation.plain_experiment import replace_unnamed
 from fedtide.simulation.run_folder import RunFolder, UnreadableFileError, numbered, read_frame
 from fedtide.validation import expand_home
 
@@ -450,11 +451,12 @@ def split_by_problem(runs: Iterable[LoadedRun]) -> list[tuple[str, list[LoadedRu
 def _describe_problem(run: LoadedRun) -> dict[str, Any]:
     """Return the problem and its objective as plain data.
 
-    A problem in memory that plain data cannot describe is represented by its type alone.
+    What these cannot describe is represented by its name: it may differ only because it was
+    created again for each run.
     """
-    problem = run.experiment["problem"]
+    problem = replace_unnamed(run.experiment["problem"], lambda unnamed: unnamed.name)
     if not isinstance(problem, Mapping):
-        problem = {"type": str(problem).split()[0]}
+        problem = {"type": problem}
     return {"problem": problem, "objective": run.experiment.get("objective")}
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from logging import getLogger
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 from matplotlib.figure import Figure
@@ -14,12 +16,14 @@ from rich.console import Console
 from fedtide.errors import InvalidInputError
 from fedtide.report.comparison import compare_problems, print_comparison
 from fedtide.report.figures.run_comparison import comparison_figure
-from fedtide.report.loading import LoadedRun, load_runs
+from fedtide.report.loading import LoadedRun, find_repeats, load_runs
 from fedtide.report.table_file import write_table
 from fedtide.simulation import Result, Results
-from fedtide.simulation.result import to_plain
+from fedtide.simulation.plain_experiment import tell_apart
 from fedtide.simulation.run_folder import RunFolder
 from fedtide.validation import expand_home
+
+_logger = getLogger("fedtide")
 
 Comparable = Result | Results | str | Path
 """What can be compared: results, or folders with runs."""
@@ -77,6 +81,9 @@ class Comparison:
 def compare(*runs: Comparable, **labelled: Comparable) -> Comparison:
     """Compare runs as `fedtide compare` does, including results in memory.
 
+    If runs have the same experiment and seed, only the first is shown, and a warning names the
+    others (logger "fedtide").
+
     Args:
         runs: results, results of several seeds, or folders with runs; a method is called by the
             name of its experiment, or else by its type.
@@ -103,25 +110,32 @@ def compare(*runs: Comparable, **labelled: Comparable) -> Comparison:
     >>> ft.compare(*results).frame.select("method", "seeds").rows()
     [('fedavg', 2), ('fedau', 2)]
     """
-    found = [run for one in runs for run in _load(one)]
-    found += [
-        replace(run, experiment=run.experiment | {"name": label})
-        for label, one in labelled.items()
-        for run in _load(one)
-    ]
-    if not found:
+    given = [(None, one) for one in runs] + list(labelled.items())
+    loaded = [(label, run) for label, one in given for run in _load(one)]
+    if not loaded:
         raise InvalidInputError("runs: nothing to compare; give results or folders of runs")
+    plains = tell_apart(run.experiment for _, run in loaded)
+    found = [
+        replace(run, experiment=plain | {"name": label or _name(plain)})
+        for (label, run), plain in zip(loaded, plains, strict=True)
+    ]
+    if repeats := find_repeats(found):
+        listed = [f"{run.experiment['name']}, seed {run.experiment['seed']}" for run in repeats]
+        _logger.warning(
+            "compare: left out, because an earlier run has the same experiment and seed: %s",
+            "; ".join(listed),
+        )
     return Comparison(found)
 
 
 def _load(one: Comparable) -> Iterator[LoadedRun]:
-    """Yield the runs of one argument, each named by its experiment or its method."""
+    """Yield the runs of one argument."""
     if isinstance(one, Result):
         yield _from_result(one)
     elif isinstance(one, Results):
         yield from map(_from_result, one)
     elif isinstance(one, str | Path):
-        yield from map(_named, load_runs([one]))
+        yield from load_runs([one])
     else:
         raise InvalidInputError(
             f"runs: {one!r:.60} is not a result; give results of ft.simulate or folders of runs"
@@ -129,9 +143,9 @@ def _load(one: Comparable) -> Iterator[LoadedRun]:
 
 
 def _from_result(result: Result) -> LoadedRun:
-    run = LoadedRun(
+    return LoadedRun(
         folder=RunFolder(result.out or "memory"),
-        experiment=to_plain(result.experiment),
+        experiment=dict(result.plain),
         metrics=result.metrics,
         clients=result.clients,
         rounds_per_second=result.timings["rounds_per_second"],
@@ -140,12 +154,11 @@ def _from_result(result: Result) -> LoadedRun:
         given=result.experiment.algorithm,
         dimension=len(result.model),
     )
-    return _named(run)
 
 
-def _named(run: LoadedRun) -> LoadedRun:
-    """Return the run, named by its method if its experiment has no name of its own."""
-    algorithm = run.experiment["algorithm"]
-    if run.method != _DEFAULT_NAME or not isinstance(algorithm, dict) or "type" not in algorithm:
-        return run
-    return replace(run, experiment=run.experiment | {"name": algorithm["type"]})
+def _name(plain: Mapping[str, Any]) -> str:
+    """Return the name of an experiment, or that of its method if it has none of its own."""
+    name, algorithm = plain["name"], plain["algorithm"]
+    if name != _DEFAULT_NAME:
+        return str(name)
+    return str(algorithm.get("type", name) if isinstance(algorithm, Mapping) else algorithm)

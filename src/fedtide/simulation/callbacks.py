@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class RunView:
         self._run = run
         self.out = out
         self.stopped = ""
+        self._metrics: list[dict[str, Any]] = []
         self._improvements: dict[tuple[str, bool, float], _Improvement] = {}
 
     @property
@@ -81,9 +82,14 @@ class RunView:
         return self._run.experiment.rounds
 
     @property
-    def metrics(self) -> Sequence[Mapping[str, Any]]:
-        """One mapping per evaluation, oldest first, including those before an interruption."""
-        return self._run.metrics
+    def metrics(self) -> list[dict[str, Any]]:
+        """One dict per evaluation, oldest first, including those before an interruption.
+
+        The list and its dicts are copies: changing them does not change the run.
+        """
+        rows = self._run.metrics
+        self._metrics += map(dict, rows[len(self._metrics) :])  # a long run has very many
+        return list(self._metrics)
 
     @property
     def model(self) -> NDArray[Any]:
@@ -112,7 +118,7 @@ class RunView:
         """
         # Look at each evaluation only once, as a long run has very many.
         found = self._improvements.setdefault((metric, lower, min_delta), _Improvement())
-        for row in self.metrics[found.values :]:
+        for row in self._run.metrics[found.values :]:
             value = row[metric]
             value = math.inf if value is None or math.isnan(value) else value if lower else -value
             found.add(value, min_delta)

@@ -26,12 +26,16 @@ from fedtide.configurable import (
     fits,
     is_union,
 )
-from fedtide.content_hash import describe
+from fedtide.content_hash import describe, fingerprint
 from fedtide.errors import InvalidInputError, did_you_mean, first_line
 from fedtide.import_paths import import_object, import_path_of, is_import_path, is_own
 
 Registries = Mapping[type, Mapping[str, type]]
 """For each base class, the classes derived from it by their `type` name."""
+
+_PLAIN = {bool, int, float, str, type(None)}
+_LISTED = 10_000
+"""Arrays with more numbers are described by a fingerprint where no object is built from them."""
 
 
 class Builder:
@@ -87,31 +91,50 @@ class Builder:
                 )
         return _convert(kind, value, path)
 
-    def to_dict(self, thing: Any) -> Any:
+    def to_dict(self, thing: Any, otherwise: Callable[[Any], Any] | None = None) -> Any:
         """Return plain data from which `build` makes an equal object.
 
         Functions, and classes without a `type` name, are written as import paths. Tables, data
         sets, networks and mappings of arrays are described by a fingerprint, which is equal for
         equal data but which `build` refuses.
 
+        Args:
+            thing: the object.
+            otherwise: returns what stands for an object, class or function that plain data cannot
+                describe, and large arrays are described by a fingerprint. None: such an object is
+                refused.
+
         Raises:
             InvalidInputError: an object that plain data cannot describe.
         """
+        try:
+            return self._describe(thing, otherwise)
+        except Exception:  # a user's class may raise anything as it is described
+            if otherwise is None:
+                raise
+            return otherwise(thing)
+
+    def _describe(self, thing: Any, otherwise: Callable[[Any], Any] | None) -> Any:
         if (about := describe(thing)) is not None:
             return about
         if is_dataclass(thing) and not isinstance(thing, type):
-            name = self._type_name(type(thing))
+            name = self._type_name(type(thing), otherwise)
             head = {} if name is None else {"type": name}
-            return head | {f.name: self.to_dict(getattr(thing, f.name)) for f in fields(thing)}
+            values = {f.name: getattr(thing, f.name) for f in fields(thing)}
+            return head | {name: self.to_dict(value, otherwise) for name, value in values.items()}
         if isinstance(thing, np.ndarray | Tensor | np.generic):
+            if otherwise is not None and np.size(thing) > _LISTED:
+                return {"in_memory": type(thing).__name__, "sha256": fingerprint(thing)}
             return thing.tolist()
         if isinstance(thing, Mapping):
             return {
-                key.item() if isinstance(key, np.generic) else key: self.to_dict(value)
+                key.item() if isinstance(key, np.generic) else key: self.to_dict(value, otherwise)
                 for key, value in thing.items()
             }
         if isinstance(thing, list | tuple):
-            return [self.to_dict(value) for value in thing]
+            if {*map(type, thing)} <= _PLAIN:
+                return list(thing)
+            return [self.to_dict(value, otherwise) for value in thing]
         if isinstance(thing, Path):
             return str(thing)
         if thing is None or isinstance(thing, str | int | float):
@@ -151,10 +174,15 @@ class Builder:
                 found.append(member)
         return found
 
-    def _type_name(self, cls: type) -> str | None:
+    def _type_name(self, cls: type, otherwise: Callable[[Any], Any] | None) -> Any:
         """Return the `type` of a class; None if the field that holds it implies the class."""
-        implied = not is_own(cls) and not issubclass(cls, self._bases)
-        return self._names.get(cls) or (None if implied else import_path_of(cls))
+        if cls in self._names:
+            return self._names[cls]
+        if not is_own(cls) and not issubclass(cls, self._bases):
+            return None
+        # without a decorator of its own, its fields may not be all that its objects hold
+        is_described = "__dataclass_fields__" in vars(cls)
+        return self.to_dict(cls, otherwise if is_described else None)
 
     def _build_registered(self, base: type, value: Any, path: str) -> Any:
         """Return an object of a registered or imported class from itself, a name or a mapping."""

@@ -216,9 +216,10 @@ class Run:
         if start["round"] > 0:
             start = dict(self.task.evaluate(self.task.start, clients=False).metrics)
         start_loss = start.get("loss", 0.0)
-        algorithm, reports = self.experiment.algorithm, self.tally.reports
+        algorithm, tally = self.experiment.algorithm, self.tally
         moved = not torch.equal(self.driver.output, self.task.start)
-        found = find_warnings(algorithm, self.metrics, start_loss, reports, moved)
+        entered = bool(tally.effective.any())
+        found = find_warnings(algorithm, self.metrics, start_loss, tally.reports, moved, entered)
         ineffective = find_ineffective_settings(self.experiment, self.population.clients)
         return [*found, *ineffective, *self.task.warnings]
 

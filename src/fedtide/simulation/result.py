@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -16,7 +16,7 @@ from torch import nn
 
 from fedtide.errors import InvalidInputError, did_you_mean, quantify
 from fedtide.metric_direction import is_share
-from fedtide.simulation.experiment import BUILDER, Experiment
+from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.task_cache import prepare_cached
 from fedtide.summary_text import Summary
 
@@ -38,6 +38,9 @@ class Result:
         trainer: the trainer that was used, and why.
         timings: seconds spent, and rounds per second.
         experiment: what was run.
+        plain: the same as plain data, from when the run started: data and networks, which may have
+            been changed since, are described by hashes. `Unnamed` stands for what has no import
+            path.
         buffers: the running statistics of the network, (d_b,), or (N, d_b) if every client keeps
             its own; None if it has none. If read from a finished run without checkpoints, clients'
             own ones are replaced by their mean.
@@ -58,6 +61,7 @@ class Result:
     trainer: str
     timings: dict[str, float]
     experiment: Experiment
+    plain: Mapping[str, Any]
     buffers: NDArray[Any] | None = None
     iterates: NDArray[Any] | None = None
     out: Path | None = None
@@ -212,18 +216,6 @@ class Results(Sequence[Result]):
 
     def _by_seed(self) -> Iterator[tuple[int, Result]]:
         return zip(self.seeds, self, strict=True)
-
-
-def to_plain(experiment: Experiment) -> dict[str, Any]:
-    """Return the experiment as plain data; a field without such a form becomes its type and id."""
-    plain = {}
-    for one in fields(experiment):
-        value = getattr(experiment, one.name)
-        try:
-            plain[one.name] = BUILDER.to_dict(value)
-        except InvalidInputError:
-            plain[one.name] = f"{type(value).__name__} {id(value):x}"
-    return plain
 
 
 def _describe(experiment: Experiment) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from fedtide.simulation.run_folder import RunFolder, finite_row, read_frame
 
 def collect_result(
     run: Run,
+    plain: Mapping[str, Any],
     participation: pl.DataFrame,
     clients: pl.DataFrame,
     out: Path | None,
@@ -32,6 +33,7 @@ def collect_result(
 
     Args:
         run: the run.
+        plain: its experiment as plain data.
         participation: its participation log.
         clients: its table of clients.
         out: its folder; None in memory.
@@ -46,6 +48,7 @@ def collect_result(
         trainer=run.trainer_choice,
         timings=_timings(run),
         experiment=run.experiment,
+        plain=plain,
         buffers=_as_array(run.buffer_values),
         iterates=_iterates(run),
         out=out,
@@ -119,8 +122,13 @@ def _saved_model(run: Run) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in dense.items()}
 
 
-def read_result(run: Run, folder: RunFolder) -> Result:
+def read_result(run: Run, plain: Mapping[str, Any], folder: RunFolder) -> Result:
     """Return the result that a finished run left in its folder.
+
+    Args:
+        run: the run, restored from its last checkpoint if there is one.
+        plain: its experiment as plain data.
+        folder: its folder.
 
     Raises:
         InvalidInputError: a file is missing or damaged.
@@ -152,6 +160,7 @@ def read_result(run: Run, folder: RunFolder) -> Result:
         trainer=timings.pop("trainer", ""),
         timings=timings,
         experiment=run.experiment,
+        plain=plain,
         buffers=_as_array(run.buffer_values if whole else shared),
         iterates=_iterates(run) if whole else None,
         out=folder.path,

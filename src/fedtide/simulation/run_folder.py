@@ -36,6 +36,9 @@ from fedtide.validation import expand_home
 
 _logger = logging.getLogger("fedtide")
 
+_CHANGEABLE = ("checkpoint", "name")
+"""The fields that may change when a run continues, as its results do not depend on them."""
+
 Resume = bool | Literal["force"]
 """Whether to continue the run in a folder; "force": even if data, files or code have changed."""
 
@@ -163,8 +166,9 @@ class RunFolder:
 
         Raises:
             InvalidInputError: it is not a folder; it is not empty, without `resume`; with `resume`,
-                it holds another experiment, unless that only has fewer rounds; or its path is too
-                long, or below a folder that cannot be entered.
+                it holds another experiment, unless that only has fewer rounds, another name or
+                other checkpoints; or its path is too long, or below a folder that cannot be
+                entered.
         """
         with folder_errors(self.path):
             self._check(experiment, resume)
@@ -188,6 +192,7 @@ class RunFolder:
                         "or another folder"
                     )
                 before["rounds"] = rounds
+            before |= {key: experiment[key] for key in _CHANGEABLE}
             if changed := list_differences(before, experiment):
                 raise InvalidInputError(
                     f"resume: {self.path} holds another experiment: {'; '.join(changed)}; "
@@ -344,10 +349,13 @@ class RunFolder:
                 write_yaml(self.experiment, experiment)
             yield
 
-    def raise_rounds(self, experiment: dict[str, Any]) -> None:
-        """Write the experiment if it has more rounds than the one in the folder."""
-        if self._is_longer(experiment, read_yaml(self.experiment)):
-            write_yaml(self.experiment, experiment)
+    def update_experiment(self, experiment: dict[str, Any]) -> None:
+        """Write the experiment if it differs from the one in the folder, as `check` allows."""
+        before = read_yaml(self.experiment)
+        now = experiment if self._is_longer(experiment, before) else before
+        now = now | {key: experiment[key] for key in _CHANGEABLE}
+        if now != before:
+            write_yaml(self.experiment, now)
 
     def _write_fingerprints(self, now: Fingerprints) -> None:
         """Write the fingerprints of a run that begins, or that continues with changed ones."""

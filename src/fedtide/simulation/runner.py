@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from fedtide.activity import PREPARING, activity, listen
 from fedtide.atomic_io import write_frame, write_json
 from fedtide.content_hash import hash_once
 from fedtide.errors import Interrupted, InvalidInputError, first_line
+from fedtide.forked_process import refuse_fork_without_threads
 from fedtide.simulation.callbacks import Callback, RunView, check_callbacks
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 from fedtide.simulation.cluster.ray_cluster import RayCluster
@@ -23,6 +25,7 @@ from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.interruption import Interruption
 from fedtide.simulation.loop import Run
+from fedtide.simulation.plain_experiment import to_plain
 from fedtide.simulation.result import Result
 from fedtide.simulation.result_files import (
     collect_result,
@@ -56,6 +59,7 @@ def execute(
 
     With a cluster, its workers train the clients. For `alike` see `Run`.
     """
+    refuse_fork_without_threads()
     if out is None and resume:
         raise InvalidInputError("resume: no folder to continue; give it as out")
     watchers = check_callbacks(callbacks)
@@ -66,7 +70,8 @@ def execute(
 
     with _memory_errors(), hash_once(), listen(on_activity), restored_threads():
         if out is None:
-            return _in_memory(_new_run(experiment, None, cluster, alike), watchers)
+            run = _new_run(experiment, None, cluster, alike)
+            return _in_memory(run, to_plain(experiment), watchers)
         return _in_folder(experiment, RunFolder(out), resume, watchers, cluster, alike)
 
 
@@ -100,7 +105,7 @@ def _log_warnings(run: Run) -> list[str]:
     return found
 
 
-def _in_memory(run: Run, callbacks: Sequence[Callback]) -> Result:
+def _in_memory(run: Run, plain: Mapping[str, Any], callbacks: Sequence[Callback]) -> Result:
     watched = WatchedRun(run, callbacks)
     with watched:
         watched.start()
@@ -108,7 +113,7 @@ def _in_memory(run: Run, callbacks: Sequence[Callback]) -> Result:
             watched.advance()
         watched.finish()
     _log_warnings(run)
-    result = collect_result(run, run.log_table(), run.clients(), None, watched.view.stopped)
+    result = collect_result(run, plain, run.log_table(), run.clients(), None, watched.view.stopped)
     watched.tell_end()
     return result
 
@@ -138,17 +143,18 @@ def _in_folder(
     with folder.lock(plain, resume, fingerprints):
         if folder.has_ended(experiment.rounds):
             folder.drop_partial_results()
-            return read_result(run, folder)
+            folder.update_experiment(plain)
+            return read_result(run, plain, folder)
         watchers = [_FolderCallback(run, folder), *callbacks]
         watched = WatchedRun(run, watchers, folder.path)
         watched.view.stopped = stopped
         if folder.finished:
             _reopen(watched, folder)
-        folder.raise_rounds(plain)
+        folder.update_experiment(plain)
         with watched:
             _loop_in_folder(watched, folder)
             log, clients = write_results(run, folder, watched.view.stopped, _log_warnings(run))
-    result = collect_result(run, log, clients, folder.path, watched.view.stopped)
+    result = collect_result(run, plain, log, clients, folder.path, watched.view.stopped)
     watched.tell_end()
     return result
 

@@ -45,7 +45,6 @@ from fedtide.auditing.log.weights import (
     average_by_client,
     check_counts,
     complete_samples,
-    fill_counts,
     find_weights,
 )
 from fedtide.errors import InvalidInputError, quantify
@@ -166,9 +165,9 @@ class LogBuilder:
                 f"log: no update was used in {quantify(span[1] - span[0], 'round')}: "
                 f"{format_reasons(refusals.total())}; an audit needs updates that were used"
             )
-        counts = fill_counts(rows.samples, rows.clients, declared, self.notes)
+        own = None if declared is None else declared[rows.clients].astype(np.float32)
         weights, counts = find_weights(
-            rows.rounds, rows.weights, counts, self._weights_are_final, self.notes
+            rows.rounds, rows.weights, rows.samples, own, self._weights_are_final, self.notes
         )
         if declared is None and counts is not None:
             declared = average_by_client(rows.clients, counts, len(names))

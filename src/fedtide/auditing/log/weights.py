@@ -26,6 +26,7 @@ def find_weights(
     rounds: NDArray[np.integer],
     weights: Numbers | None,
     counts: Numbers | None,
+    own_counts: Numbers | None,
     weights_are_final: bool,
     notes: list[str],
 ) -> tuple[Numbers | None, Numbers | None]:
@@ -38,6 +39,8 @@ def find_weights(
         rounds: of the used rows, shape (E,).
         weights: the log's weights; None: it has none.
         counts: the log's sample counts; None: it has none.
+        own_counts: for each row the mean count of its client, NaN without one; None: there are
+            none.
         weights_are_final: whether a weight is q_t^n even if it looks like a sample count.
         notes: gets notes on how columns are read, and what is not used.
     """
@@ -67,6 +70,7 @@ def find_weights(
                     "divide the weights of each round by it"
                 )
             return weights, counts
+    counts = _fill_counts(counts, own_counts, notes)
     if counts is None or not _has_all("sample counts", "used as weights", counts, notes):
         return None, counts
     return _normalise_by_round(rounds, counts), counts
@@ -81,6 +85,27 @@ def _has_all(what: str, how: str, numbers: Numbers, notes: list[str]) -> bool:
             f"{'has' if missing == 1 else 'have'} none"
         )
     return missing == 0
+
+
+def _fill_counts(
+    counts: Numbers | None, own_counts: Numbers | None, notes: list[str]
+) -> Numbers | None:
+    """Return the sample counts, with the client's mean where one is missing; note how many.
+
+    Otherwise one unreadable count would decide that none is used. They stay as they are if a client
+    has no count at all.
+    """
+    if counts is None or own_counts is None:
+        return counts
+    missing = np.isnan(counts)
+    filled = int(missing.sum())
+    if not filled or np.isnan(own_counts[missing]).any():
+        return counts
+    notes.append(
+        f"{filled:,} of {len(counts):,} used rows {'has' if filled == 1 else 'have'} no sample "
+        "count: the mean count of the same client is used"
+    )
+    return np.where(missing, own_counts, counts)
 
 
 def _find_typical_sum(rounds: NDArray[np.integer], weights: Numbers) -> float:
@@ -103,35 +128,6 @@ def _normalise_by_round(rounds: NDArray[np.integer], counts: Numbers) -> Numbers
     sums = np.bincount(shifted, counts)
     shares: Numbers = (counts / np.where(sums > 0, sums, 1.0)[shifted]).astype(np.float32)
     return shares
-
-
-def fill_counts(
-    counts: Numbers | None, clients: NDArray[np.int32], declared: Floats | None, notes: list[str]
-) -> Numbers | None:
-    """Return the sample counts of used rows, (E,), with the client's mean where a count is missing.
-
-    Without this, one unreadable count would decide that the counts of all rows are not used. They
-    stay as they are if a client has no count at all.
-
-    Args:
-        counts: of each row, NaN where it is missing; None: the log has none.
-        clients: the client of each row, (E,).
-        declared: each client's mean count, (N,), NaN without one; None: there are none.
-        notes: gets a note on how many are filled in.
-    """
-    if counts is None or declared is None:
-        return counts
-    missing = np.isnan(counts)
-    found = declared[clients[missing]]
-    if not len(found) or np.isnan(found).any():
-        return counts
-    notes.append(
-        f"{len(found):,} of {len(counts):,} used rows {'has' if len(found) == 1 else 'have'} no "
-        "sample count: the mean count of the same client is used"
-    )
-    filled = counts.copy()
-    filled[missing] = found
-    return filled
 
 
 def average_by_client(

@@ -80,8 +80,8 @@ class Discovery:
         have a minute to answer, so that all of them can be in the first round.
 
         Raises:
-            InvalidInputError: at the deadline, the SuperLink fails to list its nodes. Otherwise one
-                round without clients would follow another.
+            InvalidInputError: at the deadline, no node is free, and the SuperLink fails to list its
+                nodes. Otherwise one round without clients would follow another.
         """
         transport = self._transport
         while True:
@@ -96,7 +96,7 @@ class Discovery:
             if is_enough:
                 return
             if transport.clock.tick() >= deadline:
-                if transport.unlisted:
+                if transport.unlisted and not free:
                     raise InvalidInputError(
                         f"grid: the SuperLink cannot list its nodes ({transport.unlisted}); see "
                         "its log, then submit the run again"
@@ -115,7 +115,9 @@ class Discovery:
         transport.drop_restarted()
         self._update(nodes)
         for question, reply in transport.take("name"):
-            if question.node_id in self._unknown:
+            unknown = self._unknown.get(question.node_id)
+            # else it answered before it restarted, perhaps with another name
+            if unknown is not None and unknown.question == question.message_id:
                 self._read_answer(question.node_id, reply)
         self._ask(nodes, t)
         return nodes
@@ -183,7 +185,8 @@ class Discovery:
         if isinstance(reply, str):
             self._fail(node_id, f"its answer cannot be read: {reply}")
             return
-        if reply.has_error() and is_app_error(reply.error):  # an app that does not know the query
+        is_app_failure = reply.has_error() and is_app_error(reply.error)
+        if is_app_failure and node_id not in self._registry.nodes:  # it may not know the query
             self._bind(node_id, f"node-{node_id}", registered=False)
             return
         try:
@@ -203,7 +206,7 @@ class Discovery:
             text = f"node {former} has been online longer as {name!r}; give each key its own name"
             self._fail(node_id, text)  # it takes part as soon as the other one is offline
             return
-        connected = self._unknown[node_id].activated_at
+        before, connected = self._registry.nodes.get(node_id), self._unknown[node_id].activated_at
         reason = self._registry.bind(node_id, name, registered, connected)
         if reason is not None:
             unknown = self._unknown[node_id]
@@ -212,14 +215,21 @@ class Discovery:
             self._fail(node_id, reason)
             return
         del self._unknown[node_id]
+        if before not in (None, name):  # what it is training, it trains as another client
+            self._give_up_training(node_id)
         if former is not None and former != node_id:
-            transport = self._transport
-            for pending in transport.pending:
-                if pending.node_id == former and pending.kind == "train":
-                    transport.pending.settle(pending.message_id)  # the client answers elsewhere now
-            activated_at = transport.activated.get(former, 0.0)
+            self._give_up_training(former)  # the client answers elsewhere now
+            if former in self._unknown:  # it has been asked whether it is still that client
+                return
+            activated_at = self._transport.activated.get(former, 0.0)
             self._unknown[former] = _Unknown(activated_at, successor=node_id)
             self._report_absent(former, f"node {node_id} has taken its place as {name!r}")
+
+    def _give_up_training(self, node_id: int) -> None:
+        pending = self._transport.pending
+        for one in pending:
+            if one.node_id == node_id and one.kind == "train":
+                pending.settle(one.message_id)
 
     def _keeps_name(self, former: int, name: str, node_id: int) -> bool:
         """Return whether `former` keeps a registered name that another key was given, too."""

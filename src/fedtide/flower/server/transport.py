@@ -49,7 +49,7 @@ class PendingReply:
         message_id: Flower's id of the message.
         node_id: the node to which it went.
         kind: what it asks for: training, an evaluation, or the client's name.
-        client: the number of the client at that node; None if the message asks for its name.
+        client: the number of the client at that node; None: unknown, and asked for its name.
         round: t, in which it was sent.
         activated_at: when that node had connected, by the SuperLink's clock.
         plain: whether an ordinary Flower client can do all that it asks for.
@@ -90,8 +90,15 @@ class PendingReplies:
 
     @property
     def busy_nodes(self) -> set[int]:
-        """The ids of the nodes that owe a reply."""
-        return {pending.node_id for pending in self.messages.values()}
+        """The ids of the nodes that owe a reply.
+
+        A known client that is asked whether its name is still the same can train meanwhile.
+        """
+        return {
+            pending.node_id
+            for pending in self.messages.values()
+            if pending.kind != "name" or pending.client is None
+        }
 
     @property
     def rounds(self) -> set[int]:

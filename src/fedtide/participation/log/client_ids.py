@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+
 import polars as pl
 
 from fedtide.errors import InvalidInputError, list_names, quantify
 from fedtide.participation.availability.base import Ids
 from fedtide.population import Names, Population
+
+_COMPARED = 10_000
+"""With how many names an unknown one is compared, to suggest one: that takes half a second."""
 
 
 def normalise_clients(field: str, column: pl.Series) -> pl.Series:
@@ -129,9 +134,12 @@ def _find_names(field: str, column: pl.Series, names: pl.Series) -> Ids:
     found = column.replace_strict(names, numbers, default=None, return_dtype=pl.Int64)
     if found.null_count():
         unknown = column.filter(found.is_null()).unique(maintain_order=True)
+        compared = names.head(_COMPARED).cast(pl.String).to_list()
+        close = difflib.get_close_matches(str(unknown[0]), compared, n=1)
         raise InvalidInputError(
             f"{field}: no client of the problem is called {list_names(unknown.to_list())} (its "
-            f"{len(names)} clients: {list_names(names.to_list())}); correct the names"
+            f"{len(names)} clients: {list_names(names.to_list())}); "
+            + (f"did you mean {close[0]!r:.60}?" if close else "correct the names")
         )
     return found.to_numpy()
 

@@ -112,7 +112,7 @@ def normalise_log(frame: pl.DataFrame, columns: Mapping[str, str] | None = None)
     frame = _rename_columns(frame, columns or {})
     log = pl.DataFrame(
         {
-            "round": _parse_rounds(frame["round"]),
+            "round": parse_rounds(frame["round"]),
             "client": normalise_clients("client", frame["client"]),
             "stage": _parse_stages(frame),
             "weight": _parse_weights(frame),
@@ -192,7 +192,12 @@ def _rename_columns(frame: pl.DataFrame, columns: Mapping[str, str]) -> pl.DataF
     return frame
 
 
-def _parse_rounds(column: pl.Series) -> pl.Series:
+def parse_rounds(column: pl.Series) -> pl.Series:
+    """Return a column of rounds as int64.
+
+    Raises:
+        InvalidInputError: anything but whole numbers of at least 0.
+    """
     if column.is_empty():
         return column.cast(pl.Int64, strict=False)
     if not column.dtype.is_numeric():

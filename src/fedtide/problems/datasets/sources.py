@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from fedtide.validation import expand_home
 
 _SUFFIXES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _READ_TWICE = 8  # items: a random transform of probability 1/2 is found in 255 of 256 cases
-_MISSING = pa.array(pyarrow.csv.ConvertOptions().null_values)  # such as "" and "NA"
 _KINDS = (
     "a mapping of arrays, a pandas, Polars or PyArrow table, a Hugging Face or PyTorch data set, "
     "the path of a Parquet, CSV or TSV file, the import path of a function that returns one of "
@@ -132,6 +132,7 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
         return _read_file(field, source, names)
     if isinstance(source, Mapping):
         _refuse_several(field, source, [*order, *([] if names is None else [names])])
+        _require_one_index(field, source)
         return _table(source.items(), field)
     library = type(source).__module__.partition(".")[0]
     if library == "datasets" and getattr(source, "format", {}).get("type", "custom") != "custom":
@@ -264,6 +265,21 @@ def _refuse_several(field: str, source: Mapping[Any, Any], names: Sequence[str])
     )
 
 
+def _require_one_index(field: str, source: Mapping[Any, Any]) -> None:
+    """Raise InvalidInputError if columns of pandas name their rows differently."""
+    indexes: dict[Any, Any] = {
+        name: getattr(value, "index", None) for name, value in source.items()
+    }
+    named = [(name, index) for name, index in indexes.items() if hasattr(index, "equals")]
+    for (one, first), (other, index) in pairwise(named):
+        if len(index) == len(first) and not index.equals(first):
+            raise InvalidInputError(
+                f"{field}: {one!r} and {other!r} have different indexes, but rows are paired by "
+                "position; join them by index into one DataFrame, or give .to_numpy() of each if "
+                "their rows are in the same order"
+            )
+
+
 def _read_file(field: str, path: Path, names: str | None) -> Table:
     path = expand_home(path)
     if path.is_dir():
@@ -345,7 +361,8 @@ def _parse_numbers(column: pa.ChunkedArray, decimal_comma: bool) -> pa.ChunkedAr
         column: text.
         decimal_comma: whether numbers may have a comma instead of a point.
     """
-    text = pc.if_else(pc.is_in(column, _MISSING), pa.scalar(None, pa.string()), column)
+    missing = pa.array(pyarrow.csv.ConvertOptions().null_values)  # such as "" and "NA"
+    text = pc.if_else(pc.is_in(column, missing), pa.scalar(None, pa.string()), column)
     if decimal_comma:
         text = pc.replace_substring(text, ",", ".")
     try:

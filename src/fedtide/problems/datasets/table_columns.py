@@ -170,6 +170,11 @@ def _from_objects(values: Any, from_pandas: bool = False) -> Column:
             f"its values are of different types ({', '.join(sorted(kinds))}); convert them to "
             "numbers or to text"
         )
+    if (dimensions := getattr(values, "ndim", 1)) > 1:
+        raise InvalidInputError(
+            f"it is an array of {dimensions} dimensions and dtype {values.dtype}; give numbers, "
+            "such as its .astype(float)"
+        )
     raise InvalidInputError(
         f"it is not an array ({reason}); give numbers, text, images, or lists of numbers"
     )

@@ -20,6 +20,7 @@ from fedtide.problems.layout import Params
 _logger = logging.getLogger("fedtide")
 
 _RECOMPUTES = "saved tensors are replaced"
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 Inputs = tuple[Tensor, ...]
@@ -33,9 +34,9 @@ def check_network(module: nn.Module) -> None:
     """Check the layers and parameters of a network, before it is copied.
 
     Raises:
-        InvalidInputError: lazy layers without sizes; complex parameters; or features that do not
-            work in a function of parameters: gradient hooks, wrappers, and gradients scaled by
-            counts of the minibatch.
+        InvalidInputError: lazy layers without sizes; parameters that are complex, or hold NaN or
+            infinity; or features that do not work in a function of parameters: gradient hooks,
+            wrappers, and gradients scaled by counts of the minibatch.
     """
     if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
         raise InvalidInputError(
@@ -94,6 +95,12 @@ def _check_parameter(name: str, parameter: Tensor) -> None:
         raise InvalidInputError(
             f"model: the parameter {name!r} is complex, and models are vectors of real numbers; "
             "store real and imaginary parts, and use torch.view_as_complex in forward"
+        )
+    has_values = parameter.layout == torch.strided and not parameter.is_meta
+    if has_values and parameter.dtype in _FLOATS and not bool(torch.isfinite(parameter).all()):
+        raise InvalidInputError(
+            f"model: the parameter {name!r} holds NaN or infinity, as after a run that diverged; "
+            "give a network with finite parameters"
         )
     hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
     if any(getattr(parameter, kind, None) for kind in hooks):
