@@ -62,7 +62,9 @@ def section() -> Section:
         "Other simulators",
         "784-10, 6 steps of 10 samples, 1000 clients with 60 samples each, federated averaging, no "
         "evaluation, all on the same machine one after another; seconds per round are medians, "
-        "without the first round. fedtide compiles; limit: see above.",
+        "without the first round. fedtide compiles; limit: see above. pfl draws clients with "
+        "replacement; pfl, Flower and FLGo train on the samples of a client in a fixed order. "
+        "Flower's rounds include its waits between two looks for replies.",
         (
             "clients a round",
             "simulator",

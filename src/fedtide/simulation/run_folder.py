@@ -192,7 +192,7 @@ class RunFolder:
                         "or another folder"
                     )
                 before["rounds"] = rounds
-            before |= {key: experiment[key] for key in _CHANGEABLE}
+            before |= {key: experiment[key] for key in _CHANGEABLE if key in experiment}
             if changed := list_differences(before, experiment):
                 raise InvalidInputError(
                     f"resume: {self.path} holds another experiment: {'; '.join(changed)}; "
@@ -353,7 +353,7 @@ class RunFolder:
         """Write the experiment if it differs from the one in the folder, as `check` allows."""
         before = read_yaml(self.experiment)
         now = experiment if self._is_longer(experiment, before) else before
-        now = now | {key: experiment[key] for key in _CHANGEABLE}
+        now = now | {key: experiment[key] for key in _CHANGEABLE if key in experiment}
         if now != before:
             write_yaml(self.experiment, now)
 
