@@ -213,23 +213,33 @@ def _to_plain(thing: object, cls: type) -> dict[str, Any]:
     """
     kinds, found = field_types(cls), {}
     for name, value in vars(thing).items():
+        value = label_to_mapping(name, kinds.get(name), value)
         copied = [kind for kind in _members(kinds.get(name)) if _origin(kind) in _COPIED]
-        if Mapping in map(_origin, copied) and _is_labelled(value):
-            if value.index.name is None and value.index.dtype.kind in "iuf":
-                raise InvalidInputError(
-                    f"{name}: its index may number rows or clients; give its to_numpy() if it is "
-                    "in the order of the ids, or its to_dict() if the index names the clients"
-                )
-            if not value.index.is_unique:
-                raise InvalidInputError(
-                    f"{name}: its index has a name twice; give each client one value"
-                )
-            value = value.to_dict()
         if copied:
             is_list = _is_column(value) and any(fits(kind, value) for kind in copied)
             value = _copy(_to_array(value) if is_list else value)
         found[name] = _to_python(value)
     return found
+
+
+def label_to_mapping(name: str, kind: Any, value: Any) -> Any:
+    """Return a pandas column with labels as a mapping, if the annotation `kind` takes one.
+
+    Anything else is returned as it is.
+
+    Raises:
+        InvalidInputError: labels that may only number rows, or that are not unique.
+    """
+    if Mapping not in map(_origin, _members(kind)) or not _is_labelled(value):
+        return value
+    if value.index.name is None and value.index.dtype.kind in "iuf":
+        raise InvalidInputError(
+            f"{name}: its index may number rows or clients; give its to_numpy() if it is "
+            "in the order of the ids, or its to_dict() if the index names the clients"
+        )
+    if not value.index.is_unique:
+        raise InvalidInputError(f"{name}: its index has a name twice; give each client one value")
+    return value.to_dict()
 
 
 def _origin(kind: Any) -> Any:

@@ -25,6 +25,7 @@ from fedtide.configurable import (
     field_types,
     fits,
     is_union,
+    label_to_mapping,
 )
 from fedtide.content_hash import describe, fingerprint
 from fedtide.errors import InvalidInputError, did_you_mean, first_line
@@ -337,6 +338,7 @@ def _means_number(text: str) -> bool:
 
 def _convert(kind: Any, value: Any, path: str) -> Any:
     """Return a value of a plain type, converted by pydantic (`"1e-3"` becomes a float)."""
+    value = label_to_mapping(path, kind, value)
     try:
         built = _adapter(kind).validate_python(value)
     except ValidationError as error:
