@@ -257,7 +257,7 @@ def _copy(value: Any) -> Any:
     Objects of derived classes, such as a named tuple, keep their class, and what they hold.
     """
     if isinstance(value, np.ndarray):
-        copied = value.copy()
+        copied = value.copy(order="K")
         copied.flags.writeable = False
         return copied
     if type(value) is dict:

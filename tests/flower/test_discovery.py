@@ -369,6 +369,74 @@ def test_a_node_that_is_displaced_while_it_is_asked_again_keeps_its_question(url
     assert len(rounds_of("1", url)) >= 28
 
 
+@pytest.mark.parametrize("corrected", ["0", "\x1b[31m"], ids=["another name", "no name"])
+def test_a_node_comes_back_when_the_one_with_its_name_no_longer_has_it(corrected, url):
+    grid = federation(seconds=lambda number: 5.0)
+    wrong = node_of(grid, 0)
+    wrong.config["name"] = "1"
+    wrong.online = lambda now: now >= 1_030.0
+    wrong.started = 1_030.0
+
+    class Correcting(FakeGrid):
+        def get_nodes(self):
+            if self.now >= 1_060.0 and wrong.config["name"] == "1":
+                wrong.started, wrong.config["name"] = self.now, corrected
+            return super().get_nodes()
+
+    deploy(Correcting(grid.nodes), FedAvg(), rounds=40, timeout=60.0, ledger=url)
+    rounds = rounds_of("1", url)
+    assert rounds[-1] == 39
+    assert len(rounds) >= 36
+    assert bool(rounds_of("0", url)) == (corrected == "0")
+
+
+@pytest.mark.parametrize("corrected", ["0", "\x1b[31m"], ids=["another name", "no name"])
+@pytest.mark.parametrize("seconds", [2.0, 5.0, 40.0])
+def test_no_update_of_a_renamed_node_counts_for_the_client_that_it_was(corrected, seconds, url):
+    """Neither one that arrives with the name nor one that comes later."""
+    grid = federation(seconds=lambda number: seconds)
+    wrong, right = node_of(grid, 0), node_of(grid, 1)
+    wrong.config["name"] = "1"
+    right.online = lambda now: False
+    trained = {}
+
+    class Correcting(FakeGrid):
+        def get_nodes(self):
+            if self.now >= 1_100.0 and wrong.config["name"] == "1":
+                wrong.started, wrong.config["name"] = self.now, corrected
+                wrong.free_at = self.now
+            return super().get_nodes()
+
+        def _push(self, message):
+            if message.metadata.dst_node_id == id_of(self, 0):
+                trained[int(message.metadata.group_id) - 1] = wrong.config["name"]
+            return super()._push(message)
+
+    deploy(Correcting(grid.nodes), FedAvg(), rounds=60 if seconds < 10 else 8, ledger=url)
+    used = rounds_of("1", url)
+    assert used
+    assert all(trained[t] == "1" for t in used)
+
+
+def test_an_app_that_does_not_know_the_question_is_asked_once_each_time_it_connects(url):
+    class Plain(FakeGrid):
+        def get_nodes(self):
+            node = node_of(self, 3)
+            if self.now > 1_030 and node.started < 1_000:
+                node.started = self.now
+            return super().get_nodes()
+
+        def _answer(self, node, message):
+            if node is node_of(self, 3) and message.metadata.message_type == NAME_QUERY:
+                return Message(Error(APP_RAISED, "unknown"), reply_to=message)
+            return super()._answer(node, message)
+
+    grid = Plain(federation(seconds=lambda number: 5.0).nodes)
+    deploy(grid, FedAvg(), rounds=60, ledger=url, clients=N)
+    assert len(questions(grid, id_of(grid, 3))) == 2
+    assert len(rounds_of(f"node-{id_of(grid, 3)}", url)) >= 58
+
+
 def test_an_answer_from_before_a_restart_is_not_that_of_the_new_process(url):
     """It waits in the inbox while the node restarts with another name."""
     grid = federation(seconds=lambda number: 5.0)

@@ -279,6 +279,27 @@ def test_a_failure_at_the_deadline_ends_no_run_whose_nodes_are_known(url):
     assert len(used(url)) == 4
 
 
+def test_a_failure_at_the_deadline_ends_no_run_whose_nodes_are_training(url):
+    grid = failing_list(1_100.0, 1_125.0, seconds=300.0)
+    for node in grid.nodes.values():
+        node.seconds = lambda number: 300.0 if number else 0.1
+    deploy(grid, A.MIFA(), rounds=12, timeout=60.0, ledger=url)
+    assert len(read_rounds(url)) == 12
+    assert any(used(url).values())
+
+
+@pytest.mark.parametrize("least", [0, 1])
+def test_rounds_do_not_pass_at_once_while_no_nodes_can_be_listed(least, url):
+    """Those of the last list may long be offline."""
+    grid = failing_list(1_020.0, 1_600.0)
+    for node in grid.nodes.values():
+        node.online = lambda now: not 1_020.0 <= now < 1_600.0
+    options = {"timeout": 60.0, "ledger": url, "min_available_nodes": least}
+    deploy(grid, A.FedAvg(), rounds=100, **options)
+    times = read_rounds(url)["time"].to_list()
+    assert sum(1_020.0 < time < 1_600.0 for time in times) <= 12
+
+
 def test_other_failures_to_list_nodes_are_raised():
     grid = failing_list(1_002.0, math.inf)
     grid.status = 403

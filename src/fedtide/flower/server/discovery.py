@@ -40,7 +40,9 @@ class _Unknown:
         question: the id of the last one; "": none.
         reason: why it does not take part, as logged last; "": nothing was logged.
         claim: the registered name that it claims without the key; "": none.
-        successor: the node that took its place; it is not asked while that is online; 0: none.
+        told: the name that it told before; "": none.
+        successor: the node that took this name; it is not asked while that is online under the same
+            name; 0: none.
     """
 
     activated_at: float
@@ -49,6 +51,7 @@ class _Unknown:
     question: str = ""
     reason: str = ""
     claim: str = ""
+    told: str = ""
     successor: int = 0
 
 
@@ -79,9 +82,11 @@ class Discovery:
         While no known client is online, as at the start, nodes that are asked for the first time
         have a minute to answer, so that all of them can be in the first round.
 
+        While the SuperLink fails to list its nodes, this waits, too: else rounds would follow one
+        another at once, with nodes that may long be offline.
+
         Raises:
-            InvalidInputError: at the deadline, no node is free, and the SuperLink fails to list its
-                nodes. Otherwise one round without clients would follow another.
+            InvalidInputError: it still fails at the deadline, and no node is known or training.
         """
         transport = self._transport
         while True:
@@ -93,10 +98,10 @@ class Discovery:
             free = self._select_known(nodes) - transport.pending.busy_nodes
             useful = any(self._registry.client_at(one) not in shut_out for one in free)
             is_enough = len(free) >= wanted and (useful or not wanted)
-            if is_enough:
+            if is_enough and not transport.unlisted:
                 return
             if transport.clock.tick() >= deadline:
-                if transport.unlisted and not free:
+                if transport.unlisted and not free and not transport.pending.rounds:
                     raise InvalidInputError(
                         f"grid: the SuperLink cannot list its nodes ({transport.unlisted}); see "
                         "its log, then submit the run again"
@@ -114,13 +119,17 @@ class Discovery:
         nodes = transport.list_nodes()
         transport.drop_restarted()
         self._update(nodes)
-        for question, reply in transport.take("name"):
+        self.read_answers()
+        self._ask(nodes, t)
+        return nodes
+
+    def read_answers(self) -> None:
+        """Bind the nodes to the names in the answers that have arrived."""
+        for question, reply in self._transport.take("name"):
             unknown = self._unknown.get(question.node_id)
             # else it answered before it restarted, perhaps with another name
             if unknown is not None and unknown.question == question.message_id:
                 self._read_answer(question.node_id, reply)
-        self._ask(nodes, t)
-        return nodes
 
     def claimed_clients(self) -> list[int]:
         """Return the clients that are offline while another node claims their registered name."""
@@ -148,7 +157,8 @@ class Discovery:
             if not known or self._registry.may_have_renamed(node.node_id, node.activated_at):
                 unknown = previous.get(node.node_id)
                 if unknown is None or unknown.activated_at != node.activated_at:
-                    unknown = _Unknown(node.activated_at)
+                    told = self._registry.nodes.get(node.node_id, "")
+                    unknown = _Unknown(node.activated_at, told=told)
                 self._unknown[node.node_id] = unknown
         open_questions = {unknown.question for unknown in self._unknown.values()}
         for pending in self._transport.pending:
@@ -166,7 +176,8 @@ class Discovery:
             if node.name:
                 self._bind(node.node_id, node.name, registered=True)
                 continue
-            if unknown.successor in online:
+            successor = unknown.successor
+            if successor in online and self._registry.nodes.get(successor) == unknown.told:
                 continue
             if self._transport.pending.settle(unknown.question):
                 self._fail(node.node_id, NO_ANSWER)
@@ -185,9 +196,9 @@ class Discovery:
         if isinstance(reply, str):
             self._fail(node_id, f"its answer cannot be read: {reply}")
             return
-        is_app_failure = reply.has_error() and is_app_error(reply.error)
-        if is_app_failure and node_id not in self._registry.nodes:  # it may not know the query
-            self._bind(node_id, f"node-{node_id}", registered=False)
+        by_id, told = f"node-{node_id}", self._unknown[node_id].told
+        if reply.has_error() and is_app_error(reply.error) and told in ("", by_id):
+            self._bind(node_id, by_id, registered=False)  # its app does not know the query
             return
         try:
             check_sender(reply, node_id)
@@ -208,6 +219,9 @@ class Discovery:
             return
         before, connected = self._registry.nodes.get(node_id), self._unknown[node_id].activated_at
         reason = self._registry.bind(node_id, name, registered, connected)
+        if before not in (None, name):  # what it is training, it trains as another client
+            self._give_up_training(node_id)
+            self._transport.drop_updates(node_id)
         if reason is not None:
             unknown = self._unknown[node_id]
             unknown.ask_at = inf
@@ -215,14 +229,12 @@ class Discovery:
             self._fail(node_id, reason)
             return
         del self._unknown[node_id]
-        if before not in (None, name):  # what it is training, it trains as another client
-            self._give_up_training(node_id)
         if former is not None and former != node_id:
             self._give_up_training(former)  # the client answers elsewhere now
             if former in self._unknown:  # it has been asked whether it is still that client
                 return
             activated_at = self._transport.activated.get(former, 0.0)
-            self._unknown[former] = _Unknown(activated_at, successor=node_id)
+            self._unknown[former] = _Unknown(activated_at, told=name, successor=node_id)
             self._report_absent(former, f"node {node_id} has taken its place as {name!r}")
 
     def _give_up_training(self, node_id: int) -> None:

@@ -460,6 +460,7 @@ class FedTide(Strategy):
 
     def _take_updates(self) -> deque[Message]:
         """Take the replies to requests to train from the inbox; log those that cannot be read."""
+        self._discovery.read_answers()  # a node may say that it is another client
         replies = deque[Message]()
         self._answered = {}
         for pending, reply in self._transport.take("train"):

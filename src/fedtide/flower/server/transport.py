@@ -259,6 +259,14 @@ class Transport:
             log.info("Replies can be received again")
         self._is_failing = bool(failure)
 
+    def drop_updates(self, node_id: int) -> None:
+        """Remove the replies of a node to requests to train from the inbox."""
+        self.inbox = [
+            answered
+            for answered in self.inbox
+            if answered[0].kind != "train" or answered[0].node_id != node_id
+        ]
+
     def arrived(self, kind: Kind) -> list[Answered]:
         """Return the replies of a kind in the inbox."""
         return [answered for answered in self.inbox if answered[0].kind == kind]
