@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
@@ -263,9 +263,13 @@ def _copy(value: Any) -> Any:
     if type(value) is dict:
         return {key: _copy(part) for key, part in value.items()}
     if type(value) in (list, tuple):
-        is_flat = {*map(type, value)} <= {bool, int, float, str}
-        return type(value)(value if is_flat else map(_copy, value))
+        return type(value)(value if is_flat(value) else map(_copy, value))
     return copy.copy(value) if isinstance(value, dict | list) else value
+
+
+def is_flat(values: Iterable[Any]) -> bool:
+    """Return whether all are plain values of Python, which need not be looked at one by one."""
+    return {*map(type, values)} <= {bool, int, float, str, type(None)}
 
 
 def _to_python(value: Any) -> Any:

@@ -419,13 +419,7 @@ def test_no_update_of_a_renamed_node_counts_for_the_client_that_it_was(corrected
 
 
 def test_an_app_that_does_not_know_the_question_is_asked_once_each_time_it_connects(url):
-    class Plain(FakeGrid):
-        def get_nodes(self):
-            node = node_of(self, 3)
-            if self.now > 1_030 and node.started < 1_000:
-                node.started = self.now
-            return super().get_nodes()
-
+    class Plain(Restarting):
         def _answer(self, node, message):
             if node is node_of(self, 3) and message.metadata.message_type == NAME_QUERY:
                 return Message(Error(APP_RAISED, "unknown"), reply_to=message)

@@ -24,6 +24,7 @@ from fedtide.configurable import (
     explain_mismatch,
     field_types,
     fits,
+    is_flat,
     is_union,
     label_to_mapping,
 )
@@ -34,7 +35,6 @@ from fedtide.import_paths import import_object, import_path_of, is_import_path, 
 Registries = Mapping[type, Mapping[str, type]]
 """For each base class, the classes derived from it by their `type` name."""
 
-_PLAIN = {bool, int, float, str, type(None)}
 _LISTED = 10_000
 """Arrays with more numbers are described by a fingerprint where no object is built from them."""
 
@@ -133,7 +133,7 @@ class Builder:
                 for key, value in thing.items()
             }
         if isinstance(thing, list | tuple):
-            if {*map(type, thing)} <= _PLAIN:
+            if is_flat(thing):
                 return list(thing)
             return [self.to_dict(value, otherwise) for value in thing]
         if isinstance(thing, Path):

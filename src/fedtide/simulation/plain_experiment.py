@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fedtide.configurable import is_equal
+from fedtide.configurable import is_equal, is_flat
 from fedtide.content_hash import fingerprint
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.experiment import BUILDER, Experiment
@@ -86,7 +86,7 @@ def replace_unnamed(plain: Any, change: Callable[[Unnamed], Any]) -> Any:
     if isinstance(plain, Mapping):
         return {key: replace_unnamed(value, change) for key, value in plain.items()}
     if isinstance(plain, list):
-        if {*map(type, plain)} <= {bool, int, float, str}:  # maybe very many
+        if is_flat(plain):
             return plain
         return [replace_unnamed(value, change) for value in plain]
     return plain

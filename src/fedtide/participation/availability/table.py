@@ -138,12 +138,11 @@ def _number_columns(names: Sequence[str], population: Population) -> Ids:
     unnamed = [[str(n) for n in range(clients)], [f"column_{n}" for n in range(clients)]]
     if list(names) in unnamed and not {*names} <= _names_of(population):
         return np.arange(clients)
+    column = parse_whole_numbers(pl.Series(names, dtype=pl.String))
     if population.names is None:
         _require_columns(len(names), clients)
-        _require_sorted(names)
-    ids = number_clients(
-        "weights", parse_whole_numbers(pl.Series(names, dtype=pl.String)), population
-    )
+        _require_sorted(column)
+    ids = number_clients("weights", column, population)
     missing = np.setdiff1d(np.arange(clients), ids)
     if len(missing):
         raise InvalidInputError(
@@ -153,19 +152,18 @@ def _number_columns(names: Sequence[str], population: Population) -> Ids:
     return ids
 
 
-def _require_sorted(names: Sequence[str]) -> None:
+def _require_sorted(column: pl.Series) -> None:
     """Check that text is in the order in which it numbers clients that the data do not name.
 
     Raises:
         InvalidInputError: it is in another order, such as client2 before client10.
     """
-    column = parse_whole_numbers(pl.Series(names, dtype=pl.String))
     if column.dtype == pl.String and not column.is_sorted():
         first = list_names(column.sort().to_list()[:3])
         raise InvalidInputError(
             "weights: the data do not name the clients, whose columns are therefore numbered in "
             f"sorted order, {first}, ..., which is not their order here; sort them, or call them "
-            f"0 to {len(names) - 1}"
+            f"0 to {len(column) - 1}"
         )
 
 
