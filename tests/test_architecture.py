@@ -57,6 +57,7 @@ MAY_IMPORT = {
         "plotting",
     },
     "callbacks": {"simulation"},
+    "testing": {"participation", "algorithms", "problems", "training", "simulation"},
     "auditing": {
         "participation",
         "algorithms",

@@ -31,6 +31,7 @@ from fedtide.participation import (
     Weighted,
 )
 from fedtide.population import Population
+from fedtide.testing import check_process
 
 ROUNDS = 60
 
@@ -118,34 +119,12 @@ def test_every_registered_process_has_a_case() -> None:
 
 @every_process
 @pytest.mark.parametrize("clients", [1, 2, 25])
-def test_rounds_are_sorted_distinct_ids_within_range(
+def test_a_process_keeps_its_contract(
     name: str, factory: Factory, clients: int, tmp_path: Path
 ) -> None:
     process = factory(clients, tmp_path)
     assert isinstance(process, PROCESSES[name])
-    running = process.begin(_population(clients), seed=5)
-    for t in range(ROUNDS):
-        available = running.round(t)
-        ids = available.clients
-        assert ids.dtype == np.int64
-        assert (np.diff(ids) > 0).all()
-        assert len(ids) == 0 or (ids[0] >= 0 and ids[-1] < clients)
-        assert available.weights is None or available.weights.shape == ids.shape
-
-
-@every_process
-def test_rounds_do_not_depend_on_the_rounds_asked_before(
-    name: str, factory: Factory, tmp_path: Path
-) -> None:
-    process, population = factory(25, tmp_path), _population(25)
-    complete = process.begin(population, seed=5)
-    rounds = [complete.round(t) for t in range(ROUNDS)]
-    skipping = process.begin(population, seed=5)
-    for t in (2, 3, 17, 40, ROUNDS - 1):
-        np.testing.assert_array_equal(skipping.round(t).clients, rounds[t].clients)
-    restarted = process.begin(population, seed=5)
-    for t in range(31, ROUNDS):
-        np.testing.assert_array_equal(restarted.round(t).clients, rounds[t].clients)
+    check_process(process, _population(clients))
 
 
 @every_process

@@ -7,12 +7,39 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedtide.errors import InvalidInputError
-from fedtide.participation import Bernoulli, Full, RandomDropout, Schedule, Stragglers, UniformOf
+from fedtide.participation import (
+    DROPOUTS,
+    Bernoulli,
+    Dropout,
+    Full,
+    NoDropout,
+    RandomDropout,
+    Schedule,
+    Stragglers,
+    UniformOf,
+)
 from fedtide.population import Population
+from fedtide.testing import check_dropout
+
+MODELS: dict[str, Dropout] = {
+    "none": NoDropout(),
+    "random": RandomDropout(0.4),
+    "stragglers": Stragglers(close_after=5, deadline=2.0),
+}
+
+
+def test_every_registered_model_has_a_case() -> None:
+    assert set(MODELS) == set(DROPOUTS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_dropout_model_keeps_its_contract(name: str) -> None:
+    assert isinstance(MODELS[name], DROPOUTS[name])
+    check_dropout(MODELS[name])
 
 
 @given(seed=st.integers(0, 2**40), t=st.integers(0, 10**6), ids=st.sets(st.integers(0, 99)))
-def test_dropout_is_a_function_of_client_and_round(seed: int, t: int, ids: set[int]) -> None:
+def test_random_dropout_is_a_function_of_client_and_round(seed, t, ids) -> None:
     clients = np.array(sorted(ids), dtype=np.int64)
     all_clients = RandomDropout(0.4).draw_mask(seed, t, np.arange(100))
     np.testing.assert_array_equal(

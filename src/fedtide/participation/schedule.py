@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError, error_prefix
-from fedtide.import_paths import is_own
 from fedtide.participation.availability.base import (
     Availability,
     AvailabilityStream,
@@ -18,22 +17,10 @@ from fedtide.participation.availability.base import (
     RoundOrder,
 )
 from fedtide.participation.dropout import Dropout, NoDropout
-from fedtide.participation.round_checks import (
-    check_available,
-    check_known_rates,
-    check_length,
-    check_repeatable,
-    check_reported,
-    check_selected,
-    check_stream,
-    silence,
-)
 from fedtide.participation.selection.base import Selection, SelectionStream
 from fedtide.participation.selection.uniform_of import All, UniformOf
 from fedtide.population import Population, read_only
-from fedtide.validation import require_one_per_client, require_probabilities
-
-_REPORTING = "dropout.reporting_probability"
+from fedtide.validation import Numbers, require_probabilities
 
 
 @dataclass(frozen=True)
@@ -65,9 +52,6 @@ class Schedule:
         selection: which of the available clients are asked to train.
         dropout: which of the selected clients report back.
 
-    Raises:
-        InvalidInputError: one of them is not an instance of its base class, such as Selection.
-
     >>> from fedtide.participation import Full
     >>> running = Schedule(Full()).start(Population(clients=2), seed=0)
     >>> running.round(5).weights
@@ -78,83 +62,37 @@ class Schedule:
     selection: Selection = field(default_factory=All)
     dropout: Dropout = field(default_factory=NoDropout)
 
-    def __post_init__(self) -> None:
-        kinds = {"process": Availability, "selection": Selection, "dropout": Dropout}
-        for name, kind in kinds.items():
-            if not isinstance(part := getattr(self, name), kind):
-                raise InvalidInputError(
-                    f"{name}: {part!r:.60} is not an instance of {kind.__name__}; give an object "
-                    "of a class derived from it"
-                )
-
     def start(self, population: Population, seed: int) -> ScheduleStream:
         """Start the availability process and the selection.
 
-        A user-defined process, selection or dropout model is first tried out, to see whether a
-        round depends on which rounds were asked for before it.
-
         Raises:
-            InvalidInputError: a parameter does not fit the population, or a user-defined process,
-                selection or dropout model breaks its contract.
+            InvalidInputError: a parameter does not fit the population.
         """
-        start = partial(self._start, population, seed)
-        stream = start()
-        if not stream.involves_own:
-            return stream
-        with silence():  # the first start has logged everything
-            check_repeatable(stream, start)
-            return start()  # again: a process may be its own stream, which the check has used
-
-    def _start(self, population: Population, seed: int) -> ScheduleStream:
         with error_prefix("participation"):
             availability = self.process.begin(population, seed)
-            check_stream("begin", availability, AvailabilityStream)
-            if is_own(type(availability)):
-                check_length(availability.length)
         with error_prefix("selection"):
             selection = self.selection.start(population, seed)
-            check_stream("start", selection, SelectionStream)
-        return ScheduleStream(
-            availability,
-            selection,
-            self._dropout_of(population),
-            seed,
-            population.clients,
-            checked=(_is_own(self.process, availability), _is_own(self.selection, selection)),
-        )
+        dropout = self._dropout_of(population)
+        return ScheduleStream(availability, selection, dropout, seed, population.clients)
 
-    def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
+    def known_rates(self, population: Population, seed: int) -> Numbers | None:
         """Return each client's long-run probability of reporting, (N,); None: unknown.
 
         Known if the process knows its rates, every available client is selected, and the dropout
         model knows its probability of reporting.
-
-        Raises:
-            InvalidInputError: a user-defined process or dropout model gives values that are not
-                probabilities.
         """
-        own, all_selected = is_own(type(self.process)), self._selects_all(population.clients)
-        if not (own or all_selected):  # a process may have to read a whole log
+        if not self._selects_all(population.clients):  # a process may have to read a whole log
             return None
         rates = self.process.known_rates(population, seed)
-        if rates is not None and own:
-            rates = check_known_rates(rates, population.clients)
-        if rates is None or not all_selected:
-            return None
         probabilities = self._reporting_probabilities(population)
-        if probabilities is None:
+        if rates is None or probabilities is None:
             return None
-        if len(probabilities) > 1:
-            require_one_per_client(_REPORTING, probabilities, population.clients)
-        return rates * probabilities
+        return np.asarray(rates, dtype=np.float64) * probabilities
 
     def reporting_probability(self, population: Population) -> float | None:
         """The long-run probability that a selected client reports, on average over the clients.
 
         None: unknown.
-
-        Raises:
-            InvalidInputError: a user-defined dropout model gives one outside [0, 1].
         """
         probabilities = self._reporting_probabilities(population)
         return None if probabilities is None else float(probabilities.mean())
@@ -162,45 +100,28 @@ class Schedule:
     def _dropout_of(self, population: Population) -> Dropout:
         """Return the dropout model for these clients."""
         with error_prefix("dropout"):
-            found = self.dropout.for_population(population)
-            if not isinstance(found, Dropout):
-                raise InvalidInputError(
-                    f"for_population: it returned {found!r:.60}; return a dropout model"
-                )
-        return found
+            return self.dropout.for_population(population)
 
-    def _reporting_probabilities(self, population: Population) -> NDArray[np.float64] | None:
+    def _reporting_probabilities(self, population: Population) -> Numbers | None:
         """Return the dropout model's probabilities, shape (1,) or (N,); None: unknown."""
         given = self._dropout_of(population).reporting_probability
         if given is None:
             return None
-        found = require_probabilities(_REPORTING, given)
-        if not len(found):
-            raise InvalidInputError(
-                f"{_REPORTING}: it is empty; give one number, or one per client"
-            )
-        return found
+        return require_probabilities("dropout.reporting_probability", given)
 
     def _selects_all(self, clients: int) -> bool:
         """Return whether all available clients are selected, in a population of `clients`."""
         chosen = self.selection
-        if is_own(type(chosen)):  # such as a class derived from All
-            return False
-        return isinstance(chosen, All) or (isinstance(chosen, UniformOf) and chosen.size >= clients)
-
-
-def _is_own(specification: object, stream: object) -> bool:
-    """Return whether either is user-defined: such a process may start one of fedtide's streams."""
-    return is_own(type(specification)) or is_own(type(stream))
+        return type(chosen) is All or (type(chosen) is UniformOf and chosen.size >= clients)
 
 
 class ScheduleStream:
     """A started schedule, asked for rounds in increasing order; rounds may be skipped.
 
-    `checked` says whether the clients returned by the process and by the selection are checked.
-
     Two schedules started alike give the same round t, whichever rounds were asked for before: if
-    the selection is stateful, it also goes through the skipped rounds.
+    the selection is stateful, it also goes through the skipped rounds. What the three parts return
+    is checked in every round: ids, weights and masks. The selection and the dropout model get
+    arrays that cannot be written to.
 
     Attributes:
         length: the number of rounds that the process covers; None: unlimited.
@@ -213,28 +134,21 @@ class ScheduleStream:
         dropout: Dropout,
         seed: int,
         clients: int,
-        checked: tuple[bool, bool] = (True, True),
     ) -> None:
         self.length = availability.length
         self._availability = availability
         self._selection = selection
         self._dropout = dropout
         self._seed, self._clients = seed, clients
-        self._checks_available, self._checks_selected = checked
         self._order = RoundOrder()
-
-    @property
-    def involves_own(self) -> bool:
-        """Whether the process, the selection or the dropout model is user-defined."""
-        return self._checks_available or self._checks_selected or is_own(type(self._dropout))
 
     def round(self, t: int) -> Participants:
         """Return the participants of round t.
 
         Raises:
             ValueError: t is not larger than every round asked for before.
-            InvalidInputError: a user-defined process, selection or dropout model breaks its
-                contract.
+            InvalidInputError: the process, the selection or the dropout model returned something
+                else than its contract says.
         """
         skipped = self._order.advance(t)
         if self._selection.stateful:
@@ -248,20 +162,64 @@ class ScheduleStream:
 
     def _available(self, t: int) -> AvailableClients:
         found = self._availability.round(t)
-        if self._checks_available:
-            return check_available(found, t, self._clients)
-        return found
+        ids = _require_ids("participation", found.clients, t, self._clients)
+        return AvailableClients(ids, _require_weights(found.weights, t, len(ids)))
 
     def _select(self, t: int, available: AvailableClients) -> Ids:
-        if not self._checks_selected:
-            return self._selection.select(t, available)
-        # A selection that shuffled them in place would change the arrays of the stream.
         clients, weights = read_only(available.clients), available.weights
         shown = AvailableClients(clients, None if weights is None else read_only(weights))
-        return check_selected(self._selection.select(t, shown), t, available.clients)
+        found = self._selection.select(t, shown)
+        if found is clients:
+            return available.clients
+        return require_selected(found, t, clients, self._clients)
 
     def _report(self, t: int, selected: Ids) -> Ids:
-        if not is_own(type(self._dropout)):
-            return selected[self._dropout.draw_mask(self._seed, t, selected)]
-        mask = self._dropout.draw_mask(self._seed, t, read_only(selected))
-        return selected[check_reported(mask, t, len(selected))]
+        found: Any = self._dropout.draw_mask(self._seed, t, read_only(selected))
+        mask = np.asarray(found)
+        if mask.shape != selected.shape or (len(mask) and mask.dtype != np.bool_):
+            raise InvalidInputError(  # numbers would be taken as positions
+                f"dropout: in round {t} its mask is {found!r:.60}; return True or False for each "
+                f"selected client, {len(selected)} in all"
+            )
+        return selected[mask.astype(np.bool_)]
+
+
+def require_selected(found: Any, t: int, available: Ids, clients: int) -> Ids:
+    """Return the clients that a selection selected in round t, of a population of `clients`.
+
+    Raises:
+        InvalidInputError: anything but sorted ids of available clients.
+    """
+    ids = _require_ids("selection", found, t, clients)
+    absent = ids[~np.isin(ids, available, assume_unique=True)]
+    if len(absent):
+        raise InvalidInputError(
+            f"selection: in round {t} it selected client {absent[0]}, which is not available; "
+            "choose from available.clients"
+        )
+    return ids
+
+
+def _require_ids(field: str, found: Any, t: int, clients: int) -> Ids:
+    """Return ids as int64; raise InvalidInputError unless they are sorted and below `clients`."""
+    ids = np.asarray(found)
+    if ids.ndim == 1 and (ids.dtype.kind in "iu" or not len(ids)):
+        ids = ids.astype(np.int64, copy=False)
+        if not len(ids) or (ids[0] >= 0 and ids[-1] < clients and (ids[1:] > ids[:-1]).all()):
+            return ids
+    raise InvalidInputError(
+        f"{field}: in round {t} its clients are {found!s:.60}; return ids within 0 to "
+        f"{clients - 1} in an array, sorted, each at most once, as np.unique(ids) does"
+    )
+
+
+def _require_weights(found: Any, t: int, count: int) -> NDArray[np.float64] | None:
+    if found is None:
+        return None
+    weights = np.asarray(found, dtype=np.float64)
+    if weights.shape != (count,) or not (np.isfinite(weights) & (weights >= 0)).all():
+        raise InvalidInputError(
+            f"participation: in round {t} its weights are {found!s:.60}; return a finite number "
+            f"of at least 0 for each client, {count} in all"
+        )
+    return weights

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.participation.availability.base import AvailableClients
-from fedtide.participation.round_checks import check_selected, check_stream
-from fedtide.participation.selection.base import Selection, SelectionStream
+from fedtide.participation.schedule import require_selected
+from fedtide.participation.selection.base import Selection
 from fedtide.population import Population
 
 
@@ -47,14 +47,14 @@ class SavedSelection:
             )
         with error_prefix("selection"):
             self._stream = selection.start(population, seed)
-            check_stream("start", self._stream, SelectionStream)
+        self._clients = population.clients
         self.to_tensors()
 
     def select(self, t: int, clients: list[int]) -> list[int]:
         """Return which of these clients are asked to train in round t, sorted."""
         available = np.array(clients, dtype=np.int64)
         found = self._stream.select(t, AvailableClients(available.copy()))
-        selected: list[int] = check_selected(found, t, available).tolist()
+        selected: list[int] = require_selected(found, t, available, self._clients).tolist()
         return selected
 
     def to_tensors(self) -> dict[str, Tensor]:
