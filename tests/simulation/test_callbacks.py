@@ -127,6 +127,27 @@ def test_watching_a_run_does_not_change_it(regression):
     assert watched.metrics.equals(alone.metrics)
 
 
+def test_a_callback_sees_no_change_of_another(regression):
+    class Change(Callback):
+        def on_evaluation(self, run):
+            run.metrics[-1]["loss"] = -1.0
+
+    seen = []
+
+    class Look(Callback):
+        def on_evaluation(self, run):
+            seen.append(run.metrics[-1]["loss"])
+
+    result = ft.simulate(**regression, callbacks=[Change(), Look()])
+    assert seen == result.metrics["loss"].to_list()
+
+
+@pytest.mark.parametrize("patience", [2.5, 0, True])
+def test_patience_is_a_whole_number(patience):
+    with pytest.raises(ft.InvalidInputError, match=r"^patience: .* is not a whole number"):
+        EarlyStopping(patience=patience)
+
+
 @pytest.mark.parametrize("t", [5, 7])
 def test_a_stopped_run_is_a_shorter_run(t, regression):
     """It is evaluated at its end, whether an evaluation was due or not."""

@@ -6,10 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import make_regression
+from torch import nn
 
 import fedtide as ft
 from fedtide.population import Population
 from fedtide.problems import LowerBound4D, Quadratic, Regression
+from fedtide.problems.supervised_evaluation import SupervisedEvaluator
 from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
@@ -194,6 +196,64 @@ def test_an_objective_does_not_depend_on_the_size_of_its_weights():
     assert np.array_equal(*(gradient(one, [0.3, 0.7], [0, 1, 2, 3])[0] for one in (small, large)))
     at = torch.zeros(2, dtype=torch.float64)
     assert small.evaluate(at).metrics["loss"] == large.evaluate(at).metrics["loss"] > 0
+
+
+SAMPLES = {"x": np.arange(6.0)[:, None], "y": np.arange(6.0), "client": [0, 0, 0, 0, 1, 1]}
+
+
+SAMPLES_TO_TEST = {"x": np.arange(9.0)[:, None], "y": np.arange(9) % 2}
+
+
+def supervised(**fields):
+    problem = ft.problems.Supervised(SAMPLES, model=nn.Linear(1, 1), loss="mse", **fields)
+    return problem.prepare(0, CPU, torch.float64)
+
+
+@pytest.mark.parametrize("objective", ["samples", [0.2, 0.8]])
+def test_clients_are_not_evaluated_in_vain(objective):
+    """Whether they were depended on the objective; with millions of clients they must not be."""
+    weighed = weigh_objective(supervised(), objective)
+    found = weighed.evaluate(weighed.start, clients=False)
+    assert not found.clients
+    assert found.metrics["loss"] == found.metrics["train_loss"]
+
+
+def test_pooled_data_minimise_the_objective_in_which_samples_count_alike():
+    task = supervised()
+    pooled = weigh_objective(task, "samples").pooled()
+    at = task.start
+    found = pooled.evaluate(at).metrics["loss"]
+    assert found == pytest.approx(weigh_objective(task, "samples").evaluate(at).metrics["loss"])
+    with pytest.raises(ft.InvalidInputError, match=r"^objective: .*; give 'samples', or choose"):
+        weigh_objective(task, [0.2, 0.8]).pooled()
+    fields = {"participation": "full", "algorithm": "central-sgd", "rounds": 3, "seed": 0}
+    problem = ft.problems.Supervised(SAMPLES, model=nn.Linear(1, 1), loss="mse")
+    runs = [
+        ft.simulate(problem=problem, **fields, local={"steps": 1, "lr": 0.1}, objective=objective)
+        for objective in ("uniform", "samples")
+    ]
+    np.testing.assert_array_equal(runs[0].model, runs[1].model)
+
+
+@pytest.mark.parametrize("buffers", ["local", "average"])
+def test_a_common_test_set_is_not_evaluated_for_each_client(buffers, monkeypatch):
+    model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
+    rows = SAMPLES | {"y": np.arange(6) % 2}
+    task = ft.problems.Supervised(rows, test=SAMPLES_TO_TEST, model=model, buffers=buffers).prepare(
+        0, CPU, torch.float64
+    )
+    seen = []
+    measure = SupervisedEvaluator._measure
+
+    def count(self, x, samples, *rest):
+        seen.append(len(samples))
+        return measure(self, x, samples, *rest)
+
+    monkeypatch.setattr(SupervisedEvaluator, "_measure", count)
+    found = task.evaluate(task.start, buffers=task.start_buffers.expand(2, -1))
+    task.evaluate_clients(task.start.expand(2, -1), np.arange(2))
+    assert seen.count(len(SAMPLES_TO_TEST["y"])) == 1
+    assert "class_weighted_test_accuracy" not in found.clients
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Runs that end regularly but should not pass in silence: nobody took part, or the loss rose."""
 
 import json
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -338,3 +340,35 @@ def test_a_processor_without_bfloat16_is_warned_of_before_training(
         callbacks=[Watch()],
     )
     assert any("no instructions for bfloat16" in m for m in warned) == (slow and dtype != "float32")
+
+
+@dataclass(frozen=True, eq=False)
+class Shares(ft.algorithms.CentralSGD):
+    """A method of a user, whose `weights` are numbers."""
+
+    weights: Any = field(default_factory=lambda: np.array([1.0, 2.0]))
+
+    @property
+    def centralised(self):
+        return False
+
+    def client_weights(self, state, updates):
+        return torch.from_numpy(self.weights)[updates.clients]
+
+
+def test_a_field_called_weights_may_be_an_array(tmp_path):
+    """A comparison of it failed after the last round, and again whenever the run was resumed."""
+    problem = {"type": "regression", "clients": 2, "samples": 8, "features": 2, "informative": 1}
+    found, _ = simulate(tmp_path, algorithm=Shares(), problem=problem, objective="samples")
+    assert found == []
+
+
+def test_results_are_written_before_warnings_that_may_fail(tmp_path, monkeypatch):
+    def fail(*_):
+        raise ArithmeticError
+
+    monkeypatch.setattr("fedtide.simulation.loop.find_warnings", fail)
+    with pytest.raises(ArithmeticError):
+        simulate(tmp_path)
+    for name in ("model.safetensors", "metrics.parquet", "clients.parquet"):
+        assert (tmp_path / "run" / name).is_file()

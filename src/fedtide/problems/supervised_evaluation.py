@@ -35,8 +35,8 @@ class SupervisedEvaluator:
 
     For each client, `loss` is F_n(x), and M is measured on its own training samples. If clients
     have test parts, `test_loss` and `test_M` are measured on them (NaN without one). If they do
-    not, `class_weighted_test_accuracy` is the mean of the classes' accuracies on the whole test
-    set, weighted by the client's class shares.
+    not, and all have the same model, `class_weighted_test_accuracy` is the mean of the classes'
+    accuracies on the whole test set, weighted by the client's class shares.
 
     Args:
         data: the samples, and who holds which.
@@ -103,18 +103,16 @@ class SupervisedEvaluator:
         return _by_name(rows)
 
     def _test_figures(self, x: Tensor, client: int, buffers: Tensor | None) -> dict[str, float]:
-        """Return the metrics of a client's model on its test part or, weighted, on the test set."""
-        data, shares = self.data, self._weighing_shares
-        if data.test is None:
+        """Return the metrics of a client's model on its test part, if it has one.
+
+        The whole test set would have to be evaluated once for every client.
+        """
+        data = self.data
+        if data.test is None or data.test_owners is None:
             return {}
-        if data.test_owners is not None:
-            own = np.flatnonzero(data.test_owners == client)
-            test = self._mean_over(x, data.test, own, buffers)
-            return {f"test_{name}": value for name, value in test.items()}
-        if shares is None:
-            return {}
-        recalls = self._recalls(self._measure(x, data.test, buffers)["accuracy"])
-        return {"class_weighted_test_accuracy": float(weigh_classes(recalls, shares)[client])}
+        own = np.flatnonzero(data.test_owners == client)
+        test = self._mean_over(x, data.test, own, buffers)
+        return {f"test_{name}": value for name, value in test.items()}
 
     def _client_test_figures(self, test: Mapping[str, Floats]) -> dict[str, Floats]:
         """Return the test metrics of each client for one model, given those of each sample."""

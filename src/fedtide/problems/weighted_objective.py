@@ -76,6 +76,20 @@ class WeightedTask(Task):
         """The original task."""
         return self._task
 
+    def pooled(self) -> Task:
+        """Return the original task, pooled, if the weights are the shares of all samples.
+
+        Raises:
+            InvalidInputError: other weights, which samples in one pool cannot have.
+        """
+        samples = self.population.samples
+        if samples is None or not np.allclose(self._weights, samples / samples.sum()):
+            raise InvalidInputError(
+                "objective: in pooled data every sample counts the same; give 'samples', or choose "
+                "a federated method"
+            )
+        return self._task.pooled()
+
     def to_memory_format(self, tensor: Tensor) -> Tensor:
         """Return the tensor in the memory format of the original task."""
         return self._task.to_memory_format(tensor)
@@ -83,8 +97,13 @@ class WeightedTask(Task):
     def evaluate(
         self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
     ) -> Evaluation:
-        """Return the original evaluation with `loss` = Σ a_n F_n; client metrics are unweighted."""
-        result = self._task.evaluate(x, buffers=buffers)
+        """Return the original evaluation with `loss` = Σ a_n F_n; client metrics are unweighted.
+
+        Without the F_n, because clients are not evaluated, `loss` is that of the original task.
+        """
+        result = self._task.evaluate(x, clients, buffers)
+        if "loss" not in result.clients:
+            return result
         loss = float(self._weights @ result.clients["loss"])
         return replace(result, metrics={**result.metrics, "loss": loss})
 

@@ -16,7 +16,7 @@ from fedtide.metric_direction import lower_is_better
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.loop import Run
 from fedtide.simulation.metrics import declared_directions
-from fedtide.validation import require_at_least
+from fedtide.validation import require_at_least, require_whole_number
 
 
 @dataclass
@@ -56,15 +56,25 @@ class RunView:
 
     Attributes:
         out: the run's folder; None in memory.
-        stopped: why a callback ended the run; empty otherwise.
     """
 
     def __init__(self, run: Run, out: Path | None = None) -> None:
         self._run = run
         self.out = out
-        self.stopped = ""
+        self._stops: list[str] = []
         self._metrics: list[dict[str, Any]] = []
         self._improvements: dict[tuple[str, bool, float], _Improvement] = {}
+
+    def for_another(self) -> RunView:
+        """Return a view of the same run whose copies no other callback has changed."""
+        view = RunView(self._run, self.out)
+        view._stops = self._stops
+        return view
+
+    @property
+    def stopped(self) -> str:
+        """Why a callback ended the run; empty otherwise."""
+        return self._stops[-1] if self._stops else ""
 
     @property
     def experiment(self) -> Experiment:
@@ -85,7 +95,7 @@ class RunView:
     def metrics(self) -> list[dict[str, Any]]:
         """One dict per evaluation, oldest first, including those before an interruption.
 
-        The list and its dicts are copies: changing them does not change the run.
+        The list and its dicts are this callback's copies: changing them does not change the run.
         """
         rows = self._run.metrics
         self._metrics += map(dict, rows[len(self._metrics) :])  # a long run has very many
@@ -130,7 +140,7 @@ class RunView:
         Args:
             reason: why, for the summary of the run.
         """
-        self.stopped = reason
+        self._stops.append(reason)
 
 
 class Callback:
@@ -225,7 +235,7 @@ class EarlyStopping(Callback):
     lower_is_better: bool | None = None
 
     def __post_init__(self) -> None:
-        require_at_least("patience", self.patience, 1)
+        require_whole_number("patience", self.patience)
         require_at_least("min_delta", self.min_delta, 0)
 
     def on_evaluation(self, run: RunView) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +59,18 @@ def collect_result(
 
 
 def write_results(
-    run: Run, folder: RunFolder, stopped: str, warnings: Sequence[str]
+    run: Run, folder: RunFolder, stopped: str, find_warnings: Callable[[Run], list[str]]
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Write the results of a run; return the log and the table of clients.
 
-    The summary, written last, marks the results as complete.
+    The summary, written last, marks the results as complete. The warnings in it are looked for when
+    all else is written, because they may fail on objects of the user.
 
     Args:
         run: the run, after its last round.
         folder: its folder.
         stopped: why a callback ended it; empty otherwise.
-        warnings: its warnings, in sentences.
+        find_warnings: returns the warnings of the run, in sentences.
 
     Raises:
         InvalidInputError: a file cannot be written.
@@ -87,7 +88,7 @@ def write_results(
         "parameters": run.task.start.numel(),
         "metrics": finite_row(run.metrics[-1]),
         "lower_is_better": run.lower_is_better(clients.columns),
-        "warnings": list(warnings),
+        "warnings": find_warnings(run),
     }
     if stopped:
         summary["stopped"] = stopped

@@ -138,7 +138,8 @@ def find_ineffective_settings(experiment: Experiment, clients: int) -> list[str]
 def _weighs_by_samples(algorithm: Algorithm[Any]) -> bool:
     """Return whether a method, or one inside it, weights updates by numbers of samples."""
     inner = (value for value in vars(algorithm).values() if isinstance(value, Algorithm))
-    return getattr(algorithm, "weights", None) == "data" or any(map(_weighs_by_samples, inner))
+    weights = getattr(algorithm, "weights", None)  # of a user's method perhaps an array
+    return (isinstance(weights, str) and weights == "data") or any(map(_weighs_by_samples, inner))
 
 
 def list_step_sizes(algorithm: Algorithm[Any]) -> str:

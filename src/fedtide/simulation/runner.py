@@ -147,13 +147,14 @@ def _in_folder(
             return read_result(run, plain, folder)
         watchers = [_FolderCallback(run, folder), *callbacks]
         watched = WatchedRun(run, watchers, folder.path)
-        watched.view.stopped = stopped
+        if stopped:
+            watched.view.stop(stopped)
         if folder.finished:
             _reopen(watched, folder)
         folder.update_experiment(plain)
         with watched:
             _loop_in_folder(watched, folder)
-            log, clients = write_results(run, folder, watched.view.stopped, _log_warnings(run))
+            log, clients = write_results(run, folder, watched.view.stopped, _log_warnings)
     result = collect_result(run, plain, log, clients, folder.path, watched.view.stopped)
     watched.tell_end()
     return result

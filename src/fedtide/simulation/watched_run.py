@@ -20,11 +20,12 @@ class WatchedRun(AbstractContextManager["WatchedRun"]):
         out: its folder; None in memory.
 
     Attributes:
-        view: what the callbacks see of the run.
+        view: the run as one more callback would see it.
     """
 
     def __init__(self, run: Run, callbacks: Sequence[Callback], out: Path | None = None) -> None:
-        self.run, self.view, self._callbacks = run, RunView(run, out), callbacks
+        self.run, self.view = run, RunView(run, out)
+        self._watchers = [(callback, self.view.for_another()) for callback in callbacks]
 
     def __exit__(
         self,
@@ -33,8 +34,8 @@ class WatchedRun(AbstractContextManager["WatchedRun"]):
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            for callback in self._callbacks:
-                callback.on_error(self.view, error)
+            for callback, view in self._watchers:
+                callback.on_error(view, error)
 
     @property
     def is_over(self) -> bool:
@@ -44,16 +45,16 @@ class WatchedRun(AbstractContextManager["WatchedRun"]):
 
     def start(self) -> None:
         """Evaluate the initial model, if the experiment asks for it."""
-        for callback in self._callbacks:
-            callback.on_start(self.view)
+        for callback, view in self._watchers:
+            callback.on_start(view)
         self._evaluate_if_due()
 
     def advance(self) -> None:
         """Run a round and evaluate if that is due."""
         self.run.round()
         self._evaluate_if_due()
-        for callback in self._callbacks:
-            callback.on_round_end(self.view)
+        for callback, view in self._watchers:
+            callback.on_round_end(view)
 
     def finish(self) -> None:
         """Evaluate the last model of a run that was stopped between two evaluations."""
@@ -62,8 +63,8 @@ class WatchedRun(AbstractContextManager["WatchedRun"]):
 
     def tell_end(self) -> None:
         """Tell the callbacks that the results are complete."""
-        for callback in self._callbacks:
-            callback.on_end(self.view)
+        for callback, view in self._watchers:
+            callback.on_end(view)
 
     def _evaluate_if_due(self) -> None:
         if self.run.is_evaluation_due:
@@ -71,5 +72,5 @@ class WatchedRun(AbstractContextManager["WatchedRun"]):
 
     def _evaluate(self) -> None:
         self.run.evaluate()
-        for callback in self._callbacks:
-            callback.on_evaluation(self.view)
+        for callback, view in self._watchers:
+            callback.on_evaluation(view)

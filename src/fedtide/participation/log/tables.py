@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
@@ -106,9 +107,9 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
     """
     path = Path(path)
     require_file(field, path, READABLE)
-    suffix, _ = split_suffix(path)
+    status = path.stat()
     try:
-        return _read(path, suffix, client)
+        return _read_version(path, client, status.st_size, status.st_mtime_ns)
     except (pl.exceptions.PolarsError, *DAMAGE) as error:
         raise unreadable(field, path, error) from None
 
@@ -162,7 +163,13 @@ def _require_suffix(field: str, path: Path, suffixes: Sequence[str]) -> str:
     return found
 
 
-def _read(path: Path, suffix: str, client: str) -> pl.DataFrame:
+@lru_cache(maxsize=1)
+def _read_version(path: Path, client: str, size: int, time: int) -> pl.DataFrame:
+    """Read a file; a run asks several times for the same one, each time for other facts.
+
+    Its size and modification time identify its version in this function's cache.
+    """
+    suffix, _ = split_suffix(path)
     if suffix == ".parquet":
         return _read_parquet(path)
     if suffix in (".csv", ".tsv"):
