@@ -96,11 +96,10 @@ def drive(
         if algorithm.centralised:
             taken = steps * len(cohort)
             cohort = Cohort(torch.zeros_like(cohort.clients[:1]), cohort.weights[:1])
-        for part in algorithm.split_by_start(driver.state, cohort):
-            for chunk in np.array_split(np.arange(len(part)), chunks):
-                ids, q = part.clients[chunk], part.weights[chunk].to(dtype)
-                instructions = algorithm.instruct(driver.state, ids)
-                driver.absorb(train(instructions, task, ids, q, rate, taken, dtype))
+        for chunk in np.array_split(np.arange(len(cohort)), chunks):
+            ids, q = cohort.clients[chunk], cohort.weights[chunk].to(dtype)
+            instructions = algorithm.instruct(driver.state, ids)
+            driver.absorb(train(instructions, task, ids, q, rate, taken, dtype))
         driven.infos.append(driver.step(rate))
         driven.models.append(driver.state.model)
     driven.state = driver.state
@@ -109,11 +108,12 @@ def drive(
 
 def train(instructions: Instructions, problem, ids, q, lr, steps, dtype) -> ClientUpdates:
     """Let clients train as the algorithm instructs, one literal step after another."""
-    x = instructions.model.double().numpy()
+    starts = instructions.model.double().expand(len(ids), -1).numpy()
     correction = instructions.correction
     corrections = None if correction is None else correction.double().numpy()
-    deltas, gradients = np.zeros((len(ids), len(x))), np.zeros((len(ids), len(x)))
+    deltas, gradients = np.zeros(starts.shape), np.zeros(starts.shape)
     for s, n in enumerate(ids.tolist()):
+        x = starts[s]
         y = x.copy()
         for _ in range(steps):
             g = problem.gradient(n, x if instructions.gradients_at_start else y)

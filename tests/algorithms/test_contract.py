@@ -238,7 +238,7 @@ def test_sums_of_chunks_may_take_the_place_of_their_updates(method):
                 samples=torch.tensor([5, 2, 9, 4])[part.clients],
                 gradients=torch.from_numpy(rng.normal(size=(len(part), 3))),
             )
-            for part in updates.choose_cohort(cohort).split(2)
+            for _, part in updates.chunks(updates.choose_cohort(cohort), 2)
         ]
         weights = [sums.weigh(replace(one, deltas=one.deltas[:, :0])) for one in arrived]
         for one, w in zip(arrived, weights, strict=True):
@@ -278,7 +278,7 @@ def test_a_round_that_says_nothing_ends_in_the_same_state(method):
     rng = np.random.default_rng(6)
     for clients in ([0, 1, 3], [2], [], [0, 1, 2, 3]):
         cohort = Cohort.uniform(torch.tensor(clients, dtype=torch.int64))
-        for part in told.choose_cohort(cohort).split(1):
+        for _, part in told.chunks(told.choose_cohort(cohort), 1):
             rows = torch.from_numpy(rng.normal(size=(2, len(part), 3)))
             samples, steps = POPULATION.samples[part.clients], torch.full((len(part),), 2)
             for driver in (told, silent):

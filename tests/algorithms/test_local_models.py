@@ -1,12 +1,14 @@
 """Methods whose clients start from models of their own, or report gradients where they end."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 
 import fedtide as ft
 from fedtide import algorithms as a
-from fedtide.algorithms import ClientSideMemory, ClientUpdates, Cohort
+from fedtide.algorithms import ClientSideMemory, ClientUpdates, Cohort, RoundDriver
 from fedtide.population import Population
 
 from . import references as ref
@@ -18,7 +20,7 @@ TABLE = random_table(RNG, 25, 5)
 START = RNG.normal(size=3)
 
 
-def simulated(method, table=TABLE, problem=PROBLEM, **how):
+def simulated(method, table=TABLE, problem=PROBLEM, trainer="reference", **how):
     """The same rounds through the simulator, its trainers and its chunks."""
     return ft.simulate(
         problem=ft.problems.Quadratic(matrices=problem.A, centers=problem.e, start=START),
@@ -27,7 +29,7 @@ def simulated(method, table=TABLE, problem=PROBLEM, **how):
         local=ft.LocalTraining(steps=2, lr=0.1),
         rounds=len(table),
         dtype="float64",
-        trainer="reference",
+        trainer=trainer,
         record_iterates=True,
         evaluation={"every": 0},
         **how,
@@ -66,8 +68,8 @@ def test_in_single_precision_the_output_stays_the_mean_of_all_clients_models(met
     clients = torch.arange(5)
     table = (np.random.default_rng(9).random((2000, 5)) < 0.5) * 0.2
     driven = drive(method, PROBLEM, table, 0.01, 2, START + 1e4, dtype=torch.float32)
-    models = [method.instruct(driven.state, clients[n : n + 1]).model for n in range(5)]
-    mean = torch.stack(models).double().mean(dim=0)
+    models = method.instruct(driven.state, clients).model
+    mean = models.double().mean(dim=0)
     torch.testing.assert_close(method.output(driven.state).double(), mean, rtol=0, atol=2e-3)
 
 
@@ -83,10 +85,10 @@ def test_with_fedawe_all_clients_of_a_round_have_counted_equally_until_then():
 @pytest.mark.parametrize("method", [a.FedAWE(), a.FedPBC()], ids=repr)
 def test_a_wrapper_moves_the_models_of_the_clients_of_the_round(method):
     state = drive(method, PROBLEM, np.array([[0.5, 0.5, 0, 0, 0]]), start=START).state
-    starts = [method.instruct(state, torch.tensor([n])).model for n in range(5)]
+    starts = method.instruct(state, torch.arange(5)).model
     wanted = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     moved = method.with_model(state, wanted)
-    models = torch.stack([method.instruct(moved, torch.tensor([n])).model for n in range(5)])
+    models = method.instruct(moved, torch.arange(5)).model
     torch.testing.assert_close(models, torch.stack([wanted, wanted, *starts[2:]]))
     torch.testing.assert_close(method.output(moved), models.mean(dim=0))
 
@@ -127,3 +129,31 @@ def test_a_simulation_has_no_memory_of_clients(method):
     wrapped = a.Averaged(inner=ClientSideMemory(method))
     with pytest.raises(ft.InvalidInputError, match=r"^algorithm: clients of a simulation"):
         simulated(wrapped)
+
+
+@dataclass(frozen=True)
+class Starts(a.FedAvg):
+    """Clients 0 to 9 have the first of two models, all others the second."""
+
+    def instruct(self, state, clients):
+        return a.Instructions((clients >= 10).to(state.model)[:, None] + state.model)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(None, [10, 30]), (25, [10, 25, 5]), (4, [4, 4, 2, *7 * [4], 2])]
+)
+def test_clients_with_the_same_model_train_together_in_chunks_of_the_same_size(size, expected):
+    driver = RoundDriver(Starts(), torch.zeros(1), Population(40))
+    chunks = list(driver.chunks(Cohort.uniform(torch.arange(40)), size))
+    assert [len(cohort) for _, cohort in chunks] == expected
+    assert torch.cat([cohort.clients for _, cohort in chunks]).tolist() == list(range(40))
+    for instructions, cohort in chunks:
+        assert instructions.model.tolist() == [float(cohort.clients[0] >= 10)]
+
+
+@pytest.mark.parametrize("method", [a.FedAvg(), a.FedAWE(), a.FedPBC()], ids=repr)
+@pytest.mark.parametrize("trainer", ["reference", "stacked"])
+def test_a_cohort_in_chunks_gives_the_same_models(method, trainer):
+    whole = simulated(method, TABLE[:12], trainer=trainer)
+    parts = simulated(method, TABLE[:12], trainer=trainer, max_stack_bytes=48)
+    np.testing.assert_allclose(parts.iterates, whole.iterates, atol=1e-12)

@@ -40,9 +40,6 @@ class Plain(Algorithm[Sum]):
             state.total.add_(1.0)
         return WRONG_COHORTS.get(self.wrong, lambda cohort: cohort)(cohort)
 
-    def split_by_start(self, state, cohort):
-        return WRONG_PARTS.get(self.wrong, lambda cohort: [cohort])(cohort)
-
     def instruct(self, state, clients):
         wrong = WRONG_INSTRUCTIONS.get(self.wrong, a.Instructions)
         return wrong(state.model)
@@ -108,13 +105,6 @@ WRONG_COHORTS: dict[str, Any] = {
     "clients that do not exist": lambda cohort: a.Cohort.uniform(cohort.clients + 1),
     "a client twice": lambda cohort: a.Cohort.uniform(cohort.clients[[0, 0]]),
     "a cohort of arrays": lambda cohort: a.Cohort(cohort.clients.numpy(), cohort.weights.numpy()),
-}
-
-WRONG_PARTS: dict[str, Any] = {
-    "a client in no part": lambda cohort: [cohort.select([0, 1])],
-    "a client in two parts": lambda cohort: [cohort, cohort.select([2])],
-    "a cohort, not parts": lambda cohort: cohort,
-    "parts without rows": lambda cohort: (cohort.select(n) for n in range(3)),
 }
 
 DRAWS: dict[str, Any] = {
@@ -183,12 +173,8 @@ WRONG_STEPS: dict[str, Any] = {
 
 COMPLAINTS = {
     "the state in place": r"algorithm\.choose_cohort: it changed a tensor of the state in place, ",
-    "a client in no part": r"algorithm\.split_by_start: .* the clients \[0 1\], .* \[0 1 2\]; ",
-    "a client in two parts": r"algorithm\.split_by_start: .* the clients \[0 1 2 2\], the cohort ",
-    "a cohort, not parts": r"algorithm\.split_by_start: it gave Cohort\(.*; yield Cohorts",
-    "parts without rows": r"algorithm\.split_by_start: it gave \[Cohort\(.*; yield Cohorts",
-    "a mu for each client": r"algorithm\.instruct: its mu is tensor.*; give one finite number, ",
-    "a mu that is no number": r"algorithm\.instruct: its mu is nan; give one finite number, ",
+    "a mu for each client": r"algorithm\.instruct: its mu is tensor.*; give one finite number",
+    "a mu that is no number": r"algorithm\.instruct: its mu is nan; give one finite number",
     "weights that are no numbers": r"algorithm\.step: .* the weights \[inf, inf, inf\]; give fin",
     "no dataclass": r"algorithm\.init: it returned namespace\(.*; return a state, a frozen ",
     "a list of clients": r"algorithm\.choose_cohort: it returned \[0, 1, 2\]; return a Cohort",
@@ -254,7 +240,6 @@ def test_what_breaks_the_contract_is_refused(wrong):
     [
         "in place, in absorb",
         "in place, in step",
-        "a client in no part",
         "stays in round 0",
         "another direction",
         "no direction",
@@ -436,22 +421,3 @@ def test_a_state_may_name_a_tensor_twice_and_begin_a_tensor_as_a_number():
     )
     assert torch.equal(restored.start, start)
     assert torch.equal(restored.velocity, torch.arange(3.0))
-
-
-@dataclass(frozen=True)
-class Splitting(a.Wrapper):
-    inner: Any
-
-    def init(self, model, population):
-        return a.WrapperState(model, 0, self.inner.init(model, population))
-
-    def split_by_start(self, state, cohort):
-        return iter([cohort])
-
-
-def test_a_method_that_splits_cohorts_needs_no_word_to_be_refused_by_a_deployment():
-    """Which would send everybody what `instruct` returns for the first of them."""
-    assert Plain().simulation_only == "its clients do not all start from the same model"
-    assert a.Averaged(inner=Plain()).simulation_only == Plain().simulation_only
-    assert Splitting(inner=a.FedAvg()).simulation_only == Plain().simulation_only
-    assert not [m for m in (a.FedAvg(), a.Scaffold(), a.Amplified(2, 1.5)) if m.simulation_only]

@@ -59,9 +59,17 @@ def test_a_centralised_method_is_refused():
         deploy(federation(), ft.algorithms.CentralSGD(), rounds=1)
 
 
+class Apart(FedAvg):
+    """Gives every client a model of its own."""
+
+    def instruct(self, state, clients):
+        return A.Instructions(state.model.expand(len(clients), -1))
+
+
 @pytest.mark.parametrize(
     ("method", "need"),
     [
+        (Apart(), "its clients do not all start from the same model"),
         (A.FedAWE(), "its clients continue from models of their own"),
         (A.FedPBC(), "its clients train in rounds in which they do not report"),
         (A.FOCUS(), "it needs the gradients where local steps end"),

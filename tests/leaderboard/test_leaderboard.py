@@ -98,10 +98,7 @@ def kept_and_sent(method, pattern, clients, d):
     sent, received = 1, 1
     for _ in range(4):
         cohort = driver.choose_cohort(Cohort.uniform(torch.arange(clients)))
-        for part in driver.algorithm.split_by_start(driver.state, cohort):
-            if len(part) == 0:
-                continue
-            orders = driver.instruct(part.clients)
+        for orders, part in driver.chunks(cohort):
             received = max(received, 1 + (orders.correction is not None))
             extra = orders.gradients or orders.end_gradients
             sent = max(sent, 1 + extra)

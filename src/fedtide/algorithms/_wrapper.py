@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from fedtide.algorithms.base import (
-    SPLITS_COHORTS,
     Algorithm,
     AlgorithmState,
     Amplification,
@@ -104,8 +102,7 @@ class Wrapper(Algorithm[WrapperT]):
 
     @property
     def simulation_only(self) -> str:
-        splits = type(self).split_by_start is not Wrapper.split_by_start
-        return self.inner.simulation_only or (SPLITS_COHORTS if splits else "")
+        return self.inner.simulation_only
 
     @property
     def client_form(self) -> str:
@@ -122,9 +119,6 @@ class Wrapper(Algorithm[WrapperT]):
 
     def choose_cohort(self, state: WrapperT, cohort: Cohort) -> Cohort:
         return self.inner.choose_cohort(state.inner, cohort)
-
-    def split_by_start(self, state: WrapperT, cohort: Cohort) -> Iterator[Cohort]:
-        return self.inner.split_by_start(state.inner, cohort)
 
     def instruct(self, state: WrapperT, clients: Tensor) -> Instructions:
         return self.inner.instruct(state.inner, clients)

@@ -3,11 +3,11 @@
 An algorithm does not know who runs it. In every round its driver (see `RoundDriver`)
 
 1. passes the clients that take part to `choose_cohort`,
-2. asks `instruct` how each part of `split_by_start` should train,
+2. asks `instruct` how they should train,
 3. passes their updates to `absorb`, in as many chunks as it likes,
 4. calls `step` once, even if nobody reported.
 
-`init`, `choose_cohort`, `split_by_start`, `instruct` and `output` are pure functions. `absorb` and
+`init`, `choose_cohort`, `instruct` and `output` are pure functions. `absorb` and
 `step` return the next state and may reuse two kinds of memory of the state that they are given:
 per-client rows, because copying N × d numbers in every round would cost O(N), and sums over the
 updates of the current round, because models may be large. Everything else in the state at the start
@@ -21,7 +21,6 @@ was known before training.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -53,9 +52,6 @@ class AlgorithmState(Protocol):
 
 StateT = TypeVar("StateT", bound=AlgorithmState)
 
-SPLITS_COHORTS = "its clients do not all start from the same model"
-"""Why a deployment, which sends the same to all clients of a round, refuses a method."""
-
 
 @dataclass(frozen=True)
 class State:
@@ -75,7 +71,7 @@ class Cohort:
     """The clients that train in a round.
 
     Args:
-        clients: their ids, sorted, shape (S,), int64.
+        clients: their ids, shape (S,), int64; those that the participation gives are sorted.
         weights: their participation weights q_t^n, shape (S,).
     """
 
@@ -95,22 +91,13 @@ class Cohort:
         """Return the clients at these positions of the cohort."""
         return Cohort(self.clients[which], self.weights[which])
 
-    def split(self, size: int | None) -> Iterator[Cohort]:
-        """Yield the cohort in consecutive parts of at most `size` clients; None: in one part."""
-        size = size or max(1, len(self))
-        if 0 < len(self) <= size:
-            yield self
-            return
-        for first in range(0, len(self), size):
-            yield self.select(slice(first, first + size))
-
 
 @dataclass(frozen=True)
 class Instructions:
     """How a cohort of S clients should train.
 
     Args:
-        model: x, where the local steps start, shape (d,).
+        model: x, where the local steps start, shape (d,); or one for each client, shape (S, d).
         correction: added to every local gradient of each client, shape (S, d); None: zero.
         mu: μ, the proximal weight: μ (y - x) is added to every local gradient.
         gradients_at_start: take every gradient at x itself, so that Δ_n = -γ Σ_k g_k(x).
@@ -130,9 +117,9 @@ class Instructions:
 
     def select(self, positions: Any) -> Instructions:
         """Return the instructions of the clients at these positions of the cohort."""
-        if self.correction is None:
-            return self
-        return replace(self, correction=self.correction[positions])
+        model = self.model if self.model.ndim == 1 else self.model[positions]
+        correction = None if self.correction is None else self.correction[positions]
+        return replace(self, model=model, correction=correction)
 
 
 @dataclass(frozen=True)
@@ -321,13 +308,8 @@ class Algorithm(ABC, Generic[StateT]):
 
     @property
     def simulation_only(self) -> str:
-        """What the method needs of its clients that a deployment does not offer; "": nothing.
-
-        A deployment sends the same to all clients of a round, so it refuses methods that split a
-        cohort.
-        """
-        splits = type(self).split_by_start is not Algorithm.split_by_start
-        return SPLITS_COHORTS if splits else ""
+        """What the method needs of its clients that a deployment does not offer; "": nothing."""
+        return ""
 
     @property
     def client_form(self) -> str:
@@ -362,13 +344,6 @@ class Algorithm(ABC, Generic[StateT]):
         All methods except those that wait train exactly the given cohort.
         """
         return cohort
-
-    def split_by_start(self, state: StateT, cohort: Cohort) -> Iterator[Cohort]:
-        """Yield the cohort in parts whose clients start from the same model, for `instruct`.
-
-        Unless clients keep models of their own, the only part is the whole cohort.
-        """
-        yield cohort
 
     def instruct(self, state: StateT, clients: Tensor) -> Instructions:
         """Return how these clients, shape (S,), should train in this round."""

@@ -121,26 +121,6 @@ class ContractCheck:
                 f"to {self._clients - 1}, each at most once"
             )
 
-    def after_split(self, cohort: Cohort, found: Any) -> list[Cohort]:
-        """Return the parts into which `split_by_start` divided a cohort.
-
-        Raises:
-            InvalidInputError: the parts do not contain each of its clients exactly once.
-        """
-        parts = list(found) if isinstance(found, Iterable) else None
-        if parts is None or not all(isinstance(p, Cohort) and p.clients.ndim == 1 for p in parts):
-            raise InvalidInputError(
-                f"algorithm.split_by_start: it gave {found if parts is None else parts!r:.60}; "
-                "yield Cohorts, such as cohort.select([position])"
-            )
-        ids = torch.cat([cohort.clients[:0], *(part.clients for part in parts)])
-        if not torch.equal(ids.sort().values, cohort.clients.sort().values):
-            raise InvalidInputError(
-                f"algorithm.split_by_start: its parts have the clients {ids.numpy()!s:.60}, the "
-                f"cohort {cohort.clients.numpy()!s:.60}; yield each of them in exactly one part"
-            )
-        return parts
-
     def after_instruct(self, clients: Tensor, found: Any, vectors: int) -> None:
         """Check what `instruct` returned for these clients, shape (S,).
 
@@ -157,16 +137,16 @@ class ContractCheck:
             raise InvalidInputError(
                 f"algorithm.instruct: it returned {found!r:.60}; return Instructions(model, ...)"
             )
-        _check_tensor("algorithm.instruct", "model", found.model, self._start)
+        rows = self._start.expand(len(clients), -1)
+        own = isinstance(found.model, Tensor) and found.model.ndim == 2
+        _check_tensor("algorithm.instruct", "model", found.model, rows if own else self._start)
         if found.correction is not None:
-            rows = self._start.expand(len(clients), -1)
             _check_tensor("algorithm.instruct", "correction", found.correction, rows)
         mu: Any = found.mu
         is_number = isinstance(mu, Real) or (isinstance(mu, Tensor) and mu.numel() == 1)
         if not is_number or not math.isfinite(mu):
             raise InvalidInputError(
-                f"algorithm.instruct: its mu is {mu!r:.60}; give one finite number, and put "
-                "clients with another mu into another part of split_by_start"
+                f"algorithm.instruct: its mu is {mu!r:.60}; give one finite number"
             )
         sent = 2 + sum([found.correction is not None, found.gradients, found.end_gradients])
         if sent > vectors:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import starmap
+from dataclasses import replace
+from itertools import pairwise, starmap
 from typing import Any, Generic
 
 from torch import Tensor
@@ -24,7 +25,7 @@ Train = Callable[[Instructions, Cohort], ClientUpdates]
 """Trains a part of a cohort as instructed and returns the updates that arrived."""
 
 Chunk = tuple[Instructions, Cohort]
-"""A part of a cohort, and how it trains."""
+"""A part of a cohort whose clients start from the same model, shape (d,), and how it trains."""
 
 TrainChunks = Callable[[Iterator[Chunk]], Iterable[ClientUpdates | WeightedTotal]]
 """Trains chunks and yields what arrived, in their order; it may draw chunks ahead."""
@@ -97,11 +98,32 @@ class RoundDriver(Generic[StateT]):
         train together. The arguments are those of `run`, except `train`, which takes all chunks.
         """
         chosen = self.choose_cohort(cohort)
-        parts = self.split_by_start(chosen)
-        chunks = (chunk for part in parts for chunk in part.split(chunk_size))
-        for updates in train((self.instruct(chunk.clients), chunk) for chunk in chunks):
+        for updates in train(self.chunks(chosen, chunk_size)):
             self.absorb(updates)
         return self.step(lr)
+
+    def chunks(self, cohort: Cohort, size: int | None = None) -> Iterator[Chunk]:
+        """Yield the cohort in chunks of consecutive clients that start from the same model.
+
+        A method that gives clients models of their own puts those with the same model next to each
+        other (`choose_cohort`): they train together.
+
+        Args:
+            cohort: the clients that train.
+            size: how many clients a chunk has at most; None: no limit.
+        """
+        first, size = 0, size or max(1, len(cohort))
+        while first < len(cohort):
+            part = cohort.select(slice(first, first + size))
+            instructions = self.instruct(part.clients)
+            ends = [len(part)]
+            if instructions.model.ndim == 2:
+                ends = _ends_of_runs(instructions.model)
+                if len(ends) > 1 and first + len(part) < len(cohort):
+                    ends.pop()  # these clients may have the same model as the next ones
+            for begin, end in pairwise([0, *ends]):
+                yield _one_start(instructions, slice(begin, end)), part.select(slice(begin, end))
+            first += ends[-1]
 
     def choose_cohort(self, cohort: Cohort) -> Cohort:
         """Return the clients that train, given those that take part."""
@@ -110,13 +132,8 @@ class RoundDriver(Generic[StateT]):
             self._check.after_choose_cohort(chosen)
         return chosen
 
-    def split_by_start(self, cohort: Cohort) -> Iterable[Cohort]:
-        """Return the parts of the cohort whose clients start from the same model."""
-        parts = self.algorithm.split_by_start(self.state, cohort)
-        return parts if self._check is None else self._check.after_split(cohort, parts)
-
     def instruct(self, clients: Tensor) -> Instructions:
-        """Return how these clients, shape (S,), should train; they start from the same model."""
+        """Return how these clients, shape (S,), should train."""
         instructions: Instructions = self._call("instruct", clients)
         if self._check is not None:
             vectors = self.algorithm.message_vectors
@@ -162,3 +179,20 @@ class RoundDriver(Generic[StateT]):
         if self._check is None:
             return function(self.state, *args)
         return self._check.call(name, function, self.state, *args)
+
+
+def _ends_of_runs(models: Tensor) -> list[int]:
+    """Return where each run of equal rows ends, for rows (S, d).
+
+    >>> import torch
+    >>> _ends_of_runs(torch.tensor([[1.0], [1.0], [2.0]]))
+    [2, 3]
+    """
+    changes = (models[1:] != models[:-1]).any(dim=1).nonzero().flatten() + 1
+    return [*changes.tolist(), len(models)]
+
+
+def _one_start(instructions: Instructions, rows: slice) -> Instructions:
+    """Return the instructions of these clients, which start from the same model."""
+    own = instructions.select(rows)
+    return own if own.model.ndim == 1 else replace(own, model=own.model[0])

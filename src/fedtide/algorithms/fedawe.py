@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -143,17 +142,16 @@ class FedAWE(Algorithm[FedAWEState]):
             echoes=echoes,
         )
 
-    def split_by_start(self, state: FedAWEState, cohort: Cohort) -> Iterator[Cohort]:
-        """Yield the clients that last took part in the same round together, the earliest first."""
-        last = state.last[cohort.clients]
-        for t in sorted(set(last.tolist())):
-            yield cohort.select(last == t)
+    def choose_cohort(self, state: FedAWEState, cohort: Cohort) -> Cohort:
+        """Return the cohort in the order in which its clients last took part, the earliest first.
+
+        Clients that last took part in the same round have the same model.
+        """
+        return cohort.select(state.last[cohort.clients].argsort(stable=True))
 
     def instruct(self, state: FedAWEState, clients: Tensor) -> Instructions:
-        """Return how to train these clients, which last took part in the same round."""
-        if len(clients) == 0:
-            return Instructions(state.model)
-        return Instructions(state.local_models(clients[:1])[0])
+        """Return how to train: every client starts from its own model."""
+        return Instructions(state.local_models(clients))
 
     def absorb(self, state: FedAWEState, updates: ClientUpdates) -> FedAWEState:
         """Add the models that these clients report."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -117,24 +116,18 @@ class FedPBC(Algorithm[FedPBCState]):
         )
 
     def choose_cohort(self, state: FedPBCState, cohort: Cohort) -> Cohort:
-        """Return all clients; those that do not report have the weight -1."""
+        """Return all clients; those that do not report have the weight -1.
+
+        The first ones are those that reported in the last round, which have the same model.
+        """
         weights = cohort.weights.new_full((len(state.mixed),), -1)
         weights[cohort.clients] = cohort.weights
-        return Cohort(torch.arange(len(weights)), weights)
-
-    def split_by_start(self, state: FedPBCState, cohort: Cohort) -> Iterator[Cohort]:
-        """Yield the clients that reported in the last round together, and each other one alone."""
-        together = state.mixed[cohort.clients] == state.round - 1
-        parts = [together.nonzero().flatten(), *(~together).nonzero()]
-        for part in parts:
-            if len(part):
-                yield cohort.select(part)
+        clients = (state.mixed != state.round - 1).int().argsort(stable=True)
+        return Cohort(clients, weights[clients])
 
     def instruct(self, state: FedPBCState, clients: Tensor) -> Instructions:
-        """Return how to train these clients, which have the same model."""
-        if len(clients) == 0:
-            return Instructions(state.model)
-        return Instructions(state.start + state.local.read(clients[:1])[0])
+        """Return how to train: every client starts from its own model."""
+        return Instructions(state.start + state.local.read(clients))
 
     def absorb(self, state: FedPBCState, updates: ClientUpdates) -> FedPBCState:
         """Move the models of these clients, and add those of the clients that report."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -163,9 +162,6 @@ class Switch(Algorithm[SwitchState]):
 
     def choose_cohort(self, state: SwitchState, cohort: Cohort) -> Cohort:
         return self._active(state).choose_cohort(state.active, cohort)
-
-    def split_by_start(self, state: SwitchState, cohort: Cohort) -> Iterator[Cohort]:
-        return self._active(state).split_by_start(state.active, cohort)
 
     def instruct(self, state: SwitchState, clients: Tensor) -> Instructions:
         return self._active(state).instruct(state.active, clients)

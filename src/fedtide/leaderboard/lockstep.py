@@ -34,14 +34,6 @@ class Run:
     lr: float
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Clients of a run that train from the same model, and how."""
-
-    instructions: Instructions
-    cohort: Cohort
-
-
 def train(
     runs: Sequence[Run],
     tasks: ClientTasks,
@@ -66,85 +58,84 @@ def train(
     for t, participants in enumerate(rounds):
         reported = torch.from_numpy(participants.reported)
         cohort = Cohort(reported, torch.from_numpy(participants.weights))
-        parts = [_parts(driver, cohort) for driver in drivers]
-        if any(parts):
+        chosen = [driver.choose_cohort(cohort) for driver in drivers]
+        if any(map(len, chosen)):
             draws = tasks.draws(t, steps)
-            _train_parts(runs, drivers, parts, tasks, population, draws)
+            _train_together(runs, drivers, chosen, tasks, population, draws)
         for run, driver in zip(runs, drivers, strict=True):
             driver.step(run.lr)
         yield [driver.output for driver in drivers]
 
 
-def _parts(driver: RoundDriver[Any], cohort: Cohort) -> list[_Part]:
-    """Return who trains in a round of a run, and how."""
-    chosen = driver.choose_cohort(cohort)
-    parts = driver.split_by_start(chosen)
-    found = [_Part(driver.instruct(part.clients), part) for part in parts if len(part)]
-    if any(part.instructions.full_batch or part.instructions.gradients_at_start for part in found):
+def _instruct(driver: RoundDriver[Any], cohort: Cohort) -> Instructions:
+    """Return how the clients of a run should train."""
+    instructions = driver.instruct(cohort.clients)
+    if len(cohort) and (instructions.full_batch or instructions.gradients_at_start):
         raise InvalidInputError(
             f"algorithm: {type(driver.algorithm).__name__} takes local steps that the leaderboard "
             "does not offer; choose another mode"
         )
-    return found
+    return instructions
 
 
-def _train_parts(
+def _train_together(
     runs: Sequence[Run],
     drivers: Sequence[RoundDriver[Any]],
-    parts: Sequence[Sequence[_Part]],
+    cohorts: Sequence[Cohort],
     tasks: ClientTasks,
     population: Population,
     draws: Sequence[Any],
 ) -> None:
     """Take the local steps of all clients of all runs together, and absorb their updates."""
-    flat = [part for own in parts for part in own]
-    sizes = torch.tensor([sum(len(part.cohort) for part in own) for own in parts])
+    orders = [_instruct(*pair) for pair in zip(drivers, cohorts, strict=True)]
+    sizes = torch.tensor([len(cohort) for cohort in cohorts])
     dtype = tasks.start.dtype
-    clients = torch.cat([part.cohort.clients for part in flat])
-    starts = torch.cat([part.instructions.model.expand(len(part.cohort), -1) for part in flat])
+    clients = torch.cat([cohort.clients for cohort in cohorts])
+    starts = torch.cat(
+        [own.model.expand(len(cohort), -1) for own, cohort in zip(orders, cohorts, strict=True)]
+    )
     lr = torch.tensor([run.lr for run in runs], dtype=dtype).repeat_interleave(sizes)[:, None]
-    ends = tasks.descend(starts, clients, lr, _mu(flat, dtype), _corrections(flat), draws)
+    mu, corrections = _mu(orders, sizes, dtype), _corrections(orders, sizes)
+    ends = tasks.descend(starts, clients, lr, mu, corrections, draws)
     first = 0
-    for run, driver, own, size in zip(runs, drivers, parts, sizes.tolist(), strict=True):
-        rows = slice(first, first + size)
-        first += size
-        if not own:
+    for run, driver, cohort, asked in zip(runs, drivers, cohorts, orders, strict=True):
+        rows = slice(first, first + len(cohort))
+        first = rows.stop
+        if not len(cohort):
             continue
-        asked = own[0].instructions
         at = starts[rows] if asked.gradients else ends[rows]
         wanted = asked.gradients or asked.end_gradients
         driver.absorb(
             ClientUpdates(
                 clients[rows],
-                torch.cat([part.cohort.weights for part in own]).to(dtype),
+                cohort.weights.to(dtype),
                 ends[rows] - starts[rows],
                 run.lr,
-                torch.full((size,), len(draws)),
+                torch.full((len(cohort),), len(draws)),
                 _samples(population, clients[rows]),
                 tasks.gradients(at, clients[rows], None) if wanted else None,
             )
         )
 
 
-def _mu(parts: Sequence[_Part], dtype: torch.dtype) -> Tensor | None:
+def _mu(orders: Sequence[Instructions], sizes: Tensor, dtype: torch.dtype) -> Tensor | None:
     """Return μ of each client, shape (K, 1); None if all are 0."""
-    if not any(part.instructions.mu for part in parts):
+    if not any(own.mu for own in orders):
         return None
-    sizes = torch.tensor([len(part.cohort) for part in parts])
-    weights = torch.tensor([part.instructions.mu for part in parts], dtype=dtype)
+    weights = torch.tensor([own.mu for own in orders], dtype=dtype)
     return weights.repeat_interleave(sizes)[:, None]
 
 
-def _corrections(parts: Sequence[_Part]) -> Tensor | None:
+def _corrections(orders: Sequence[Instructions], sizes: Tensor) -> Tensor | None:
     """Return the corrections of all clients, shape (K, d); None if nobody has one."""
-    given = [(part.instructions.model, part.instructions.correction) for part in parts]
-    if all(correction is None for _, correction in given):
+    if all(own.correction is None for own in orders):
         return None
-    rows = zip(given, parts, strict=True)
     return torch.cat(
         [
-            model.new_zeros(len(part.cohort), len(model)) if correction is None else correction
-            for (model, correction), part in rows
+            own.model.new_zeros(size, own.model.shape[-1])
+            if own.correction is None
+            else own.correction
+            for own, size in zip(orders, sizes.tolist(), strict=True)
         ]
     )
 

@@ -117,6 +117,11 @@ class TrainingSession:
         population = _describe_population(registry)
         # In float16, sums over clients would stall or overflow.
         self.driver = RoundDriver(algorithm, widen_half(model), population)
+        if self.driver.instruct(torch.zeros(0, dtype=torch.int64)).model.ndim > 1:
+            raise InvalidInputError(
+                "algorithm: its clients do not all start from the same model, which a deployment "
+                "does not offer; simulate it, or choose another method"
+            )
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.selection = None if selection is None else SavedSelection(selection, population, seed)
         self._selection_settings = _hash_settings((selection, seed))
