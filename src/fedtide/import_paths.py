@@ -1,9 +1,11 @@
 """Classes and functions by their import path, such as "package.module:Class".
 
-Importing a module runs it, and so does calling a function, so an import path is code. This module
-keeps a file without accompanying code from reaching functions of the standard library, such as
-`os:system` with a command as its argument. It is not a sandbox: a module in the working directory
-or in an installed package is imported, whatever it does.
+Importing a module runs it, and so does calling a function, so an import path is code. A file that
+comes without code must not run any of the file's choice: `os:system` takes a command, and functions
+of installed packages load pickles or compile text. So an import path names what the user's own
+modules define (Python files that are not installed: in the working directory, on PYTHONPATH or in a
+package in editable mode), fedtide's classes and functions, or a network of a few packages. It is
+not a sandbox: an own module is imported, whatever it does.
 """
 
 from __future__ import annotations
@@ -15,14 +17,24 @@ import sys
 from contextlib import suppress
 from functools import lru_cache, reduce
 from importlib.metadata import PathDistribution
+from importlib.util import find_spec
 from pathlib import Path
+from sysconfig import get_path
 from types import ModuleType
 from typing import Any
+
+from torch import nn
 
 from fedtide.errors import InvalidInputError, first_line
 
 LIBRARIES = sys.stdlib_module_names | {"fedtide", "torch"}
 """Packages whose code is never a user's own."""
+
+NETWORKS = ("torch.nn", "torchvision.models", "timm", "transformers", "peft")
+"""Installed packages whose classes of networks an import path may name."""
+
+FUNCTIONS = ("torch.nn", "torchvision.models")
+"""Those whose functions it may name, too; functions of others load whatever a file says."""
 
 _PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 
@@ -45,22 +57,25 @@ def import_object(path: str, field: str) -> Any:
 
     Raises:
         InvalidInputError: there is no such module or name, importing the module fails, or the path
-            leads into the standard library or a module other than the one it names.
+            leads to neither a module of the user's own nor a network or loss of a known package.
 
-    >>> import_object("fedtide.errors:InvalidInputError", "type")
-    <class 'fedtide.errors.InvalidInputError'>
+    >>> import_object("torch.nn:Linear", "type")
+    <class 'torch.nn.modules.linear.Linear'>
     >>> import_object("os:system", "type")
     Traceback (most recent call last):
     fedtide.errors.InvalidInputError: type: 'os:system' is part of Python's standard library; ...
     """
     module, _, name = path.partition(":")
-    _require_no_standard_library(module, path, field)
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
+        if not _may_import(module):
+            raise _refusal(module, path, field)
         *classes, last = name.split(".")
         imported: Any = importlib.import_module(module)
         found = getattr(reduce(_get_class, classes, imported), last)
+    except InvalidInputError:
+        raise
     except Exception as error:  # a user's module may raise anything
         raise InvalidInputError(
             f"{field}: {path!r:.100} cannot be imported ({first_line(error, with_type=True)}); "
@@ -70,8 +85,7 @@ def import_object(path: str, field: str) -> Any:
         sys.path.remove(folder)
     if isinstance(found, ModuleType):
         raise InvalidInputError(f"{field}: {path!r:.100} is a module; give a class or function")
-    if isinstance(found, type) or inspect.isroutine(found):
-        _require_no_standard_library(str(home_module(found)), path, field)
+    _require_known_home(found, module, path, field)
     return found
 
 
@@ -105,6 +119,8 @@ def is_installed_file(file: Path) -> bool:
     if file.suffix != ".py" or not {"site-packages", "dist-packages"}.isdisjoint(file.parts):
         return True
     file = file.absolute()
+    if file.is_relative_to(get_path("stdlib")):  # such as `test`, which no list of names has
+        return True
     return any(
         file.relative_to(folder).as_posix() in _installed_in(folder) for folder in file.parents
     )
@@ -132,19 +148,56 @@ def _get_class(owner: Any, name: str) -> type:
     return found
 
 
-def _require_no_standard_library(module: str, path: str, field: str) -> None:
-    if module.partition(".")[0] in sys.stdlib_module_names:
-        raise InvalidInputError(
-            f"{field}: {path!r:.100} is part of Python's standard library; give a class or "
-            "function of a module of your own, or of an installed package"
-        )
+def _may_import(module: str) -> bool:
+    """Return whether a module may be imported; its package is found without running it."""
+    top = module.partition(".")[0]
+    if top in LIBRARIES or _is_in(module, NETWORKS):
+        return _is_in(module, ("fedtide", *NETWORKS))
+    spec = find_spec(top)
+    if spec is None:
+        return True  # importing it says what is missing
+    folders = spec.submodule_search_locations or ()
+    files = [spec.origin] if spec.has_location else [f"{one}/__init__.py" for one in folders]
+    return not all(is_installed_file(Path(str(file))) for file in files)
+
+
+def _require_known_home(found: Any, module: str, path: str, field: str) -> None:
+    """Raise InvalidInputError if something is defined elsewhere than an import path may lead to.
+
+    A module also holds what it imports, so what counts is where a class or function is defined.
+    """
+    is_class, is_function = isinstance(found, type), inspect.isroutine(found)
+    home = str(home_module(found)) if is_class or is_function else module
+    if not is_installed(home):
+        return
+    is_network = is_class and issubclass(found, nn.Module) and _is_in(home, NETWORKS)
+    is_plain_function = is_function and "." not in path.partition(":")[2]
+    if _is_in(home, ("fedtide",)) and (is_class or is_function):
+        return
+    if not is_network and not (is_plain_function and _is_in(home, FUNCTIONS)):
+        raise _refusal(home, path, field)
+
+
+def _is_in(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def _refusal(module: str, path: str, field: str) -> InvalidInputError:
+    is_standard = module.partition(".")[0] in sys.stdlib_module_names
+    part = "Python's standard library" if is_standard else "an installed package"
+    return InvalidInputError(
+        f"{field}: {path!r:.100} is part of {part}; give a class or function that a module of your "
+        "own defines (a Python file in the working directory, on PYTHONPATH or in a package "
+        f"installed in editable mode), or a network of {', '.join(NETWORKS[:-1])} or {NETWORKS[-1]}"
+    )
 
 
 def import_path_of(thing: Any) -> str:
     """Return the import path of a class or function.
 
     Raises:
-        InvalidInputError: it has none, such as a lambda or a class defined in a notebook or script.
+        InvalidInputError: it has none, such as a lambda or a class defined in a notebook or script,
+            or `import_object` would refuse it.
 
     >>> import_path_of(InvalidInputError)
     'fedtide.errors:InvalidInputError'
@@ -164,4 +217,5 @@ def import_path_of(thing: Any) -> str:
             "(a .py file that is imported), give an object instead of a class or function, or run "
             "without a folder"
         )
+    _require_known_home(thing, str(module), f"{module}:{name}", "out")
     return f"{module}:{name}"

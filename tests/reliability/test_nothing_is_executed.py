@@ -3,6 +3,7 @@
 import ast
 import os
 import pickle
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
+from sklearn.metrics import log_loss
 
 import fedtide as ft
-from fedtide.import_paths import import_object
+from fedtide.import_paths import import_object, import_path_of
 from fedtide.participation import read_log
 
 ROOT = Path(ft.__file__).parent
@@ -129,6 +131,9 @@ def cached():
 def make():
     return Net()
 
+from sklearn.datasets import load_iris
+from torch.fx.graph_module import reduce_graph_module
+
 def wrong(path):
     return path
 
@@ -158,6 +163,13 @@ def digits(path, **problem):
     return path
 
 
+GRAPH_MODULE = {
+    "type": "torch.fx.graph_module:reduce_graph_module",
+    "body": {"_code": "def forward(self, x):\n    return x\n"},
+    "import_block": "import os; os.mkdir('pwned')\n",
+}
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -175,6 +187,12 @@ def digits(path, **problem):
         {"type": "fedtide.import_paths:importlib.import_module", "name": "antigravity"},
         {"type": "fedtide.atomic_io:os.mkdir", "path": "pwned"},
         {"type": "fedtide.validation:require_all_positive", "pwned": 0},
+        GRAPH_MODULE,
+        GRAPH_MODULE | {"type": "own_for_import_test:reduce_graph_module"},
+        {"type": "own_for_import_test:Net.load_state_dict", "state_dict": {}},
+        {"type": "torch.nn:Module.load_state_dict", "state_dict": {}},
+        {"type": "test.support.script_helper:spawn_python", "executable": "mkdir"},
+        {"type": "pip:main", "args": ["download", "pwned"]},
         {"type": "torch:save", "obj": 1, "f": "pwned"},
         {"type": "torch:load", "f": "pwned"},
         {"type": "torch.hub:download_url_to_file", "url": "file:///dev/null", "dst": "pwned"},
@@ -197,34 +215,45 @@ def test_networks_of_the_users_own_modules_are_made(name, own):
     assert task.layout.size == 650
 
 
-@pytest.mark.parametrize("path", ["tempfile:mkdtemp", "own_for_import_test:os.getcwd"])
-def test_data_come_from_no_function_of_the_standard_library(path, own):
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tempfile:mkdtemp",
+        "own_for_import_test:os.getcwd",
+        "sklearn.datasets:load_iris",
+        "own_for_import_test:load_iris",
+        "fedtide.cli.main:app",
+    ],
+)
+def test_data_come_from_no_function_of_others(path, own):
     problem = ft.problems.Supervised(path, inputs="x", target="y", clients="c")
     with pytest.raises(
-        ft.InvalidInputError, match=r"^train: .*(standard library|os is not).*; give"
+        ft.InvalidInputError,
+        match=r"^train: .*( is part of|os is not).*; give",
     ):
         problem.prepare(0, torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize("key", ["loss", "metrics"])
-@pytest.mark.parametrize("path", ["os:abort", "own_for_import_test:mkdir"])
-def test_losses_and_metrics_are_no_functions_of_the_standard_library(key, path, own):
+@pytest.mark.parametrize("path", ["os:abort", "own_for_import_test:mkdir", "torch:save"])
+def test_losses_and_metrics_are_no_functions_of_others(key, path, own):
     data = {"x": np.zeros((4, 1)), "y": np.zeros(4), "c": np.zeros(4)}
     given = path if key == "loss" else [path]
-    with pytest.raises(ft.InvalidInputError, match=rf"^{key}: .*standard library.*; give"):
+    with pytest.raises(ft.InvalidInputError, match=rf"^{key}: .* is part of .*; give"):
         ft.problems.Supervised(data, inputs="x", target="y", clients="c", **{key: given})
 
 
 @pytest.mark.parametrize(
     "key", ["algorithm", "participation", "selection", "dropout", "problem", "local.schedule"]
 )
-def test_a_type_by_import_path_is_a_class_of_its_kind(key, own):
+@pytest.mark.parametrize("path", ["os:mkdir", "sklearn.linear_model:Lasso"])
+def test_a_type_by_import_path_is_a_class_of_its_kind(key, path, own):
     plain = yaml.safe_load(Path(digits("e.yaml")).read_text())
     part, _, inner = key.partition(".")
-    value = {"type": "os:mkdir", "path": "pwned"}
+    value = {"type": path, "path": "pwned"}
     plain[part] = plain[part] | {inner: value} if inner else value
     Path("e.yaml").write_text(yaml.safe_dump(plain))
-    with pytest.raises(ft.InvalidInputError, match=rf"^{key}.*: .*standard library.*; give"):
+    with pytest.raises(ft.InvalidInputError, match=rf"^{key}.*: .* is part of .*; give"):
         ft.Experiment.load("e.yaml")
 
 
@@ -232,6 +261,37 @@ def test_modules_of_the_standard_library_are_not_even_imported(own):
     for path in ("antigravity:webbrowser.open", "this:s", "idlelib.idle:main"):
         with pytest.raises(ft.InvalidInputError, match=r"^type: .*standard library.*; give"):
             import_object(path, "type")
+
+
+@pytest.mark.parametrize("place", ["site-packages", "."])
+def test_an_installed_package_is_not_even_imported(place, tmp_path, monkeypatch):
+    """What pip has installed into a folder is not the user's own, whatever the folder."""
+    package = tmp_path / place / "installed_for_import_test"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'pwned')!r})\n")
+    record = tmp_path / place / "installed_for_import_test-1.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("installed_for_import_test/__init__.py,,\n")
+    monkeypatch.syspath_prepend(tmp_path / place)
+    with pytest.raises(ft.InvalidInputError, match=r"^type: .*an installed package; give"):
+        import_object("installed_for_import_test:Net", "type")
+    assert not (tmp_path / "pwned").exists()
+    assert "installed_for_import_test" not in sys.modules
+
+
+@pytest.mark.parametrize("path", ["own_for_import_test:Net", "own_for_import_test:Nets.Inner"])
+def test_modules_on_the_python_path_are_the_users_own(path, own, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert issubclass(import_object(path, "type"), torch.nn.Module)
+
+
+def test_a_run_folder_names_nothing_that_cannot_be_read_again():
+    """A loss of an installed package is refused when the folder is made, not when it is resumed."""
+    with pytest.raises(ft.InvalidInputError, match=r"^out: 'sklearn.*an installed package; give"):
+        import_path_of(log_loss)
+    assert import_path_of(torch.nn.functional.l1_loss) == "torch.nn.functional:l1_loss"
 
 
 def test_run_folders_hold_no_pickles(whole):

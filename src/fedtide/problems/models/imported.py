@@ -19,9 +19,10 @@ from fedtide.problems.models.base import Model, Shape
 class Imported(Model):
     """Any network by import path; the working directory is searched first.
 
-    It is called with arguments from a file, so not everything is allowed: a class must derive from
-    `torch.nn.Module` or `Model`, and a function of an installed package must be annotated to return
-    one (`-> nn.Module`). Functions of your own modules need no annotation.
+    It is called with arguments from a file, so not everything is allowed: a class or function is
+    your own, or a network of `torch.nn`, `torchvision.models`, `timm`, `transformers` or `peft`. A
+    class must derive from `torch.nn.Module` or `Model`; of installed functions, only those of
+    torchvision that are annotated to return a network are called.
 
     Args:
         path: "package.module:Class" of a `torch.nn.Module`, a function that returns one, or a
@@ -54,8 +55,7 @@ class Imported(Model):
         if not _makes_network(constructor):
             raise InvalidInputError(
                 f"model: {self.path} is not known to make a network; give a subclass of "
-                "torch.nn.Module, a function of a module of your own, or one of an installed "
-                "package that is annotated to return a torch.nn.Module"
+                "torch.nn.Module, or a function of a module of your own that returns one"
             )
         try:
             module = constructor(**self.arguments)
