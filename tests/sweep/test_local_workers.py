@@ -6,29 +6,19 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from functools import partial
 from itertools import pairwise
-from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import polars as pl
 import pytest
 import yaml
 
 import fedtide as ft
-from fedtide.sweep import Sweep, local_workers, run_sweep
-from fedtide.sweep.job import INTERRUPTED, Job, _StatusReporter, run_job
-from fedtide.sweep.local_workers import (
-    _needs_main_module,
-    _send_status,
-    available_cores,
-    run_in_processes,
-)
-from fedtide.sweep.sweep_progress import SweepProgress
+from fedtide.sweep import Sweep, run_sweep
+from fedtide.sweep.job import INTERRUPTED, Job, SweepProgress, _StatusReporter
+from fedtide.sweep.local_workers import run_in_processes
 
 COMMAND = [sys.executable, "-c", "from fedtide.cli.main import main; main()", "sweep"]
 
@@ -83,6 +73,7 @@ def test_a_sweep_interrupted_while_its_workers_start_does_not_wait_for_them(swee
     run_in_processes(
         jobs,
         2,
+        1,
         progress,
         lambda job, outcome: ended.update({job.path: outcome}),
         lambda: next(answers, True),
@@ -155,29 +146,6 @@ def test_a_run_that_always_loses_its_process_fails_and_the_others_finish(
     assert frame["error"][0].startswith("workers: deadly/seed-0 lost its process 3 times (exit")
 
 
-STARTING = """
-import os, signal
-from fedtide.sweep.local_workers import _Worker
-worker = _Worker(threads=1, imports_main=False)
-for number in (signal.SIGINT, signal.SIGTERM):
-    os.kill(worker.process.pid, number)
-worker.pipe.close()
-worker.process.join()
-print(worker.process.exitcode)
-"""
-"""Signals reach the first worker of a process as soon as it has started, then its parent leaves."""
-
-
-@pytest.mark.process
-def test_a_first_worker_is_not_ended_by_signals_while_it_starts():
-    """It ignores them until it has a run to save, and ends in silence without a parent.
-
-    The exit status of a killed process is negative.
-    """
-    process = subprocess.run([sys.executable, "-c", STARTING], capture_output=True, text=True)
-    assert (process.stdout, process.stderr) == ("0\n", "")
-
-
 SCRIPT = """
 import sys
 import threading
@@ -195,6 +163,7 @@ class Rows(TensorDataset):
     pass
 
 
+torch.manual_seed(0)
 with open("started", "a") as file:
     file.write("x")
 data = {"x": np.ones((12, 2)), "y": np.arange(12) % 2, "client": np.arange(12) // 4}
@@ -220,17 +189,13 @@ def run_script(folder, kind, end, *options):
 
 
 @pytest.mark.process
-def test_workers_do_not_run_the_script_again(tmp_path):
-    run = run_script(tmp_path, "plain", RUN)
-    assert run.stdout.strip() == "['done', 'done']", run.stderr
-    assert (tmp_path / "started").read_text() == "x"
-
-
-@pytest.mark.process
-def test_workers_import_a_script_whose_classes_they_need(tmp_path):
-    run = run_script(tmp_path, "own", f"if __name__ == '__main__':\n    {RUN}")
-    assert run.stdout.strip() == "['done', 'done']", run.stderr
-    assert (tmp_path / "started").read_text() == "xxx"
+@pytest.mark.parametrize("options", [[], ["-c"]])
+def test_workers_get_the_classes_of_a_script_or_notebook_and_do_not_run_it_again(options, tmp_path):
+    for _ in range(2):  # the second time, the runs are compared with those in the folder
+        run = run_script(tmp_path, "own", RUN, *options)
+        assert run.stdout.strip() == "['done', 'done']", run.stderr
+        assert (tmp_path / "started").read_text() == "x"
+        (tmp_path / "started").unlink()
 
 
 NUMERIC = """
@@ -283,7 +248,7 @@ def test_workers_import_modules_of_the_working_directory(breaks, tmp_path):
         [*command, "--workers", "2"], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     if breaks:
-        assert "cannot read the run (AssertionError: no child)" in run.stderr + run.stdout
+        assert "failed: own/seed-1: AssertionError: no child" in run.stdout
     else:
         assert run.returncode == 0, run.stderr
         states = {path.parent.name for path in tmp_path.glob("out/**/summary.json")}
@@ -291,81 +256,15 @@ def test_workers_import_modules_of_the_working_directory(breaks, tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("kind", "message"), [("own", "cannot import the classes"), ("lock", "cannot be sent to")]
-)
-def test_objects_that_workers_cannot_get_are_refused(kind, message, tmp_path):
-    run = run_script(tmp_path, kind, RUN, "-c")  # like a notebook: no file to import
-    assert "InvalidInputError: workers: " in run.stderr, run.stderr
-    assert message in run.stderr
+def test_an_object_that_workers_cannot_get_is_refused(tmp_path):
+    run = run_script(tmp_path, "lock", RUN)
+    assert "InvalidInputError: workers: an object of the experiment cannot be sent" in run.stderr
     assert "give workers=1" in run.stderr
-    assert (tmp_path / "started").read_text() == "x"
-
-
-def test_text_that_mentions_the_main_module_is_no_class_of_a_script():
-    text = {"x": np.array(["import __main__"]), "y": np.array([0.0])}
-    job = SimpleNamespace(data=text, more=pl.DataFrame({"a": ["__main__"]}), plain="__main__")
-    assert not _needs_main_module([job])
-
-
-@pytest.mark.parametrize("missing", [("sched_getaffinity",), ("sched_getaffinity", "cpu_count")])
-def test_cores_are_counted_on_systems_without_affinity(missing, tmp_path, monkeypatch):
-    """macOS and Windows have no sched_getaffinity; cpu_count may be unknown."""
-    monkeypatch.setattr(local_workers, "_CONTROL_GROUP", tmp_path)
-    monkeypatch.delattr(os, missing[0], raising=False)
-    monkeypatch.delattr(os, "process_cpu_count", raising=False)
-    if len(missing) > 1:
-        monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert available_cores() == (os.cpu_count() or 1)
-
-
-def test_windows_waits_for_no_more_processes_than_python_can(monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 128)
-    monkeypatch.setattr(os, "process_cpu_count", lambda: 128, raising=False)
-    monkeypatch.setattr(sys, "platform", "win32")
-    with ProcessPoolExecutor(available_cores()):  # refuses more there
-        pass
-
-
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({"cpu.max": "200000 100000\n"}, 2),  # docker run --cpus 2
-        ({"cpu.max": "150000 100000\n"}, 2),
-        ({"cpu.max": "50000 100000\n"}, 1),
-        ({"cpu.max": "6400000 100000\n"}, 8),  # more than there are
-        ({"cpu.max": "max 100000\n"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),  # version 1
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
-        ({}, 8),
-    ],
-)
-def test_a_container_has_the_cores_of_its_quota(files, cores, tmp_path, monkeypatch):
-    """As the kernel documents cpu.max (cgroup-v2) and cpu.cfs_quota_us (sched-bwc)."""
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content, encoding="ascii")
-    monkeypatch.setattr(local_workers, "_CONTROL_GROUP", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert available_cores() == cores
 
 
 def test_a_retry_resumes_and_counts_the_loss(base, tmp_path):
     job = Job("a", ft.Experiment.from_dict(base), tmp_path, resume=False)
     assert (job.retry().resume, job.retry().retry().losses) == (True, 2)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="a broken pipe is that of POSIX")
-def test_the_death_of_the_parent_is_no_failure_of_a_run(base, tmp_path, monkeypatch):
-    """A worker may notice it first when it sends how far its run is."""
-    ours, theirs = Pipe()
-    theirs.close()
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    job = Job("a", ft.Experiment.from_dict(base), tmp_path / "run")
-    with pytest.raises(SystemExit):
-        run_job(job, partial(_send_status, ours))
-    assert not (tmp_path / "run" / "failure.json").exists()
 
 
 def test_rounds_are_reported_at_intervals(base, tmp_path, monkeypatch):

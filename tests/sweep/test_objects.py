@@ -68,11 +68,3 @@ def test_an_object_that_no_file_can_describe_is_refused_and_nothing_is_written(w
     ):
         run_sweep(Sweep.from_dict(PLAIN | changes), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_no_table_of_results_is_written_where_nothing_ran(tmp_path):
-    """The first run cannot start."""
-    given = PLAIN | {"participation": {"type": "bernoulli", "rates": [0.5, 0.5, 0.5]}}
-    with pytest.raises(ft.InvalidInputError, match="rates"):
-        run_sweep(Sweep.from_dict(given), tmp_path / "out", workers=1)
-    assert not (tmp_path / "out" / RESULTS_FILE).exists()

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import joblib
 import typer
 
 from fedtide.cli.options import split_names
@@ -24,7 +25,6 @@ from fedtide.leaderboard.standings import Standings, load_standings
 from fedtide.plotting.console import new_console
 from fedtide.plotting.wide_table import WideTable
 from fedtide.simulation.run_folder import Failure
-from fedtide.sweep.local_workers import available_cores
 from fedtide.validation import require_suffix
 
 
@@ -108,7 +108,7 @@ def leaderboard_command(
         return
     cells = board.cells(*chosen)
     if not show and not trials:
-        run_cells(cells, records, workers or available_cores(), _Progress(cells, records))
+        run_cells(cells, records, workers or joblib.cpu_count(), _Progress(cells, records))
     standings = load_standings(board, records)
     if trials:
         _show_trials(cells, standings.results)

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedtide.configurable import field_types
 from fedtide.errors import InvalidInputError
-from fedtide.simulation.experiment import BUILDER, Experiment
+from fedtide.simulation.experiment import Experiment
 from fedtide.sweep.grid import Point, merge, set_fields
 from fedtide.validation import require_folder_name, shorten_folder_name
 
@@ -99,16 +98,7 @@ class Configuration:
                     if key not in self.changes:
                         return found
                     return InvalidInputError(f"{found} (in methods.{self.method})")
-        if not self.method or self._is_of_base(key, error):
-            return error
-        return error.prefixed(f"methods.{self.method}")
-
-    def _is_of_base(self, key: str, error: InvalidInputError) -> bool:
-        """Return whether this key has the same error without the method."""
-        if key not in self.base or key not in self.changes:
-            return key in self.base
-        try:
-            BUILDER.build(field_types(Experiment)[key], self.base[key], key)
-        except InvalidInputError as own:
-            return str(own) == str(error)
-        return False
+        is_set_by_method = key in self.changes or key not in self.base
+        return (
+            error.prefixed(f"methods.{self.method}") if self.method and is_set_by_method else error
+        )

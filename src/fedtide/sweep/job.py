@@ -1,4 +1,4 @@
-"""One run of a sweep on any worker; its outcome is recorded in its folder only."""
+"""A run of a sweep on any worker, and its progress; only its folder records how it ended."""
 
 from __future__ import annotations
 
@@ -14,17 +14,10 @@ from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.cluster.ray_cluster import RayCluster
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.run_folder import Failure, Resume, RunFolder
-from fedtide.simulation.run_progress import RunState
+from fedtide.simulation.run_progress import RunProgress, RunState
 from fedtide.simulation.runner import execute
 
-OnStatus = Callable[["RunStatus"], None]
-"""Called with the status of a run when it starts, after rounds, at most once per
-`_STATUS_SECONDS`, and when a long activity begins or ends."""
-
 _STATUS_SECONDS = 0.2  # every status costs time that grows with the number of runs of a sweep
-
-OnFinished = Callable[["Job", "Outcome"], None]
-"""Called with every run that has ended."""
 
 MAX_ATTEMPTS = 3
 """How often a run may lose its worker process before it counts as failed."""
@@ -71,6 +64,77 @@ class RunStatus:
     loss: float | None = None
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended; by default it is done.
+
+    Args:
+        failure: why it failed; None: it did not.
+        interrupted: where it was interrupted and saved; empty: it was not.
+    """
+
+    failure: Failure | None = None
+    interrupted: str = ""
+
+    @property
+    def state(self) -> RunState:
+        """The final state of the run."""
+        if self.interrupted:
+            return "interrupted"
+        return "done" if self.failure is None else "failed"
+
+
+INTERRUPTED = Outcome(interrupted="interrupted")
+
+OnStatus = Callable[[RunStatus], None]
+"""Called with the status of a run when it starts, after rounds, at most once per
+`_STATUS_SECONDS`, and when a long activity begins or ends."""
+
+OnFinished = Callable[[Job, Outcome], None]
+"""Called with every run that has ended."""
+
+
+class SweepProgress:
+    """Progress of every run of a sweep.
+
+    Args:
+        on_change: called with this object after every change.
+
+    Attributes:
+        runs: the progress of each run, by its folder.
+    """
+
+    def __init__(self, on_change: Callable[[SweepProgress], None] | None = None) -> None:
+        self._on_change = on_change
+        self.runs: dict[str, RunProgress] = {}
+
+    def add(self, path: str, rounds: int) -> None:
+        """Add a run unless it is known already."""
+        self.runs.setdefault(path, RunProgress(rounds))
+
+    def start(self, path: str) -> None:
+        """Mark a run as running."""
+        self.runs[path].start()
+        self._notify()
+
+    def set_status(self, path: str, status: RunStatus) -> None:
+        """Set the status of a run."""
+        run = self.runs[path]
+        run.activity = status.activity
+        if status.ended is not None:
+            run.update(status.ended, status.loss)
+        self._notify()
+
+    def finish(self, path: str, state: RunState) -> None:
+        """Set the final state of a run."""
+        self.runs[path].finish(state)
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._on_change is not None:
+            self._on_change(self)
+
+
 class _StatusReporter(Callback):
     """Reports the status of a run."""
 
@@ -94,39 +158,6 @@ class _StatusReporter(Callback):
         self._on_status(RunStatus(ended=run.round, loss=loss))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended; by default it is done.
-
-    Args:
-        failure: why it failed; None: it did not.
-        interrupted: where it was interrupted and saved; empty: it was not.
-    """
-
-    failure: Failure | None = None
-    interrupted: str = ""
-
-    @property
-    def state(self) -> RunState:
-        """The final state of the run."""
-        if self.interrupted:
-            return "interrupted"
-        return "done" if self.failure is None else "failed"
-
-
-INTERRUPTED = Outcome(interrupted="interrupted")
-
-
-def lost_worker(job: Job, how: str) -> Outcome:
-    """Return the outcome of a job whose worker process was lost too often."""
-    return Outcome(
-        Failure(
-            f"workers: {job.path} lost its process {job.losses} times ({how}); if memory is short, "
-            "use fewer workers"
-        )
-    )
-
-
 def run_job(job: Job, on_status: OnStatus, cluster: RayCluster | None = None) -> Outcome:
     """Run a job to its end and return its outcome; exceptions become failures.
 
@@ -142,6 +173,16 @@ def run_job(job: Job, on_status: OnStatus, cluster: RayCluster | None = None) ->
     except Exception as error:  # a user's model may raise anything; the other runs continue
         return Outcome(Failure.of(error))
     return Outcome()
+
+
+def lost_worker(job: Job, how: str) -> Outcome:
+    """Return the outcome of a job whose worker process was lost too often."""
+    return Outcome(
+        Failure(
+            f"workers: {job.path} lost its process {job.losses} times ({how}); if memory is short, "
+            "use fewer workers"
+        )
+    )
 
 
 def write_failure(job: Job, failure: Failure) -> None:

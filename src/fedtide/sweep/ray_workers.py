@@ -29,10 +29,10 @@ from fedtide.sweep.job import (
     Job,
     OnFinished,
     Outcome,
+    SweepProgress,
     lost_worker,
     run_job,
 )
-from fedtide.sweep.sweep_progress import SweepProgress
 
 _POLL_SECONDS = 0.5
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import joblib
 import numpy as np
 import polars as pl
 
@@ -15,20 +16,20 @@ from fedtide.atomic_io import write_frame, write_yaml
 from fedtide.content_hash import hash_once
 from fedtide.errors import Interrupted, InvalidInputError, RunFailedError
 from fedtide.forked_process import refuse_fork_without_threads
-from fedtide.locking import lock_folder
+from fedtide.locking import LOCK_FILE, lock_folder
 from fedtide.simulation.cluster.ray_cluster import open_cluster
 from fedtide.simulation.experiment import BUILDER, read_yaml
+from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.interruption import Interruption
-from fedtide.simulation.run_folder import Failure, Resume, RunFolder
+from fedtide.simulation.run_folder import Failure, Resume, RunFolder, folder_errors
 from fedtide.simulation.task_cache import count_alike
 from fedtide.sweep.configurations import Configuration, SweepRun
-from fedtide.sweep.job import Job, OnFinished, Outcome, write_failure
-from fedtide.sweep.local_workers import available_cores, run_in_processes, run_sequentially
-from fedtide.sweep.preflight import check_sweep
+from fedtide.sweep.job import Job, OnFinished, Outcome, SweepProgress, write_failure
+from fedtide.sweep.local_workers import run_in_processes, run_sequentially
 from fedtide.sweep.result_table import RESULTS_FILE, read_results
-from fedtide.sweep.sweep_progress import SweepProgress
 from fedtide.sweep.sweep_spec import BEST_FILE, SWEEP_FILE, Sweep
 from fedtide.validation import expand_home, require_whole_number
+from fedtide.yaml_text import dump
 
 _PROCESSES_OF_A_GPU = 2
 """Two on a GPU: one prepares its next round while the other's kernels run; each takes memory."""
@@ -69,9 +70,8 @@ def run_sweep(
             machine.
         cluster: the address of a Ray cluster whose workers train the clients of one run after
             another, as with `simulate`; None: each run trains its own clients.
-        strict: whether to check all runs before anything is written, and to stop at the first
-            failure and raise it. Otherwise a failure is recorded in the run's folder and the other
-            runs continue.
+        strict: whether to stop at the first failure and raise it. Otherwise a failure is recorded
+            in the run's folder and the other runs continue.
         resume: whether `out` may hold the results of an earlier call; "force": even if data or
             imported code have changed since.
         progress: called with the progress of all runs when the state of one changes, and after
@@ -82,8 +82,8 @@ def run_sweep(
             not, several calls may execute different runs in one folder.
 
     Raises:
-        InvalidInputError: a run cannot start, or `out` holds something else or is in use by another
-            sweep.
+        InvalidInputError: `out` holds something else or is in use by another sweep; with `strict`,
+            a run cannot start.
         Interrupted: the sweep was interrupted; active runs are saved.
         RunFailedError: with `strict`, a run failed with an exception in a user's code.
     """
@@ -93,7 +93,7 @@ def run_sweep(
     if workers is not None:
         require_whole_number("workers", workers)
     out = expand_home(out)
-    check_sweep(sweep, out, strict, resume)
+    _check_folders(sweep, out, resume)
     execution = _Execution(
         sweep, out, workers, ray, cluster, strict, resume, done, SweepProgress(progress)
     )
@@ -107,6 +107,42 @@ def run_sweep(
             if table and any(map(Path.is_dir, map(Path, frame["folder"]))):
                 write_frame(out / RESULTS_FILE, frame)
     return frame
+
+
+def _check_folders(sweep: Sweep, out: Path, resume: Resume) -> None:
+    """Check that the folders of a sweep are free, or hold the same runs.
+
+    Raises:
+        InvalidInputError: one holds something else, or the record of the sweep would replace a
+            sweep.yaml written by hand.
+    """
+    file = out / SWEEP_FILE
+    with folder_errors(out):
+        if out.exists() and not out.is_dir():
+            raise InvalidInputError(f"out: {out} is a file; give a folder")
+        used = out.is_dir() and any(there.name != LOCK_FILE for there in out.iterdir())
+        if used and not sweep.is_single_run:
+            if not file.exists() and not any((out / run.path).exists() for run in sweep.runs):
+                raise InvalidInputError(
+                    f"out: {out} is not empty and holds no sweep; choose another"
+                )
+            if not resume:
+                raise InvalidInputError(
+                    f"out: {out} is not empty; choose another, or continue with --resume (in "
+                    "Python resume=True)"
+                )
+    for run in sweep.runs:
+        folder = RunFolder(out / run.path)
+        folder.check(run.experiment.to_dict(), resume)
+        if folder.experiment.exists():
+            folder.check_fingerprints(fingerprint_experiment(run.experiment), resume)
+    if file.is_file() and not sweep.is_single_run:
+        there = read_yaml(file)
+        is_record = "base" not in there and file.read_text(encoding="utf-8") == dump(there)
+        if not is_record and there != BUILDER.to_dict(sweep.plain):
+            raise InvalidInputError(
+                f"out: {file} is not a record of a sweep, and would be replaced; choose another"
+            )
 
 
 @dataclass
@@ -191,7 +227,8 @@ class _Execution:
             with open_cluster(self.cluster, self.workers) as opened:
                 run_sequentially(jobs, self.progress, self._on_finished, self._is_stopped, opened)
         elif workers > 1:
-            self._execute_in_parallel(partial(run_in_processes, jobs, workers))
+            threads = max(1, joblib.cpu_count() // workers)
+            self._execute_in_parallel(partial(run_in_processes, jobs, workers, threads))
         else:
             run_sequentially(jobs, self.progress, self._on_finished, self._is_stopped)
         self._raise_if_stopped()
@@ -202,7 +239,8 @@ class _Execution:
         if self.workers is not None:
             return self.workers
         on_gpu = any(run.experiment.device != "cpu" for run in self.runs.values())
-        return min(available_cores(), _PROCESSES_OF_A_GPU) if on_gpu else available_cores()
+        cores: int = joblib.cpu_count()  # that this process, or its container, may use
+        return min(cores, _PROCESSES_OF_A_GPU) if on_gpu else cores
 
     def _count_alike(self, runs: Sequence[SweepRun]) -> list[float]:
         """Return for each run how many in its process take the same steps, even if some have ended.

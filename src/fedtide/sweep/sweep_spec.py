@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedtide.content_hash import is_data
-from fedtide.errors import InvalidInputError, did_you_mean, list_names
+from fedtide.errors import InvalidInputError
 from fedtide.simulation.config import refuse_missing_keys
 from fedtide.simulation.experiment import (
     BUILDER,
@@ -24,11 +23,9 @@ from fedtide.simulation.experiment import (
     refuse_unknown_fields,
 )
 from fedtide.sweep.configurations import Configuration, SweepRun
-from fedtide.sweep.grid import Point, combine_points, merge, parse_methods
+from fedtide.sweep.grid import combine_points, merge, parse_methods
 from fedtide.sweep.strategies import Found, TwoStage, build_strategy
 from fedtide.validation import expand_home, require_whole_number, shorten_folder_name
-
-_logger = logging.getLogger("fedtide")
 
 SWEEP_FILE = "sweep.yaml"
 """The specification, as written to the sweep's folder."""
@@ -76,16 +73,16 @@ class Sweep:
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Sweep:
         """Return the sweep of a YAML file; a plain experiment is a sweep of one run.
 
+        An override `seed=3` also replaces the file's `seeds`.
+
         Raises:
-            InvalidInputError: a file cannot be read, a value is invalid, or an override has no
-                effect because every method replaces its field or the sweep varies it.
+            InvalidInputError: a file cannot be read, or a value is invalid.
         """
         overrides = list(overrides)
         plain = _read(expand_home(path), [])
-        _require_methods(overrides, plain.get("methods"))
-        plain = override(plain, overrides)
-        _refuse_ineffective(overrides, plain)
-        return cls.from_dict(plain, Path(path).stem)
+        if any(read_override(text)[0] == "seed" for text in overrides):
+            plain.pop("seeds", None)
+        return cls.from_dict(override(plain, overrides), Path(path).stem)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any], name: str = "sweep") -> Sweep:
@@ -186,103 +183,6 @@ def _holds_data(value: Any) -> bool:
     if is_dataclass(value) and not isinstance(value, type):
         return any(_holds_data(getattr(value, field.name)) for field in fields(value))
     return is_data(value)
-
-
-def _list_fields(key: str, value: Any) -> Iterator[str]:
-    """Yield the dotted fields that an override sets; each field of a mapping counts by itself.
-
-    >>> list(_list_fields("local", {"lr": 0.1, "schedule": {"type": "step"}}))
-    ['local.lr', 'local.schedule.type']
-    """
-    if not isinstance(value, Mapping) or not value:
-        yield key
-        return
-    for name, inner in value.items():
-        yield from _list_fields(f"{key}.{name}", inner)
-
-
-def _require_methods(overrides: Iterable[str], methods: Any) -> None:
-    """Raise InvalidInputError if an override leaves out a method that the file does not have."""
-    known = methods if isinstance(methods, dict) else {}
-    for key, value in map(read_override, overrides):
-        first, *names = key.split(".")  # a longer key sets one of a method's own keys
-        if first == "methods" and len(names) == 1 and value is False and names[0] not in known:
-            hint = did_you_mean(names[0], known)
-            raise InvalidInputError(f"{key}: the file has no such method; {hint}")
-
-
-def _refuse_ineffective(overrides: Iterable[str], plain: Mapping[str, Any]) -> None:
-    """Raise InvalidInputError if an override has no effect.
-
-    If only some fields of a mapping have none, that is a warning (logger "fedtide"): a mapping
-    replaces the whole entry, so it must contain all that its type requires.
-    """
-    methods = plain.get("methods")
-    named = {} if methods is None else dict(parse_methods(methods))
-    combinations = combine_points(plain.get("grid"), plain.get("list"))
-    strategy = build_strategy(plain.get("strategy"))
-    searched = () if strategy is None else (strategy.lr_field, strategy.server_lr_field)
-    for text in overrides:
-        key, value = read_override(text)
-        if key == "seed" and value is not None and plain.get("seeds") is not None:
-            raise InvalidInputError(
-                "seed: the file lists its seeds, so that the value would have no effect; write "
-                f"seeds=[{value}]"
-            )
-        given = list(_list_fields(key, value))
-        if _find_obstacle(key, named, combinations, searched):
-            given = [key]  # the whole entry, rather than a field of it
-        obstacles = [_find_obstacle(field, named, combinations, searched) for field in given]
-        for field, obstacle in zip(given, obstacles, strict=True):
-            if all(obstacles):
-                raise InvalidInputError(f"{field}: {obstacle}")
-            if obstacle:
-                _logger.warning("%s: %s", field, obstacle)
-
-
-def _find_obstacle(
-    field: str,
-    methods: Mapping[str, Any],
-    combinations: Iterable[Sequence[Point]],
-    searched: Sequence[str],
-) -> str:
-    """Return why an override of a dotted field has no effect; empty if it has one.
-
-    Args:
-        field: the field.
-        methods: the keys that each method changes, by its name.
-        combinations: the points of grid and list.
-        searched: the fields that a strategy varies.
-    """
-    if methods and all(_replaces(changes, field.split(".")) for changes in methods.values()):
-        names = list_names(list(methods))
-        return f"every method has its own; write methods.NAME.{field}, where NAME is one of {names}"
-    setting = [
-        [point.source for point in points if _sets(field, point.changes)] for points in combinations
-    ]
-    if not (all(setting) or _sets(field, searched)):
-        return ""
-    source = setting[0][0] if all(setting) else "strategy"
-    return (
-        f"the {source} varies it, so that the value has no effect; change the {source}, or remove "
-        f"it with {source}="
-    )
-
-
-def _sets(key: str, fields: Iterable[str]) -> bool:
-    """Return whether the key is one of these dotted fields, or inside one."""
-    return any(f"{key}.".startswith(f"{field}.") for field in fields)
-
-
-def _replaces(changes: Any, path: Iterable[str]) -> bool:
-    """Return whether merging these changes completely replaces a value at this path."""
-    for key in path:
-        if not isinstance(changes, Mapping):
-            return True
-        if key not in changes:
-            return "type" in changes
-        changes = changes[key]
-    return not isinstance(changes, Mapping) or "type" in changes
 
 
 def _read(path: Path, above: Sequence[Path]) -> dict[str, Any]:
