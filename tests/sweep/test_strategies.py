@@ -80,16 +80,6 @@ def test_a_method_whose_runs_all_fail_is_left_out_of_the_best(sweep, tmp_path):
     assert yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["methods"] == {}
 
 
-def test_a_server_learning_rate_that_is_not_searched_is_named(sweep, caplog):
-    inside = {"algorithm": {"type": "averaged", "inner": "fedau"}}
-    methods = {"plain": {}, "inside": inside, "central": {"algorithm": "central-sgd"}}
-    sweep(methods=methods, strategy={"type": "two-stage"}, grid={"local.steps": [1, 2, 3]})
-    (record,) = caplog.records
-    assert record.getMessage().startswith(
-        "strategy: inside has no algorithm.server_lr, so its algorithm.inner.server_lr is not "
-    )
-
-
 def test_the_default_candidates_are_those_of_the_papers():
     powers = [10 ** (k / 4) for k in range(-8, 7)]
     both = [*TwoStage().lr, *TwoStage().server_lr]

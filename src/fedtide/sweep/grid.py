@@ -202,34 +202,20 @@ def parse_methods(methods: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each method's name and the keys that it changes; a method set to false is left out.
 
     Raises:
-        InvalidInputError: not a mapping from names to changed keys, no method is left, a name
-            cannot be a folder name, or a key is dotted.
+        InvalidInputError: not a mapping from names to changed keys, no method is left, or a name
+            cannot be a folder name.
     """
-    if isinstance(methods, dict) and methods:
-        methods = {name: changes for name, changes in methods.items() if changes is not False}
-        if not methods:
-            raise InvalidInputError("methods: all are false, which leaves them out; keep one")
-    if (
-        not isinstance(methods, dict)
-        or not methods
-        or not all(isinstance(changes, dict) for changes in methods.values())
-    ):
+    given = methods if isinstance(methods, dict) else {}
+    kept = {str(name): changes for name, changes in given.items() if changes is not False}
+    if not kept or not all(isinstance(changes, dict) for changes in kept.values()):
         raise InvalidInputError(
             "methods: not a mapping from names to changed keys; write fedau: {algorithm: fedau}, "
             "or fedau: false to leave it out"
         )
-    _refuse_equal_folders("methods", map(str, methods))
-    for method, changes in methods.items():
-        method = str(method)
+    _refuse_equal_folders("methods", kept)
+    for method, changes in kept.items():
         require_folder_name("methods", method)
         for key, source in (("seed", "`seeds`"), ("name", "the method's name")):
             if key in changes:
                 raise InvalidInputError(f"methods.{method}.{key}: set by {source}; remove it")
-        for key in changes:
-            outer, _, inner = str(key).partition(".")
-            if inner:
-                raise InvalidInputError(
-                    f"methods.{method}.{key}: fields with a dot are for grids and lists; write "
-                    f"{outer}: {{{inner}: ...}}"
-                )
         yield method, changes

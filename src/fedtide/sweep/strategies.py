@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +14,6 @@ from fedtide.sweep.grid import Point
 
 ScoreFunction = Callable[[Sequence[Configuration]], Sequence[float]]
 """Runs configurations with all seeds; returns the mean training loss of each (inf: failed)."""
-
-_logger = logging.getLogger("fedtide")
 
 Found = Sequence[tuple[Configuration, Configuration]]
 """Pairs of a configuration and the same with its best rates, unless all of its runs failed."""
@@ -65,9 +62,6 @@ class TwoStage:
     def check(self, configurations: Iterable[Configuration]) -> None:
         """Check that the two fields exist and that nothing else varies them.
 
-        A warning (logger "fedtide") names a configuration whose server learning rate is in another
-        field.
-
         Raises:
             InvalidInputError: a grid or list varies one of them, or no method has
                 `server_lr_field`.
@@ -76,16 +70,12 @@ class TwoStage:
         swept = {field for c in configurations for point in c.points for field in point.changes}
         for field in {self.lr_field, self.server_lr_field} & swept:
             raise InvalidInputError(f"grid.{field}: the strategy varies it as well; keep one")
-        without = [c for c in configurations if not self._has_server_lr(c)]
-        if len(without) < len(configurations):
-            for configuration in {c.method: c for c in without}.values():  # once for each method
-                self._warn_of_other_field(configuration)
-            return
-        known = self._fields(configurations[0])
-        raise InvalidInputError(
-            f"strategy.server_lr_field: no method has {self.server_lr_field!r}; "
-            f"{did_you_mean(self.server_lr_field, known)}"
-        )
+        if not any(map(self._has_server_lr, configurations)):
+            known = self._fields(configurations[0])
+            raise InvalidInputError(
+                f"strategy.server_lr_field: no method has {self.server_lr_field!r}; "
+                f"{did_you_mean(self.server_lr_field, known)}"
+            )
 
     def first_stage(self, configurations: Iterable[Configuration]) -> list[Configuration]:
         """Return what the first stage runs: every γ, with η = 1."""
@@ -131,18 +121,6 @@ class TwoStage:
 
     def _has_server_lr(self, configuration: Configuration) -> bool:
         return self.server_lr_field in self._fields(configuration)
-
-    def _warn_of_other_field(self, configuration: Configuration) -> None:
-        """Warn that a server learning rate is not searched, such as that of an inner method."""
-        fields = sorted(self._fields(configuration))
-        if other := next((field for field in fields if field.endswith(".server_lr")), None):
-            _logger.warning(
-                "strategy: %s has no %s, so its %s is not searched; search it alone, with "
-                "server_lr_field",
-                configuration.method or configuration.label,
-                self.server_lr_field,
-                other,
-            )
 
     def _fields(self, configuration: Configuration) -> set[str]:
         """Return the dotted names of all fields of the experiment, defaults included."""
