@@ -98,7 +98,6 @@ class Configuration:
                     if key not in self.changes:
                         return found
                     return InvalidInputError(f"{found} (in methods.{self.method})")
-        is_set_by_method = key in self.changes or key not in self.base
-        return (
-            error.prefixed(f"methods.{self.method}") if self.method and is_set_by_method else error
-        )
+        if self.method and ({named, key} & self.changes.keys() or key not in self.base):
+            return error.prefixed(f"methods.{self.method}")
+        return error
