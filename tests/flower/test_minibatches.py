@@ -20,11 +20,6 @@ X = torch.randn(7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.fl
 Y = torch.arange(7) % 3
 
 
-class Centred(nn.Module):
-    def forward(self, x):
-        return x - x.mean(0)
-
-
 def network(layer):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5), layer, nn.Tanh(), nn.Linear(5, 3)).double()
@@ -56,10 +51,3 @@ def test_copies_that_fill_a_minibatch_up_do_not_train(layer):
     assert plan.mask.sum(axis=2).tolist() == [[5], [2]]
     for name, value in expected.state_dict().items():
         assert torch.allclose(found.update[name], value - start[name], atol=1e-12)
-
-
-def test_samples_that_influence_each_other_cannot_be_filled_up():
-    net = network(Centred())
-    with pytest.raises(ft.InvalidInputError, match=r"batch_size: .* influence one another"):
-        train(net, epochs=1, batch_size=5)
-    assert train(net, steps=2, batch_size=5).steps == 2

@@ -6,8 +6,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from fedtide.problems.models.dropout_masks import DropoutMasks
-from fedtide.problems.models.keyed_functions import KeyedFunctions
+from fedtide.problems.models.keyed_dropout import DropoutMasks, KeyedFunctions
 
 KEYS = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 2))
 

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from fedtide.problems.models import FunctionalModel
-from fedtide.problems.models.dropout_masks import DropoutMasks
-from fedtide.problems.models.keyed_functions import KeyedFunctions
+from fedtide.problems.models.keyed_dropout import DropoutMasks, KeyedFunctions
 
 KINDS = {
     "lstm": nn.LSTM,

@@ -20,10 +20,8 @@ from fedtide.problems.models import (
     Logistic,
     resolve_model,
 )
-from fedtide.problems.models.dropout_masks import DropoutMasks
-from fedtide.problems.models.keyed_attention import KeyedAttention
+from fedtide.problems.models.keyed_dropout import DropoutMasks, KeyedAttention
 from fedtide.problems.models.network_building import build_seeded
-from fedtide.problems.models.network_checks import refuse_impure
 from fedtide.simulation.experiment import BUILDER
 
 PAPER_MODELS = [
@@ -367,19 +365,6 @@ def test_a_network_in_evaluation_mode_as_a_whole_is_trained_as_a_whole():
     assert not net.training
 
 
-def test_dropout_that_is_off_in_a_part_of_the_network_is_warned_of(caplog):
-    """As in a pretrained network inside another one; one in evaluation mode drops as a whole."""
-    pretrained = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).eval()
-    example = (torch.ones(2, 3),)
-    for network in (pretrained, nn.Sequential(nn.Dropout(0.0).eval(), nn.Linear(3, 1))):
-        FunctionalModel(network, example)
-        assert not caplog.messages
-    assert not FunctionalModel(nn.Sequential(pretrained, nn.Linear(3, 1)), example).draws
-    assert "layer '0.1' is in evaluation mode, so it drops nothing" in caplog.messages[0]
-    assert FunctionalModel(nn.Sequential(pretrained, nn.Linear(3, 1)).train(), example).draws
-    assert len(caplog.messages) == 1
-
-
 @pytest.mark.parametrize(
     ("module", "fewest"),
     [
@@ -392,25 +377,6 @@ def test_dropout_that_is_off_in_a_part_of_the_network_is_warned_of(caplog):
 )
 def test_batch_norm_of_one_value_per_sample_needs_two_samples(module, fewest):
     assert FunctionalModel(module, (torch.rand(2, 4, 2),)).fewest_samples == fewest
-
-
-def test_random_numbers_are_refused_and_leave_the_generator_alone():
-    before = torch.get_rng_state()
-    with (
-        pytest.raises(InvalidInputError, match=r"^loss: it draws from a global random generator"),
-        refuse_impure("loss", (), "target"),
-    ):
-        torch.rand(2)
-    assert torch.equal(before, torch.get_rng_state())
-    with refuse_impure("loss", (), "target"):
-        torch.ones(2)
-
-
-def test_whole_numbers_for_a_layer_of_floats_get_a_hint():
-    ages = torch.tensor([[1, 2], [3, 4]])
-    complaint = r"shape \(2,\) and dtype float32, age \(2,\) and dtype int64 .*; convert the column"
-    with pytest.raises(InvalidInputError, match=complaint):
-        FunctionalModel(TwoInputs(), (torch.ones(2, 2), ages), (None, "age"))
 
 
 class TwoInputs(nn.Module):
@@ -436,59 +402,6 @@ def test_batch_norm_over_rows_that_are_not_samples_is_refused_with_padding():
     model(model.params, (x,))
     with pytest.raises(InvalidInputError, match=r"'norm' gets 8 rows for 2 samples.*; keep"):
         model(model.params, (x,), sample_mask=torch.tensor([True, False]))
-
-
-class FunctionalDropout(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(9, 3)
-
-    def forward(self, x):
-        return self.linear(nn.functional.alpha_dropout(x, 0.5, self.training))
-
-
-def tracking_instance_norm():
-    return nn.InstanceNorm1d(3, track_running_stats=True)
-
-
-@pytest.mark.parametrize(
-    ("module", "complaint"),
-    [
-        (nn.Linear(8, 3), r"features of shape \(9,\) and dtype float32 \(mat1 and mat2.*; choose"),
-        (
-            nn.Sequential(
-                nn.Unflatten(1, (3, 3)), tracking_instance_norm(), nn.Flatten(), nn.Linear(9, 3)
-            ),
-            "layer '1' .*GroupNorm",
-        ),
-        (  # wide: RReLU draws only for negative inputs, of which there must be some
-            nn.Sequential(nn.Linear(9, 64), nn.RReLU(), nn.Linear(64, 3)),
-            "global random generator.*; use nn.Dropout",
-        ),
-        (FunctionalDropout(), "global random generator.*; use nn.Dropout"),
-        (nn.Flatten(), "no parameters.*; set requires_grad"),
-        (nn.LazyLinear(3), "lazy layers.*; give them sizes"),
-    ],
-)
-def test_networks_that_are_not_pure_functions_are_refused(module, complaint):
-    before = torch.get_rng_state()
-    with pytest.raises(InvalidInputError, match=rf"^model: .*{complaint}"):
-        FunctionalModel(module, (torch.ones(2, 9),))
-    assert torch.equal(before, torch.get_rng_state())
-
-
-class Noisy(FunctionalDropout):
-    """Draws noise as stochastic depth and variational autoencoders do."""
-
-    def forward(self, x):
-        return self.linear(x + torch.randn_like(x) if self.training else x)
-
-
-def test_noise_is_refused():
-    with pytest.raises(
-        InvalidInputError, match=r"^model: .*global random generator \(as torch.rand"
-    ):
-        FunctionalModel(Noisy(), (torch.ones(2, 9),))
 
 
 @pytest.mark.parametrize(

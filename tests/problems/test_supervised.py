@@ -330,62 +330,11 @@ def test_the_mask_reaches_networks_that_call_it_attention_mask(inputs):
     assert np.isfinite(run(Supervised(rows, inputs=inputs, **fields), local=LOCAL).model).all()
 
 
-class Unmasked(Attentive):
-    """A network that counts the zeros behind a sequence as tokens."""
-
-    def forward(self, input_ids):
-        return super().forward(input_ids, torch.ones_like(input_ids))
-
-
-class LastToken(Attentive):
-    """Classifies at the last token, as GPT-2 does, found by the number of padding."""
-
-    pad = 8
-
-    def forward(self, input_ids, attention_mask):
-        last = ((input_ids != self.pad) * torch.arange(input_ids.shape[1])).argmax(1)
-        states = (self.embedding(input_ids) * attention_mask.unsqueeze(-1)).cumsum(1)
-        return states[torch.arange(len(last)), last] + 0.1 * last[:, None]
-
-
-class LastOfZeros(LastToken):
-    """The same, where the number is that with which sequences are padded."""
-
-    pad = 0
-
-
-class EveryToken(Attentive):
-    """Outputs at each position, which depend on the tokens before it."""
-
-    def forward(self, input_ids):
-        return self.embedding(input_ids).cumsum(1)
-
-
 class OneLength(Attentive):
     """A network for sequences of three tokens."""
 
     def forward(self, input_ids):
         return self.embedding(input_ids).view(-1, 3, 3).sum(1)
-
-
-@pytest.mark.parametrize(
-    ("model", "warned"),
-    [
-        (Attentive, False),
-        (Unmasked, True),
-        (LastToken, True),
-        (LastOfZeros, False),
-        (EveryToken, False),
-        (OneLength, False),
-    ],
-)
-def test_a_network_that_counts_padding_as_tokens_is_warned_of(model, warned, caplog):
-    rows = {"x": [[1, 2, 3], [4], [5, 6]], "y": [0, 1, 2], "client": [0, 0, 1]}
-    fields = {"target": None, "loss": "next_token"} if model is EveryToken else {}
-    if model is EveryToken:
-        rows = {"x": [[1, 2, 0], [1, 2], [0, 1]], "client": [0, 0, 1]}
-    prepare(Supervised(rows, model=model, **fields))
-    assert ["depend on how many zeros" in message for message in caplog.messages] == [True] * warned
 
 
 PAIRS = [[0.5, 1.0], [1.5, 2.0], [-1.0, 0.5]]
@@ -550,62 +499,6 @@ def test_uint8_images_are_standardised_and_other_integers_stay():
     torch.testing.assert_close(task.data.train.inputs[0], torch.tensor(images).double() / 255)
 
 
-class Detached(nn.Linear):
-    """A layer that training cannot change."""
-
-    def __init__(self):
-        super().__init__(3, 1)
-
-    def forward(self, x):
-        with torch.no_grad():
-            return super().forward(x)
-
-
-class Clamped(nn.Linear):
-    """A layer that limits its own parameters whenever it is used."""
-
-    def forward(self, x):
-        with torch.no_grad():
-            self.weight.clamp_(-1, 1)
-        return super().forward(x)
-
-
-class ClampedData(nn.Linear):
-    """The same without PyTorch's noticing."""
-
-    def forward(self, x):
-        self.weight.data.clamp_(-0.01, 0.01)
-        return super().forward(x)
-
-
-class Indexed(nn.Embedding):
-    """A number for each sign of the first column."""
-
-    def forward(self, x):
-        return super().forward((x[:, 0] > 0).long())
-
-
-class ChangedOutputs(nn.Linear):
-    """Outputs that are changed after they were used."""
-
-    def forward(self, x):
-        outputs = super().forward(x).sigmoid()
-        result = outputs * 2
-        outputs += 1
-        return result * outputs.square()
-
-
-class WeightedError(nn.Module):
-    """A loss with a parameter of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, outputs, target):
-        return self.weight * (outputs.squeeze(1) - target) ** 2
-
-
 WRONG = {
     "unknown-column": ({"inputs": ["a", "z"]}, "inputs: .*'z'"),
     "text-input": ({"inputs": "kind"}, "inputs: .*text.*'3%' into 0.03"),
@@ -617,7 +510,7 @@ WRONG = {
     "numbers-for-classes": ({"loss": "cross_entropy"}, "target: .*for numbers a loss"),
     "wrong-width": (
         {"target": "kind", "loss": "cross_entropy", "model": linear(2)},
-        r"model: .*\(2, 3\), got \(2, 2\); set the last layer's width to 3",
+        r"model: .*\(2, C\) with C = 3, got \(2, 2\); set the last layer's width",
     ),
     "unknown-loss": ({"loss": "mes"}, "loss: unknown 'mes'; did you mean 'mse'"),
     "loss-not-per-sample": (
@@ -628,15 +521,6 @@ WRONG = {
         {"target": ["a", "b"], "model": linear(2), "loss": nn.MSELoss(reduction="none")},
         r"loss: .*values of shape \(2, 2\); .*, such as .*values.flatten\(1\).mean\(1\)",
     ),
-    "loss-of-floats-for-whole-numbers": (
-        {
-            "train": columns() | {"signs": (FEATURES > 0).astype(int)},
-            "target": "signs",
-            "model": linear(3),
-            "loss": nn.BCEWithLogitsLoss(reduction="none"),
-        },
-        "loss: it fails .*; the target holds whole numbers; .*target.float",
-    ),
     "loss-without-mask": (
         {
             "train": columns() | {"tokens": [[1] * (n % 3 + 1) for n in range(240)]},
@@ -644,62 +528,28 @@ WRONG = {
             "model": lambda: nn.Sequential(nn.Embedding(2, 1), nn.Flatten(), nn.Linear(3, 1)),
             "loss": lambda z, y: (z.squeeze(1) - y) ** 2,
         },
-        r"loss: it fails .*; sequences are padded, so it must take \(outputs, target, mask\)",
+        r"loss: it fails .*; it must take \(outputs, target, mask\)",
     ),
     "metric-of-a-set": (
         {"metrics": {"score": lambda z, y: ((z.squeeze(1) - y) ** 2).mean()}},
-        r"metrics.score: .*shape \(2,\); compute scores of a whole set.*result.module",
-    ),
-    "model-without-values": (
-        {"model": nn.Linear(3, 1, device="meta")},
-        "model: its parameters are on the meta device.*; build it on the CPU",
+        r"metrics.score: .*shape \(2,\), and scores of a whole set.*result.module",
     ),
     "loss-that-is-a-class": (
         {"loss": nn.CrossEntropyLoss},
         r"loss: CrossEntropyLoss is a class; .*CrossEntropyLoss\(reduction='none'\)",
     ),
     "loss-that-fails": ({"loss": lambda z, y: z @ z}, "loss: it fails on outputs of shape"),
-    "random-loss": (
-        {"loss": lambda z, y: functional.dropout((z.squeeze(1) - y) ** 2)},
-        "loss: .*global random generator",
-    ),
-    "loss-of-detached-outputs": (
-        {"loss": lambda z, y: (z.detach().squeeze(1) - y) ** 2},
-        "loss: it has no gradient",
-    ),
-    "loss-of-arrays": (
-        {"loss": lambda z, y: torch.from_numpy((z.numpy()[:, 0] - y.numpy()) ** 2)},
-        r"loss: it cannot be differentiated \(Can't call numpy\(\)",
-    ),
     "loss-of-comparisons": (
         {"loss": lambda z, y: (z.squeeze(1) > y).double()},
         "loss: it has no gradient",
     ),
-    "loss-of-whole-numbers": (
-        {"loss": lambda z, y: z.squeeze(1).round().long()},
-        "loss: it has no gradient",
-    ),
-    "model-without-gradient": ({"model": Detached}, "model: its outputs have no gradient"),
-    "parameters-changed-by-use": (
-        {"model": lambda: Clamped(3, 1)},
-        "model: it changes its parameters while it computes outputs",
-    ),
-    "data-changed-by-use": (
-        {"model": lambda: ClampedData(3, 1)},
-        "model: it changes its parameters while it computes outputs",
-    ),
-    "norms-limited-by-use": (
-        {"model": lambda: Indexed(2, 1, max_norm=0.1)},
-        "model: it changes its parameters .*max_norm",
-    ),
-    "sparse-gradient": ({"model": lambda: Indexed(2, 1, sparse=True)}, "model: .*sparse=True"),
-    "outputs-changed-after-use": (
-        {"model": lambda: ChangedOutputs(3, 1)},
-        r"loss: it cannot be differentiated \(one of the variables needed",
+    "loss-of-arrays": (
+        {"loss": lambda z, y: torch.from_numpy((z.numpy()[:, 0] - y.numpy()) ** 2)},
+        r"loss: it fails .*\(Can't call numpy\(\)",
     ),
     "loss-with-parameters": (
-        {"loss": WeightedError()},
-        r"loss: nothing would train its parameters 'weight'; .*requires_grad_\(False\)",
+        {"loss": nn.Bilinear(1, 1, 1)},
+        r"loss: nothing would train its parameters .*requires_grad_\(False\)",
     ),
     "unknown-metric": ({"metrics": ["may"]}, "metrics: unknown 'may'"),
     "no-partition": ({"clients": 5}, "partition: missing"),
@@ -1065,117 +915,6 @@ def test_classes_with_gaps_are_warned_of(caplog):
         ] * warned
 
 
-def paired(outputs, target):
-    """Subtract (B,) from (B, 1), which pairs every output with every target."""
-    return ((outputs - target) ** 2).mean(1)
-
-
-def batch_f1(outputs, target):
-    predicted, truth = outputs.argmax(-1) == 1, target == 1
-    both = 2 * (predicted & truth).sum() / (predicted.sum() + truth.sum()).clamp(min=1)
-    return both.expand(len(target))
-
-
-@pytest.mark.parametrize("rows", ["as they are", "by target"])
-@pytest.mark.parametrize(
-    ("field", "fields"),
-    [
-        ("loss", {"loss": paired}),
-        ("loss", {"loss": paired, "model": Squeezed, "target": ["number"]}),
-        ("metrics.mine", {"metrics": {"mine": paired}}),
-        ("metrics.mine", {"metrics": {"mine": lambda z, y: (z[:, 0] - y).abs() / len(y)}}),
-        (
-            "metrics.f1",
-            {"target": "kind", "loss": "cross_entropy", "model": linear(3)}
-            | {"metrics": {"f1": batch_f1}},
-        ),
-    ],
-    ids=["loss", "loss-of-columns", "metric", "share", "f1"],
-)
-def test_figures_of_a_sample_that_depend_on_the_others_are_refused(field, fields, rows):
-    table = pd.DataFrame(columns())
-    if rows == "by target":
-        table = table.sort_values(["kind", "number"])
-    with pytest.raises(InvalidInputError, match=rf"^{field}: its value for a sample depends"):
-        prepare(regression(table, **fields))
-
-
-def test_what_looks_alike_but_takes_each_sample_alone_is_not_refused():
-    table = pd.DataFrame(columns()).assign(number=NUMBERS + 1e4)
-    metrics = {
-        "squared": lambda z, y: ((z - y[:, None]) ** 2).mean(1),
-        "squeezed": lambda z, y: functional.mse_loss(z.squeeze(), y, reduction="none"),
-        "logarithm": lambda z, y: (z[:, 0] - 1).log(),
-        "close": lambda z, y: (z[:, 0] - y).abs() < 1,
-    }
-    task = prepare(regression(table, metrics=metrics), dtype=torch.float32)
-    figures = task.evaluate(task.start).clients
-    np.testing.assert_allclose(figures["squared"], figures["loss"], rtol=1e-6)
-
-
-def in_batch(outputs, target):
-    """A contrastive loss: each sample is told from the others of the minibatch."""
-    return -torch.log_softmax(outputs @ outputs.T, 1).diagonal() + 0 * target
-
-
-class Ranked(nn.Module):
-    """Compares each sample with the others of the minibatch."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 1)
-
-    def forward(self, x):
-        return self.linear(x - x.mean(0))
-
-
-@pytest.mark.parametrize(
-    "fields", [{"model": linear(2), "loss": in_batch}, {"model": Ranked}], ids=["loss", "model"]
-)
-@pytest.mark.parametrize("test", [0.4, "table", None])
-def test_samples_that_influence_one_another_are_measured_client_by_client(fields, test):
-    """Against each client's samples as one minibatch, whatever the order of the rows."""
-    table = pd.DataFrame(columns())
-    found = []
-    for rows in (table, table.sample(frac=1, random_state=0)):
-        given_test = rows.drop(columns="user") if test == "table" else test
-        task = prepare(regression(rows, test=given_test, **fields))
-        evaluation = task.evaluate(task.start)
-        network = task.module(task.start)
-        loss = LOSSES.get(task_loss := fields.get("loss", "mse"), task_loss)
-
-        def measured(samples, network=network, loss=loss):
-            with torch.no_grad():
-                return loss(network(samples.inputs[0]), samples.target).mean().item()
-
-        def of_client(samples, held):
-            return type(samples)((samples.inputs[0][held],), samples.target[held])
-
-        expected = [
-            measured(of_client(task.data.train, task.data.shards.held_by(n))) for n in range(12)
-        ]
-        np.testing.assert_allclose(evaluation.clients["loss"], expected)
-        sizes = task.population.samples
-        assert evaluation.metrics["loss"] == pytest.approx(np.mean(expected))
-        assert evaluation.metrics["train_loss"] == pytest.approx(
-            np.average(expected, weights=sizes)
-        )
-        assert "influence one another" in task.warnings[0]
-        if test == "table":
-            assert evaluation.metrics["test_loss"] == pytest.approx(measured(task.data.test))
-        elif test:
-            owners = task.data.test_owners
-            parts = [np.flatnonzero(owners == n) for n in range(12)]
-            expected = [measured(of_client(task.data.test, part)) for part in parts]
-            np.testing.assert_allclose(evaluation.clients["test_loss"], expected)
-            mean = np.average(expected, weights=[len(part) for part in parts])
-            assert evaluation.metrics["test_loss"] == pytest.approx(mean)
-        else:
-            found.append(evaluation.clients["loss"])
-    np.testing.assert_allclose(*(found or [[0], [0]]))
-    assert prepare(regression()).warnings == ()
-
-
 def test_metrics_of_the_user_are_never_replaced_by_computed_ones():
     kinds = np.array(["common"] * 18 + ["rare"] * 2)
     rows = {"x": np.zeros((20, 1)), "y": kinds.tolist(), "client": np.arange(20) % 2}
@@ -1201,12 +940,6 @@ def test_targets_of_different_types_in_training_and_test_are_refused(train, test
     problem = Supervised(train=rows | {"y": train}, test=rows | {"y": test})
     with pytest.raises(InvalidInputError, match=rf"^target: column 'y' holds {found}"):
         prepare(problem)
-
-
-@pytest.mark.parametrize("layer", [nn.LazyLinear(1), nn.LazyBatchNorm1d(affine=False)])
-def test_lazy_layers_of_a_given_network_are_refused(layer, tmp_path):
-    with pytest.raises(InvalidInputError, match=r"^model: it has lazy layers .*; give"):
-        regression(model=nn.Sequential(layer, nn.Linear(3, 1)))
 
 
 @pytest.mark.parametrize("test", [0.2, "table"])

@@ -1,11 +1,8 @@
 """Runs of networks that the caller built: frozen layers, small minibatches, failing losses."""
 
 import gc
-import itertools
 import logging
-import random
 import weakref
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -176,115 +173,6 @@ def test_the_gain_from_fine_tuning_says_on_which_samples_it_is_measured(test, tm
     assert ("the gain includes fitting" in page) == (test is None)
 
 
-class Centred(nn.Module):
-    """Subtracts the mean over the minibatch."""
-
-    def forward(self, x):
-        return x - x.mean(0)
-
-
-class InBatch(nn.Module):
-    """Attends over the samples of a minibatch, as layers do that expect (length, batch, ...)."""
-
-    def forward(self, x):
-        return x + torch.softmax(x @ x.T, 1) @ x
-
-
-def contrastive(outputs, targets):
-    return -torch.log_softmax(outputs @ outputs.T, 1).diagonal()
-
-
-def zero(layer):
-    """Return the layer with parameters of zero, as last layers often start."""
-    for parameter in layer.parameters():
-        nn.init.zeros_(parameter)
-    return layer
-
-
-@pytest.mark.parametrize(
-    ("model", "loss"),
-    [
-        (nn.Sequential(Centred(), nn.Linear(3, 1)), "mse"),
-        (nn.Sequential(Centred(), zero(nn.Linear(3, 1))), "mse"),
-        (nn.Sequential(InBatch(), nn.Linear(3, 1)), "mse"),
-        (nn.Linear(3, 2), contrastive),
-    ],
-    ids=["mean", "mean before zeros", "attention", "loss"],
-)
-@pytest.mark.parametrize("trainer", ["reference", "stacked"])
-def test_samples_that_influence_each_other_cannot_be_padded(model, loss, trainer):
-    uneven = table((2, 8) + (5,) * 6)
-    given = {"model": model, "loss": loss, "trainer": trainer}
-    with pytest.raises(
-        ft.InvalidInputError, match=r"^local\.batch_size: .* influence .* at most 2"
-    ):
-        simulate(uneven, **given)
-    with pytest.raises(ft.InvalidInputError, match=r"^local\.batch_size: .* influence .* steps"):
-        simulate(table(), **given, epochs=1, steps=None)
-    for frame, size in ((uneven, 2), (table(), 5)):
-        assert np.isfinite(simulate(frame, **given, batch_size=size).model).all()
-
-
-class Changing(nn.Module):
-    def forward(self, x):
-        x[:, 0] = 0
-        return x
-
-
-def changes_target(outputs, targets):
-    return (outputs[:, 0] - targets.sub_(1)) ** 2
-
-
-@pytest.mark.parametrize(
-    ("field", "changes"),
-    [
-        ("model", {"model": nn.Sequential(Changing(), nn.Linear(3, 1))}),
-        ("model", {"model": nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 1))}),
-        ("loss", {"loss": changes_target}),
-    ],
-)
-def test_what_would_change_the_data_is_refused(field, changes):
-    frame = table()
-    before = frame.copy()
-    given = {"model": nn.Linear(3, 1)} | changes
-    with pytest.raises(ft.InvalidInputError, match=rf"^problem\.{field}: it changes its .* place"):
-        simulate(frame, **given)
-    pd.testing.assert_frame_equal(frame, before)
-
-
-class Drawing(nn.Module):
-    """Draws random numbers by a function, in training alone."""
-
-    def __init__(self, draw):
-        super().__init__()
-        self.layer, self.draw = nn.Linear(3, 1), draw
-
-    def forward(self, x):
-        return self.layer(x) * (self.draw() if self.training else 1.0)
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        random.random,
-        np.random.random,
-        lambda: torch.rand(()),
-        partial(torch.rand, (), generator=torch.Generator()),
-        itertools.count(1).__next__,
-    ],
-    ids=["random", "numpy", "torch", "generator", "counter"],
-)
-def test_a_network_that_is_not_a_function_of_its_inputs_is_refused(draw):
-    random.seed(0)  # by chance, two draws are close
-    np.random.seed(0)  # noqa: NPY002
-    torch.manual_seed(0)
-    model = Drawing(draw)
-    before = generator_states()
-    with pytest.raises(ft.InvalidInputError, match=r"^problem\.model: it (draws|gives other)"):
-        simulate(table(), model)
-    assert generator_states() == before
-
-
 class Noisy(nn.Module):
     """Adds the same noise in every pass, from a generator that is seeded in the pass."""
 
@@ -320,12 +208,6 @@ def test_noise_that_is_seeded_in_every_pass_is_the_same_in_every_step(noise):
         simulate(table(), net, trainer="threaded")
 
 
-def generator_states():
-    """Return the states of the global generators of Python, NumPy and torch."""
-    _, numpy, *place = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), numpy.tolist(), place, torch.get_rng_state().tolist()
-
-
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_a_loss_that_averages_says_how_to_give_one_number_per_sample():
     with pytest.raises(ft.InvalidInputError, match=r"gives values of shape \(\).*reduction='n"):
@@ -355,16 +237,6 @@ def test_an_lstm_trains_alike_with_every_trainer_in_float32():
     for found in others:
         np.testing.assert_allclose(found.model, alone.model, atol=1e-5)
     assert torch.backends.mkldnn.enabled
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm")
-def test_a_network_that_cannot_be_copied_is_refused():
-    net = nn.utils.weight_norm(nn.Linear(3, 1))
-    net(torch.ones(1, 3))
-    with pytest.raises(
-        ft.InvalidInputError, match=r"^problem\.model: it cannot be copied .*; build"
-    ):
-        simulate(table(), net)
 
 
 class OnGraph(nn.Module):

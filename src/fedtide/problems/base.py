@@ -146,8 +146,6 @@ class Task(ABC):
         fewest_samples: how many samples a minibatch needs, such as 2 for batch normalisation.
         is_recurrent: whether the network has recurrent layers, whose loops over the positions of a
             sequence are long when unrolled.
-        mixes_samples: whether the samples of a minibatch influence one another, so that padding
-            would change its loss.
         class_names: the classes of the network's outputs, in their order, if they were given as
             text; else None.
         warnings: sentences on metrics to be read with care, kept with the warnings of the run.
@@ -166,7 +164,6 @@ class Task(ABC):
     buffer_mode: BufferMode = "average"
     fewest_samples: int = 1
     is_recurrent: bool = False
-    mixes_samples: bool = False
     class_names: tuple[str, ...] | None = None
     warnings: tuple[str, ...] = ()
     evaluated_samples: int = 0

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from copy import deepcopy
+from typing import Any, Literal, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, huber_loss, log_softmax
 
 from fedtide.errors import InvalidInputError, did_you_mean, list_names
 from fedtide.import_paths import import_object, is_import_path
+from fedtide.problems.models.functional import cast_network
 
 LossFunction = Callable[..., Tensor]
 """Takes outputs (B, ...), targets (B, ...) and, for sequences, a mask (B, L) that is False where
 they are padded; returns one loss per sample, (B,). It must consist of torch operations."""
+
+LossT = TypeVar("LossT", bound=Callable[..., Any])
 
 TargetKind = Literal["classes", "numbers", "tokens"]
 
@@ -23,7 +28,6 @@ def cross_entropy(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -
 
     For sequences, logits (B, L, C) and classes (B, L), the mean over the positions.
 
-    >>> import torch
     >>> cross_entropy(torch.zeros(1, 4), torch.tensor([2])).exp()
     tensor([4.])
     """
@@ -46,7 +50,6 @@ def next_token(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> T
 def mse(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return (z − y)², the mean over the dimensions of a target.
 
-    >>> import torch
     >>> mse(torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 1.0]))
     tensor([0., 4.])
     """
@@ -173,3 +176,13 @@ def resolve_loss(loss: str | LossFunction) -> tuple[LossFunction, TargetKind | N
                 "loss.requires_grad_(False)"
             )
     return function, TARGET_KINDS.get(function)
+
+
+def adapt_loss(loss: LossT, device: torch.device, dtype: torch.dtype) -> LossT:
+    """Return a loss whose tensors, such as class weights, have this device and this dtype.
+
+    A loss without tensors, such as a function, is returned as it is.
+    """
+    if not isinstance(loss, nn.Module) or not [*loss.parameters(), *loss.buffers()]:
+        return loss
+    return cast("LossT", cast_network(deepcopy(loss).to(device), dtype))

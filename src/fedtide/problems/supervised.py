@@ -188,7 +188,7 @@ class Supervised(Problem):
         outputs = classes or int(np.prod(target.train.shape[1:], initial=1))
         module = build_network(self.model, shape, outputs, seed, device, dtype)
         task = SupervisedTask(data, module, loss, metrics, self.buffers, training_dtype=dtype)
-        if task.needs_one_length:
+        if task.hides_padding:
             warn_of_padding(tables, self.inputs)
         return task
 

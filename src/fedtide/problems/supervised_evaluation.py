@@ -44,9 +44,7 @@ class SupervisedEvaluator:
         lower_is_better: the names of those for which lower values are better.
         class_shares: of each client, (N, C); None if clients have none.
         forward: the network.
-        apart: whether the samples of a forward pass influence one another, so that the samples of
-            each client need a pass of their own.
-        chunk: how many samples a forward pass takes if they do not.
+        chunk: how many samples a forward pass takes.
     """
 
     data: SupervisedData
@@ -54,7 +52,6 @@ class SupervisedEvaluator:
     lower_is_better: frozenset[str]
     class_shares: Floats | None
     forward: Forward
-    apart: bool
     chunk: int
 
     def evaluate(self, x: Tensor, clients: bool, buffers: Tensor | None) -> Evaluation:
@@ -62,21 +59,13 @@ class SupervisedEvaluator:
         data, shards = self.data, self.data.shards
         own = buffers if buffers is not None and buffers.dim() == 2 else None
         shared = buffers if own is None else own.mean(dim=0)
-        if self.apart:
-            means = _by_name(
-                self._mean_over(x, data.train, shards.held_by(client), shared)
-                for client in range(len(shards.sizes))
-            )
-            train = {name: np.repeat(values, shards.sizes) for name, values in means.items()}
-        else:
-            train = self._measure(x, data.train, shared)
+        train = self._measure(x, data.train, shared)
         test = {} if data.test is None else self._measure_test(x, data.test, shared)
         figures: dict[str, Floats] = {}
         if clients and own is not None:
             figures = self.evaluate_clients(x, np.arange(len(own)), own)
         elif clients:
-            if not self.apart:
-                means = {name: shards.client_means(values) for name, values in train.items()}
+            means = {name: shards.client_means(values) for name, values in train.items()}
             figures = means | self._client_test_figures(test)
         metrics = {"loss": figures.get("loss", train["loss"]).mean()}
         metrics |= {f"train_{name}": values.mean() for name, values in train.items()}
@@ -169,7 +158,7 @@ class SupervisedEvaluator:
             InvalidInputError: the network fails on them, as on a token that training did not have.
         """
         try:
-            return self._measure(x, samples, buffers, self.data.test_owners)
+            return self._measure(x, samples, buffers)
         except (RuntimeError, IndexError, ValueError) as error:
             raise InvalidInputError(
                 "test: the model or a metric fails on the test samples "
@@ -178,43 +167,17 @@ class SupervisedEvaluator:
 
     @torch.no_grad()
     def _measure(
-        self,
-        x: Tensor,
-        samples: DeviceSamples,
-        buffers: Tensor | None,
-        owners: Ints | None = None,
+        self, x: Tensor, samples: DeviceSamples, buffers: Tensor | None
     ) -> dict[str, Floats]:
-        """Return the loss and each metric of every sample, (n,).
-
-        Args:
-            x: the model, (d,).
-            samples: n samples.
-            buffers: running statistics, (d_b,).
-            owners: the client of each sample, (n,); None: all samples belong together. Only used
-                if samples influence one another.
-        """
+        """Return the loss and each metric of every sample, (n,)."""
         forward = self.forward(x, buffers)
         parts: dict[str, list[Tensor]] = {name: [] for name in self.functions}
-        places, chunks = self._chunks(len(samples), owners)
-        for rows in chunks:
-            chunk = samples.select(rows)
+        for first in range(0, len(samples), self.chunk):
+            chunk = samples.select(slice(first, first + self.chunk))
             outputs = forward(chunk)
             for name, function in self.functions.items():
                 parts[name].append(function(outputs, chunk.target, *chunk.masks))
-        values = {name: torch.cat(p).double().cpu().numpy() for name, p in parts.items()}
-        return {name: v[places] for name, v in values.items()}
-
-    def _chunks(
-        self, count: int, owners: Ints | None
-    ) -> tuple[slice | Ints, Iterable[slice | Tensor]]:
-        """Return where each sample is among the chunks, and the samples of each chunk."""
-        if not self.apart or owners is None:
-            size = count if self.apart else self.chunk
-            return slice(None), (slice(first, first + size) for first in range(0, count, size))
-        rows = np.argsort(owners, kind="stable")
-        ends = np.flatnonzero(np.diff(owners[rows])) + 1
-        device = self.data.train.target.device
-        return np.argsort(rows), (torch.from_numpy(r).to(device) for r in np.split(rows, ends))
+        return {name: torch.cat(p).double().cpu().numpy() for name, p in parts.items()}
 
 
 def evaluation_chunk(module: nn.Module, device: torch.device) -> int:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from fedtide.device_copies import to_device_of
 from fedtide.population import Population
@@ -21,15 +20,9 @@ from fedtide.problems.base import Batch, BatchInputs, BatchPlan, BufferMode, Eva
 from fedtide.problems.datasets.catalogue import PixelStandardisation
 from fedtide.problems.datasets.table_columns import Ints
 from fedtide.problems.layout import Layout, Params, to_channels_last
-from fedtide.problems.loss_checks import (
-    adapt_loss,
-    check_functions,
-    warn_of_probabilities,
-)
-from fedtide.problems.losses import TARGET_KINDS, LossFunction
+from fedtide.problems.loss_checks import check_outputs, check_per_sample, warn_of_probabilities
+from fedtide.problems.losses import TARGET_KINDS, LossFunction, adapt_loss
 from fedtide.problems.models import FunctionalModel
-from fedtide.problems.models.functional import mixes_samples
-from fedtide.problems.models.network_checks import agree
 from fedtide.problems.partitions import StoredShards
 from fedtide.problems.sample_metrics import Metric, count_all
 from fedtide.problems.supervised_data import DeviceSamples, Samples, SupervisedData
@@ -45,11 +38,6 @@ _TOKENIZERS_MASK = "attention_mask"
 """The mask's name in Hugging Face networks, whose tokenizers give 1 and 0 instead of booleans."""
 _MOST_SHARES = 100_000_000
 """The largest number of class shares, N times the number of classes, kept at 8 bytes each."""
-_APART = (
-    "problem.loss: in this model or loss the samples of a minibatch influence one another, so the "
-    "metrics of a client take all its samples as one minibatch and depend on how many it holds; "
-    "compare clients of one size"
-)
 
 
 class SupervisedTask(Task):
@@ -71,8 +59,7 @@ class SupervisedTask(Task):
     Attributes:
         data: the samples, and who holds which.
         model: the network as a pure function.
-        needs_one_length: whether sequences are padded to the only length that the network takes,
-            without a mask.
+        hides_padding: whether sequences are padded, and the network takes no mask of the padding.
 
     Raises:
         InvalidInputError: the network does not fit the inputs, or its outputs do not fit the loss.
@@ -115,22 +102,15 @@ class SupervisedTask(Task):
         self.model = FunctionalModel(module, arguments, names, training_dtype)
         self.fewest_samples = self.model.fewest_samples
         self.is_recurrent = self.model.is_recurrent
-        self._apart = check_functions(
-            functions, TARGET_KINDS.get(loss), data.classes, self.model, data.train, self._arguments
-        )
-        warn_of_probabilities(module, loss, self.model.example_output)
-        padding_counts = self._depends_on_padding()
-        self.needs_one_length = padding_counts is None and self._mask_name is None
-        if padding_counts:
-            _logger.warning(
-                "model: its outputs for a sequence depend on how many zeros it is padded with; "
-                "let forward take mask or attention_mask and leave them out (for networks of "
-                "Hugging Face, also set config.pad_token_id = 0; peft needs a task_type)"
-            )
-        params, count = self.model.params, len(self.data.train)
-        self._apart |= mixes_samples(self._evaluated_loss, params, count)
-        self.mixes_samples = mixes_samples(self._padded_loss, params, count)
-        self.warnings = (*([_APART] if self._apart else []), *self._untested_clients())
+        example, outputs = data.train.example, self.model.example_output
+        check_outputs(outputs, example.target, TARGET_KINDS.get(loss), data.classes)
+        for name, function in functions.items():
+            field = name if name == "loss" else f"metrics.{name}"
+            check_per_sample(field, function, outputs, example.target, *example.masks)
+        warn_of_probabilities(module, loss, outputs)
+        self.hides_padding = bool(data.train.masks) and self._mask_name is None
+        self.warnings = tuple(self._untested_clients())
+        params = self.model.params
         self._needs_keys = bool(augmentations) or self.model.draws
         self.layout = Layout.from_params(params)
         self.start = self.layout.flatten(params)
@@ -224,7 +204,6 @@ class SupervisedTask(Task):
             self._lower_is_better,
             self.population.class_shares,
             self._forward,
-            apart=self._apart,
             chunk=self._chunk,
         )
 
@@ -268,33 +247,6 @@ class SupervisedTask(Task):
             return ()
         return (positions.long() if self._mask_name == _TOKENIZERS_MASK else positions,)
 
-    @torch.no_grad()
-    def _depends_on_padding(self) -> bool | None:
-        """Return whether the shortest sequence has other outputs without its padding.
-
-        None: the network fails without the padding.
-        """
-        if self.data.train.mask is None:
-            return False
-        lengths, padded = self.data.train.mask.sum(1), self.data.train.mask.shape[1]
-        row = lengths.argmin()
-        length = int(lengths[row])
-        whole = self._arguments(self.data.train.select(row[None]))
-        cut = tuple(
-            x[:, :length] if x.shape[1:2] == (padded,) and not x[:, length:].any() else x
-            for x in whole
-        )
-        try:
-            results = [self.model.evaluate(self.model.params, inputs) for inputs in (whole, cut)]
-        except Exception:  # a network for sequences of one length
-            return None
-        for one, other in zip(*map(tree_leaves, results), strict=False):
-            if isinstance(one, Tensor) and isinstance(other, Tensor):
-                real = one if one.shape == other.shape else one[:, :length]
-                if real.shape == other.shape and not agree(real, other):
-                    return True
-        return False
-
     def _untested_clients(self) -> list[str]:
         """Return a sentence on clients without test samples, if there are any."""
         owners, clients = self.data.test_owners, self.population.clients
@@ -306,23 +258,6 @@ class SupervisedTask(Task):
             f"{'has' if missing == 1 else 'have'} no test samples; test metrics of clients, such "
             "as the worst tenth, leave them out"
         ]
-
-    @torch.no_grad()
-    def _padded_loss(self, params: Params, samples: Tensor) -> Tensor:
-        """Return the loss of training samples, the last of which is padding."""
-        device = self.data.train.target.device
-        example = self.data.train.select(samples.to(device))
-        real = torch.arange(len(samples), device=device) < len(samples) - 1
-        keys = (real.new_zeros((), dtype=torch.int64),) if self.model.draws else ()
-        batch = (*example.inputs, example.target, *example.masks, real, *keys)
-        return self.loss(params, *batch)
-
-    @torch.no_grad()
-    def _evaluated_loss(self, params: Params, samples: Tensor) -> Tensor:
-        """Return the losses of training samples but the last, which are evaluated together."""
-        example = self.data.train.select(samples.to(self.data.train.target.device))
-        outputs = self.model.evaluate(params, self._arguments(example))
-        return self._loss(outputs, example.target, *example.masks)[:-1]
 
     @torch.no_grad()
     def _accepts_channels_last(self, arguments: tuple[Tensor, ...]) -> bool:

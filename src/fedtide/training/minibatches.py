@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.errors import InvalidInputError, quantify
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.base import BatchPlan, Task, batch_widths
 from fedtide.training.epoch_order import EpochOrders
@@ -187,18 +187,11 @@ def check_minibatches(planner: MinibatchPlanner, task: Task) -> None:
     """Warn if some minibatches have fewer samples than the task needs.
 
     Raises:
-        InvalidInputError: all of them have, or some need padding, which the task does not allow.
+        InvalidInputError: all of them have.
     """
     smallest, largest, fewest = planner.smallest_batch, planner.largest_batch, task.fewest_samples
-    held = task.population.samples
-    if smallest is None or largest is None or held is None:
+    if smallest is None or largest is None:
         return
-    if task.mixes_samples and smallest < largest:
-        raise InvalidInputError(
-            "batch_size: in this model or loss the samples of a minibatch influence one another, "
-            f"but some minibatches have only {quantify(smallest, 'sample')} and are filled up with "
-            f"copies; give steps instead of epochs and a batch_size of at most {held.min()}"
-        )
     if smallest >= fewest:
         return
     found = "have a single sample, for which batch normalisation has no variance"

@@ -14,15 +14,9 @@ from fedtide.flower.arrays import refuse_running_statistics
 from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Task
 from fedtide.problems.layout import Layout, Params
-from fedtide.problems.loss_checks import (
-    adapt_loss,
-    depends_on_others,
-    refuse_other_parameters,
-    require_per_sample,
-    trial_rows,
-)
+from fedtide.problems.loss_checks import check_per_sample
+from fedtide.problems.losses import adapt_loss
 from fedtide.problems.models import FunctionalModel
-from fedtide.problems.models.functional import mixes_samples
 
 _EVALUATED = 128  # samples per forward pass: the feature maps of all could exceed the memory
 
@@ -47,10 +41,9 @@ class ClientTask(Task):
             copied to the device.
 
     Raises:
-        InvalidInputError: a network that cannot be trained as a pure function
-            (see `FunctionalModel`), or that keeps running statistics; a loss that does not give
-            one number for each sample, pairs all outputs with all targets, or depends on
-            parameters outside the network; no samples, or a sample whose class has no output.
+        InvalidInputError: a network that fails on the features, or that keeps running statistics;
+            a loss that does not give one number for each sample; no samples, or a sample whose
+            class has no output.
     """
 
     def __init__(
@@ -64,12 +57,14 @@ class ClientTask(Task):
         refuse_running_statistics(module)
         self._model = FunctionalModel(module.to(device), self._select(slice(2))[:1])
         self._loss = adapt_loss(loss, self._device, next(module.parameters()).dtype)
-        self._check_loss()
+        outputs, targets = self._model.example_output, self._select(slice(2))[1]
+        if self._loss is cross_entropies and _are_classes(outputs, targets):
+            _require_classes(self._targets, outputs.shape[1])
+        check_per_sample("loss", self._loss, outputs, targets)
         self.population = Population(1, samples=np.array([len(features)]))
         self.layout = Layout.from_params(self._model.params)
         self.start = self.layout.flatten(self._model.params)
         self._seen: list[tuple[Tensor, Tensor]] = []
-        self.mixes_samples = mixes_samples(self._padded_loss, self._model.params, len(features))
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
         """Return the mean loss over the minibatch, without the padding."""
@@ -78,35 +73,9 @@ class ClientTask(Task):
         losses = self._loss(self._model(params, (features,), key, padded), targets)
         return (losses * mask).sum() / mask.sum().clamp(min=1)
 
-    @torch.no_grad()
-    def _check_loss(self) -> None:
-        outputs, targets = self._model.example_output, self._select(slice(2))[1]
-        if self._loss is cross_entropies and _are_classes(outputs, targets):
-            _require_classes(self._targets, outputs.shape[1])
-        require_per_sample("loss", self._loss, outputs, targets)
-        with torch.enable_grad():
-            refuse_other_parameters(self._loss(outputs, targets), ())
-        if isinstance(outputs, Tensor) and outputs.numel() == targets.numel():
-            # Outputs and targets could be paired wrongly.
-            features, targets = self._select(trial_rows(self._targets))
-            outputs = self._model.evaluate(self._model.params, (features,))
-            depends_on_others("loss", self._loss, outputs, targets)
-
     def _select(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Return the features and targets of these samples, on the device."""
         return self._features[rows].to(self._device), self._targets[rows].to(self._device)
-
-    @torch.no_grad()
-    def _padded_loss(self, params: Params, samples: Tensor) -> Tensor:
-        """Return the loss of samples, the last of which is padding."""
-        real = (torch.arange(len(samples)) < len(samples) - 1).to(self.start)
-        key = torch.zeros((), dtype=torch.int64, device=real.device)
-        return self.loss(params, *self._select(samples), real, key)
-
-    def _evaluated_losses(self, params: Params, samples: Tensor) -> Tensor:
-        """Return the losses of all samples but the last; all are evaluated together."""
-        features, targets = self._select(samples)
-        return self._loss(self._model.evaluate(params, (features,)), targets)[:-1]
 
     def loss_and_buffers(
         self, params: Params, buffers: Params, *batch: Tensor
@@ -140,10 +109,9 @@ class ClientTask(Task):
         self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
     ) -> Evaluation:
         """Return the mean loss over all samples, and the accuracy if the targets are classes."""
-        params, count = self.layout.unflatten(x), len(self._features)
-        whole = count <= _EVALUATED or mixes_samples(self._evaluated_losses, params, count)
+        params = self.layout.unflatten(x)
         losses, hits = [], []
-        for rows in torch.split(torch.arange(count), count if whole else _EVALUATED):
+        for rows in torch.split(torch.arange(len(self._features)), _EVALUATED):
             features, targets = self._select(rows)
             outputs = self._model.evaluate(params, (features,))
             losses.append(self._loss(outputs, targets))

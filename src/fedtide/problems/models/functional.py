@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,26 +16,15 @@ from torch.utils._pytree import tree_map
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.layout import Params
 from fedtide.problems.models.batch_norm import RunningStatistics, replace_batch_norm
-from fedtide.problems.models.dropout_masks import DropoutMasks
-from fedtide.problems.models.keyed_attention import replace_attention
-from fedtide.problems.models.keyed_functions import KeyedFunctions
-from fedtide.problems.models.network_checks import (
-    Inputs,
-    agree,
-    are_close,
-    check_network,
-    count_changes,
+from fedtide.problems.models.keyed_dropout import (
+    DropoutMasks,
+    KeyedFunctions,
     has_dropout,
-    read_attributes,
-    refuse_changed_buffers,
-    refuse_changes,
-    refuse_hidden_parameters,
-    refuse_impure,
-    shape_errors,
-    shift,
-    sum_frozen,
-    warn_of_idle_dropout,
+    replace_attention,
 )
+
+Inputs = tuple[Tensor, ...]
+"""The arguments of a network's `forward` for a minibatch; the first dimension is the sample."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +67,13 @@ class FunctionalModel:
     in evaluation mode (`layer.eval()`), which apply no dropout. A network that is in evaluation
     mode as a whole is trained as a whole. Tied parameters count once.
 
+    The outputs must be a function of parameters, inputs and the key alone: dropout, attention,
+    recurrent layers and batch normalisation are made so, and `fedtide.testing.check_network` tells
+    whether the rest of a network is.
+
     Args:
         module: the network, which is copied.
-        example: the arguments of `forward` for two or more samples, for a trial run.
+        example: the arguments of `forward` for two or more samples, for a first pass.
         names: for each argument the keyword by which it is passed; None: by position.
         training_dtype: the dtype of the computations in training; parameters, outputs and gradients
             keep their own. None: that of the parameters. Only floating arguments are converted.
@@ -96,10 +89,7 @@ class FunctionalModel:
         example_output: what the network returns for the example in training.
 
     Raises:
-        InvalidInputError: the network does not accept the arguments; changes them, its parameters,
-            or buffers other than those of batch normalisation; or is not a function of them: it
-            draws random numbers outside dropout, attention and recurrent layers, counts its calls,
-            or reads parameters other than by their names; or see `check_network`.
+        InvalidInputError: the network has no parameters to train, or fails on the example.
 
     >>> net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     >>> model = FunctionalModel(net, (torch.ones(4, 3),))
@@ -115,8 +105,6 @@ class FunctionalModel:
         names: tuple[str | None, ...] | None = None,
         training_dtype: torch.dtype | None = None,
     ) -> None:
-        check_network(module)
-        warn_of_idle_dropout(module)
         self.params: Params = {
             name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad
         }
@@ -128,7 +116,7 @@ class FunctionalModel:
         self._names = names or (None,) * len(example)
         self._dtype = next(iter(self.params.values())).dtype
         self._training_dtype = training_dtype or self._dtype
-        self._evaluating = copy_network(module).eval()
+        self._evaluating = copy.deepcopy(module).eval()
         self._training = _TrainingModule.of(module, self._training_dtype)
         recurrent = (nn.RNNBase, nn.RNNCellBase)
         self.is_recurrent = any(isinstance(layer, recurrent) for layer in module.modules())
@@ -136,12 +124,14 @@ class FunctionalModel:
         self.buffers: Params = {} if statistics is None else _cast(statistics.initial, self._dtype)
         self._thread_local = threading.local()
         trial = self._training.copy()
-        self.example_output: Any = self._try(trial, module, example)
+        with _shape_errors(example, self._names), torch.no_grad():
+            key = torch.zeros((), dtype=torch.int64, device=example[0].device)
+            outputs = self._run(trial, self.params, example, key)
+        self.example_output: Any = outputs[0] if self.buffers else outputs
         self.draws = trial.masks.used or has_dropout(self._training.module)
         if not self.draws:
             self._training = replace(self._training, functions=None)
-        statistics = trial.statistics
-        few = statistics is not None and statistics.fewest_values <= len(example[0])
+        few = trial.statistics is not None and trial.statistics.fewest_values <= len(example[0])
         self.fewest_samples = 2 if few else 1
 
     def __call__(
@@ -169,7 +159,9 @@ class FunctionalModel:
 
     def evaluate(self, params: Params, inputs: Inputs, buffers: Params | None = None) -> Any:
         """Return the outputs in evaluation: no dropout, normalisation by running statistics."""
-        return self._evaluate(self._evaluating, params, inputs, buffers)
+        args, kwargs = self._arguments(inputs, self._dtype)
+        values = self._tied(params) | (buffers or {})
+        return torch.func.functional_call(self._evaluating, values, args, kwargs, tie_weights=False)
 
     @torch.no_grad()
     def module(self, params: Params, buffers: Params | None = None) -> nn.Module:
@@ -183,13 +175,6 @@ class FunctionalModel:
             target = tensors[name]
             target.copy_(value if target.is_floating_point() else value.round())
         return module
-
-    def _evaluate(
-        self, module: nn.Module, params: Params, inputs: Inputs, buffers: Params | None = None
-    ) -> Any:
-        args, kwargs = self._arguments(inputs, self._dtype)
-        values = self._tied(params) | (buffers or {})
-        return torch.func.functional_call(module, values, args, kwargs, tie_weights=False)
 
     def _run(
         self,
@@ -236,92 +221,6 @@ class FunctionalModel:
             {name: x for name, x in named if name is not None},
         )
 
-    @torch.no_grad()
-    def _try(self, training: _TrainingModule, module: nn.Module, example: Inputs) -> Any:
-        """Return the outputs for the example.
-
-        Args:
-            training: the network for training, a copy that later passes do not use.
-            module: the network as it was given.
-            example: the arguments.
-
-        Raises:
-            InvalidInputError: unless the network is a pure function in training.
-        """
-        key = torch.zeros((), dtype=torch.int64, device=example[0].device)
-        evaluating = _copy_sharing(self._evaluating)
-        modules = {"training": training.module, "evaluation": evaluating}
-        buffers = {mode: _clone(tried.named_buffers()) for mode, tried in modules.items()}
-        frozen = sum_frozen(modules.values())
-        params = _clone(self.params.items())
-        with refuse_impure("model", example, "input"), shape_errors(example, self._names):
-            self._evaluate(evaluating, params, example)
-            outputs = self._run(training, params, example, key)
-            attributes = read_attributes(training.module)
-            again = self._run(training, params, example, key)
-        written = any(  # .data keeps the version
-            not (value.is_meta or torch.equal(params[name], value))
-            for name, value in self.params.items()
-        )
-        if written or any(count_changes(params.values())) or sum_frozen(modules.values()) != frozen:
-            raise InvalidInputError(
-                "model: it changes its parameters while it computes outputs (as "
-                "nn.Embedding(max_norm=...) does), so that evaluating would change the model, too; "
-                "compute outputs from limited copies, as weight.clamp(-1, 1)"
-            )
-        del params
-        refuse_changes(attributes, read_attributes(training.module))
-        if not are_close(outputs, again):
-            raise InvalidInputError(
-                "model: it gives other outputs when it gets the same inputs again, so a step is "
-                "not reproducible; use nn.Dropout for randomness, and keep no counts"
-            )
-        for mode, tried in modules.items():
-            refuse_changed_buffers(tried, buffers[mode], mode)
-        self._try_other_parameters(training, evaluating, module, example, key)
-        leaves = {name: p.detach().requires_grad_() for name, p in self.params.items()}
-        refuse_hidden_parameters(lambda: self._run(training, leaves, example, key), leaves.values())
-        return outputs[0] if self.buffers else outputs
-
-    def _try_other_parameters(
-        self,
-        training: _TrainingModule,
-        evaluating: nn.Module,
-        module: nn.Module,
-        example: Inputs,
-        key: Tensor,
-    ) -> None:
-        """Refuse a network that caches values of its parameters, or ignores the given parameters.
-
-        Args:
-            training, evaluating: the network after passes with the initial parameters.
-            module: the network as it was given.
-            example: the arguments.
-            key: of the dropout.
-        """
-        others = shift(self.params)
-        own = copy_network(module).train()  # no parameters are merged yet
-        for name, parameter in own.named_parameters():
-            if name in others:
-                parameter.copy_(others[name])
-        own.eval()  # only now: a layer may merge its parameters when its mode changes, as LoRA does
-        args, kwargs = self._arguments(example, self._dtype)
-        try:
-            trained = [
-                self._run(module, others, example, key)
-                for module in (training, self._training.copy())
-            ]
-            evaluated = [self._evaluate(evaluating, others, example), own(*args, **kwargs)]
-        except Exception:  # the network may be undefined for these parameters
-            return
-        if not (agree(*trained) and agree(*evaluated)):
-            raise InvalidInputError(
-                "model: with other parameters its outputs are not those of a copy with these "
-                "parameters, because it keeps values computed from them, or reads them other "
-                "than by their names; compute outputs from attributes of the module in each "
-                "forward pass"
-            )
-
 
 def cast_network(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Convert the floating-point parameters and buffers of a network in place, and return it.
@@ -363,50 +262,40 @@ def _find_ties(module: nn.Module) -> dict[str, str]:
     return ties
 
 
-def _copy_sharing(module: nn.Module) -> nn.Module:
-    """Return a copy of a network that shares its tensors."""
-    return copy.deepcopy(module, {id(t): t for t in (*module.parameters(), *module.buffers())})
-
-
-def _clone(tensors: Iterable[tuple[str, Tensor]]) -> Params:
-    return {name: tensor.clone() for name, tensor in tensors}
-
-
-def copy_network(module: nn.Module) -> nn.Module:
-    """Return a copy of a network.
-
-    Raises:
-        InvalidInputError: it cannot be copied, as with the older `torch.nn.utils.weight_norm`.
-    """
-    try:
-        return copy.deepcopy(module)
-    except Exception as error:
-        raise InvalidInputError(
-            f"model: it cannot be copied ({first_line(error, 150)}); build what it holds from "
-            "parameters, buffers and layers, with torch.nn.utils.parametrizations"
-        ) from error
-
-
 def _cast(params: Params, dtype: torch.dtype) -> Params:
     return {name: tensor.to(dtype) for name, tensor in params.items()}
 
 
-def mixes_samples(loss: Callable[[Params, Tensor], Tensor], params: Params, count: int) -> bool:
-    """Return whether the loss of two samples depends on a third, such as padding.
+@contextmanager
+def _shape_errors(example: Inputs, names: tuple[str | None, ...]) -> Iterator[None]:
+    """Turn any error of a network's first pass into one that names its inputs."""
+    try:
+        yield
+    except InvalidInputError:
+        raise
+    except Exception as error:  # a user's code may raise anything
+        given = [
+            f"{name or ''} {tuple(x.shape[1:])} and dtype {x.dtype}".replace("torch.", "").strip()
+            for name, x in zip(names, example, strict=True)
+        ]
+        reason = first_line(error)
+        raise InvalidInputError(
+            f"model: it cannot process features of shape {', '.join(given)} ({reason}); "
+            f"{_shape_hint(reason, example)}"
+        ) from error
 
-    Args:
-        loss: of the parameters and a minibatch of these samples, (3,), the last of them padding.
-        params: the initial parameters; nearby ones are tried, too, as the last layer may start at
-            zero.
-        count: the number of samples.
-    """
-    for tried in (params, shift(params)):
-        try:
-            first, second = (
-                loss(tried, torch.tensor([0, count // 2, last])) for last in (0, count - 1)
-            )
-        except Exception:  # as with an odd number of samples; training will say so
-            continue
-        if not are_close(first, second, rtol=1e-6):  # rows are computed alike
-            return True
-    return False
+
+def _shape_hint(reason: str, example: Inputs) -> str:
+    """Return advice for the error of a network that was given these inputs."""
+    if "positional argument" in reason or "keyword argument" in reason:
+        return (
+            "give each argument of forward a column by name, as in inputs: {user: user_id, item: "
+            "item_id}; columns of one number that are listed together form one vector"
+        )
+    if any(x.dim() == 1 for x in example):
+        return "write a column of single numbers in a list, as in inputs: [age]"
+    if "indices" in reason and any(x.is_floating_point() for x in example):
+        return "give ids as whole numbers in a column of their own, as in inputs: {user: user_id}"
+    if any(x.dim() == 4 and x.shape[-1] in (1, 3, 4) for x in example):
+        return "images have their channels first, as array.transpose(0, 3, 1, 2) gives them"
+    return "choose a network that fits the inputs, or change the inputs"

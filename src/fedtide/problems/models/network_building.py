@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,9 +11,8 @@ from torch import nn
 
 from fedtide.errors import InvalidInputError
 from fedtide.problems.models.base import Model, Shape
-from fedtide.problems.models.functional import cast_network, copy_network
+from fedtide.problems.models.functional import cast_network
 from fedtide.problems.models.model_registry import resolve_model
-from fedtide.problems.models.network_checks import check_network
 from fedtide.randomness import random_words
 
 ModelLike = str | Mapping[str, Any] | Model | nn.Module | Callable[[], nn.Module]
@@ -23,18 +23,9 @@ def resolve_network(model: ModelLike) -> Model | nn.Module | Callable[[], nn.Mod
     """Return the object that makes the network.
 
     Raises:
-        InvalidInputError: an unknown name, something that does not make a network, or a network
-            that cannot be trained, see `check_network`.
+        InvalidInputError: an unknown name, or something that does not make a network.
     """
-    if isinstance(model, str | Mapping | Model):
-        return resolve_model(model)
-    if isinstance(model, nn.Module):
-        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-            raise InvalidInputError(
-                "model: its parameters are on the meta device, without values; build it on the CPU"
-            )
-        check_network(model)
-    return model
+    return resolve_model(model) if isinstance(model, str | Mapping | Model) else model
 
 
 def build_network(
@@ -65,7 +56,7 @@ def _build(
     maker: Model | nn.Module | Callable[[], nn.Module], shape: Shape, outputs: int, seed: int
 ) -> nn.Module:
     if isinstance(maker, nn.Module):
-        return copy_network(maker)
+        return copy.deepcopy(maker)
     if isinstance(maker, Model):
         return build_seeded(lambda: maker.build(shape, outputs), seed)
     try:

@@ -1,5 +1,5 @@
-"""Networks of all kinds: ordinary ones follow their parameters as in plain PyTorch, and what would
-silently compute something else is refused."""
+"""Networks of all kinds: ordinary ones follow their parameters as in plain PyTorch, and the check
+finds those that would silently compute something else."""
 
 import copy
 from functools import partial
@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import fedtide as ft
 from fedtide.problems.base import loss_gradient
 from fedtide.problems.models import FunctionalModel
+from fedtide.testing import check_network
 
 COUNT = 12
 RNG = np.random.default_rng(0)
@@ -135,6 +136,7 @@ ORDINARY = {
 def test_gradients_and_losses_of_ordinary_networks_are_those_of_autograd(kind):
     torch.manual_seed(0)
     network = ORDINARY[kind]()
+    check_network(network.double(), torch.tensor(DATA["x"][:5]))
     task = prepare(network)
     draw = torch.Generator().manual_seed(1)
     x = task.start + 0.1 * torch.randn(len(task.start), generator=draw, dtype=torch.float64)
@@ -265,6 +267,11 @@ def add_history(net):
     net.history = []
 
 
+def grow(net, x):
+    net.history.append(x)
+    return {"mean": net.b(net.a(x)), "kept": [*net.history]}
+
+
 def average_history(net, x):
     net.history.append(x.mean())
     return net.b(net.a(x) + torch.stack(net.history).mean())
@@ -310,9 +317,11 @@ def filtered(net, x):
     return net.b(torch.fft.irfft(torch.fft.rfft(x) * net.spectrum, n=4))
 
 
+RANDOM = "draws from a global random generator, .*; use nn.Dropout"
+OTHERS = "depend on the other samples of the minibatch"
 UNREACHED = "depend on a parameter of shape .* that training does not reach.*; make it"
-UNLIKE = "with other parameters its outputs are not those of a copy.*; compute"
-COUNTS = "every forward pass changes its attribute .*; compute"
+UNLIKE = "with other parameters the outputs or their gradients are not those of a copy.*; compute"
+COUNTS = "every forward pass in training changes .*; compute"
 
 
 class Merging(nn.Linear):
@@ -366,7 +375,7 @@ def test_networks_that_convert_themselves_or_know_no_value_yet_are_accepted(netw
 
 
 REFUSED = {
-    "checkpointing": (partial(Net, recompute), "recomputes or moves .*; switch that off"),
+    "checkpointing": (partial(Net, recompute), UNLIKE),
     "complex parameter": (
         partial(Net, filtered, with_complex_parameter),
         "'spectrum' is complex.*; store real and imaginary",
@@ -402,7 +411,7 @@ REFUSED = {
     "mean of activations": (partial(Net, average_activations, add_mean), COUNTS),
     "mean of weights": (
         partial(Net, average_weights, add_frozen_mean),
-        "changes its parameters while",
+        COUNTS,
     ),
     "buffer in evaluation": (
         partial(
@@ -410,55 +419,73 @@ REFUSED = {
             count_evaluations,
             lambda net: net.register_buffer("count", torch.zeros(()), persistent=False),
         ),
-        "changes its buffer 'count' in evaluation; use",
+        "every forward pass in evaluation changes 'count'",
     ),
     "kept weight": (partial(Net, keep_weight), UNLIKE),
     "kept weight in evaluation": (partial(Net, keep_weight_in_evaluation), UNLIKE),
     "weight merged for evaluation": (Merging, UNLIKE),
     "diverged": (
         partial(with_value, torch.nan),
-        "the parameter 'weight' holds NaN or infinity, as after a run that diverged; give",
+        "the parameter 'weight' holds NaN or infinity; give",
     ),
     "overflown": (partial(with_value, torch.inf), "'weight' holds NaN or infinity"),
     "wrapper": (
         lambda: nn.DataParallel(nn.Linear(4, 2)),
-        "DataParallel distributes .*; give the network that it wraps",
+        "DataParallel hides .*; give the network",
     ),
-    "script": (
-        lambda: torch.jit.script(nn.Linear(4, 2)),
-        "compiled by torch.jit.*; give the network as it was",
+    "noise": (partial(Net, lambda net, x: net.b(net.a(x + torch.randn_like(x)))), RANDOM),
+    "random layer": (lambda: nn.Sequential(nn.Linear(4, 64), nn.RReLU(), nn.Linear(64, 2)), RANDOM),
+    "statistics of instances": (
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten()
+        ),
+        None,
     ),
+    "inputs changed": (partial(Net, lambda net, x: net.b(net.a(x.mul_(2)))), "changes its inputs"),
+    "parameters clamped": (
+        partial(Net, lambda net, x: (net.a.weight.data.mul_(0.9), net.b(net.a(x)))[1]),
+        "every forward pass in training changes 'a.weight'",
+    ),
+    "detached": (partial(Net, lambda net, x: net.b(net.a(x)).detach()), "have no gradient"),
+    "mean of the minibatch": (partial(Net, lambda net, x: net.b(net.a(x - x.mean(0)))), OTHERS),
+    "batch norm without statistics": (
+        lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, track_running_stats=False)),
+        OTHERS,
+    ),
+    "outputs that grow": (partial(Net, grow, add_history), "every forward pass"),
 }
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:.*is deprecated")
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_silently_compute_something_else_is_refused(case):
-    network, complaint = REFUSED[case]
+def test_what_would_silently_compute_something_else_is_found(case):
+    network, sentence = REFUSED[case]
     torch.manual_seed(0)
-    with pytest.raises(ft.InvalidInputError, match=rf"^model: .*{complaint}"):
-        prepare(network)
+    before = torch.get_rng_state()
+    with pytest.raises(AssertionError, match=sentence):
+        check_network(network().double(), torch.randn(5, 4, dtype=torch.float64))
+    torch.manual_seed(0)
+    assert torch.equal(before, torch.get_rng_state())
 
 
-def test_outputs_that_grow_from_pass_to_pass_are_refused():
-    kept = []
-
-    def grow(net, x):
-        kept.append(x)
-        return {"mean": net.b(net.a(x)), "kept": [*kept]}
-
-    with pytest.raises(ft.InvalidInputError, match=r"^model: it gives other outputs"):
-        prepare(Net(grow), lambda outputs, target: squares(outputs["mean"], target))
+@pytest.mark.parametrize(
+    "options", [{"scale_grad_by_freq": True}, {"sparse": True}, {"max_norm": 1}]
+)
+def test_embeddings_that_count_limit_or_skip_are_found(options):
+    with pytest.raises(AssertionError):
+        check_network(nn.Embedding(5, 2, **options), torch.tensor([[1, 2], [3, 3]]))
 
 
-@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
-def test_gradients_by_the_frequency_of_tokens_are_refused(layer):
-    network = layer(5, 2, scale_grad_by_freq=True)
-    tokens = (torch.tensor([[1, 2], [3, 3]]),)
-    with pytest.raises(ft.InvalidInputError, match=r"^model: .*; leave out scale_grad_by_freq"):
-        FunctionalModel(network, tokens)
-    both = nn.Sequential(network.requires_grad_(False), nn.Linear(2, 1))
-    FunctionalModel(both, tokens)  # without gradients it has no effect
+def test_arguments_have_names_and_dropout_is_no_noise():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+
+        def forward(self, x, *, scale):
+            return self.layers(x) * scale
+
+    check_network(Two(), {"scale": torch.rand(4, 1), "x": torch.rand(4, 3)})
 
 
 @pytest.mark.parametrize("share", ["removed hook", "hook on a frozen parameter"])
@@ -469,4 +496,4 @@ def test_hooks_that_are_never_called_are_not_refused(share):
         handle.remove()
     else:
         network[0].requires_grad_(False)
-    prepare(network)
+    check_network(network, torch.rand(3, 4))

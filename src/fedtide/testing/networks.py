@@ -1,0 +1,310 @@
+"""Checks of networks: are their outputs functions of parameters and inputs alone?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from fedtide.problems.layout import Params
+from fedtide.problems.models import FunctionalModel
+from fedtide.problems.models.functional import Inputs
+from fedtide.testing._purity import assertions, fail, no_global_randomness
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_TRACKING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def check_network(
+    network: nn.Module, inputs: Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+) -> None:
+    """Check a network: do clients train it as a plain loop of PyTorch would?
+
+    In a round, many clients train one network, whose parameters are given to it anew in every step,
+    and minibatches may be padded. So its outputs have to be a function of parameters and inputs:
+
+    - Parameters are finite, real and read by their names, in the forward and in the backward pass.
+    - No number is drawn, except by dropout (in layers, functions, attention, recurrent layers).
+    - No pass changes parameters, inputs, attributes, or buffers other than those of BatchNorm.
+    - The outputs for a sample do not depend on the other samples, except through BatchNorm.
+
+    Args:
+        network: a network, which stays as it is; give one for small inputs, as it is copied.
+        inputs: the arguments of `forward` for two or more samples, by position or by name.
+
+    Raises:
+        AssertionError: it would train otherwise, silently; the sentence says how to change it.
+
+    >>> check_network(nn.Linear(3, 2), torch.rand(4, 3))
+    >>> check_network(nn.Sequential(nn.Linear(3, 2), nn.RReLU()), torch.rand(4, 3))
+    Traceback (most recent call last):
+    AssertionError: the network draws from a global random generator, so a run cannot ...
+    """
+    names: tuple[str, ...] | None = None
+    if isinstance(inputs, Mapping):
+        names, inputs = tuple(inputs), tuple(inputs.values())
+    given: Inputs = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    _check_parameters(network)
+    _check_passes(network, given, names)
+    hint = (
+        "use nn.Dropout, or functional.dropout with training=self.training, instead of torch.rand, "
+        "nn.RReLU and stochastic depth"
+    )
+    with assertions(), no_global_randomness("the network", hint):
+        model = FunctionalModel(network, given, names)
+        _Trained(model, given).check()
+        _check_other_parameters(network, model, given, names)
+
+
+def _check_parameters(network: nn.Module) -> None:
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.DataParallel | torch.jit.ScriptModule) and layer is network:
+            fail(f"{type(layer).__name__} hides the parameters; give the network that it wraps")
+        if getattr(layer, "scale_grad_by_freq", False):
+            fail(f"layer {name!r} counts padding; leave out scale_grad_by_freq=True")
+    for name, parameter in network.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.is_complex():
+            fail(
+                f"the parameter {name!r} is complex, and models are vectors of real numbers; store "
+                "real and imaginary parts, and use torch.view_as_complex in forward"
+            )
+        if not torch.isfinite(parameter).all():
+            fail(f"the parameter {name!r} holds NaN or infinity; give finite initial values")
+        if any(getattr(parameter, kind, None) for kind in _HOOKS):
+            fail(
+                f"the parameter {name!r} has a hook on its gradient, which training would not "
+                "call; change what forward computes instead, such as weight * mask"
+            )
+
+
+@torch.no_grad()
+def _check_passes(network: nn.Module, inputs: Inputs, names: tuple[str, ...] | None) -> None:
+    """Refuse a network that each pass changes, in training or in evaluation."""
+    training = copy.deepcopy(network)
+    if not training.training:
+        training.train()
+    for mode, module in (("training", training), ("evaluation", copy.deepcopy(network).eval())):
+        versions = [x._version for x in inputs]
+        with torch.random.fork_rng(devices=[]):
+            changed = changed_by(partial(_call, module, inputs, names), module)
+        if changed:
+            fail(
+                f"every forward pass in {mode} changes {changed} of the network, which clients, "
+                "and training and evaluation, would not share; compute outputs from parameters "
+                "and inputs alone, with BatchNorm or GroupNorm for running statistics, or put the "
+                "layer in evaluation mode (layer.eval())"
+            )
+        if [x._version for x in inputs] != versions:
+            fail(
+                "the network changes its inputs in place (as x -= 1 and ReLU(inplace=True) do), "
+                "which would change the data; compute new tensors, as x = x - 1 does"
+            )
+
+
+def changed_by(call: Callable[[], object], owner: object) -> str | None:
+    """Return the name of what the second of two equal calls changes in a module; None: nothing.
+
+    The first may fill caches. Dropout draws the same numbers in both.
+    """
+    states = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        call()
+        found = _state(owner) if isinstance(owner, nn.Module) else ()
+        states.append({name: _plain(value) for name, value in found})
+    changed = (n for n, value in states[0].items() if not _is_same(value, states[1].get(n)))
+    return next(map(repr, changed), None)
+
+
+def _call(module: nn.Module, inputs: Inputs, names: tuple[str, ...] | None) -> Any:
+    return module(*inputs) if names is None else module(**dict(zip(names, inputs, strict=True)))
+
+
+def _state(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield what a pass may change: parameters, buffers, and plain attributes of layers."""
+    tracked = {id(b) for m in module.modules() if isinstance(m, _TRACKING) for b in m.buffers()}
+    yield from module.named_parameters()
+    yield from ((name, b) for name, b in module.named_buffers() if id(b) not in tracked)
+    for prefix, layer in module.named_modules():
+        for key, value in vars(layer).items():
+            if isinstance(value, Tensor | list) or type(value) in (int, float):
+                yield f"{prefix}.{key}".lstrip("."), value
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that does not change; of a list its length."""
+    if isinstance(value, Tensor):
+        return value.detach().to_dense().clone()
+    return len(value) if isinstance(value, list) else value
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.allclose(
+            one.double(), other.double(), rtol=1e-9, equal_nan=True
+        )
+    return bool(one == other or one != one)
+
+
+class _Trained:
+    """A network as clients train it, with the inputs of two or more samples."""
+
+    def __init__(self, model: FunctionalModel, inputs: Inputs) -> None:
+        self._model, self._inputs = model, inputs
+        self._key = torch.zeros((), dtype=torch.int64)
+
+    def check(self) -> None:
+        """Check that outputs can be repeated, and do not depend on other parameters or samples."""
+        leaves = {n: p.detach().requires_grad_() for n, p in self._model.params.items()}
+        outputs = self._train(leaves, self._inputs)
+        if hidden := find_parameter(outputs, leaves.values()):
+            fail(
+                f"the outputs depend on {hidden} that training does not reach, as in a list or in "
+                "a lambda; make it an attribute of a module (nn.ParameterList, nn.ModuleList) that "
+                "forward reads by its name, or freeze it with requires_grad_(False)"
+            )
+        if not any(tensor.requires_grad for tensor in _tensors(outputs)):
+            fail(
+                "the outputs have no gradient with respect to the parameters (as under "
+                "torch.no_grad, or after detach); compute them by differentiable operations"
+            )
+        if not are_close(outputs, self._train(leaves, self._inputs), 1e-9):
+            fail("the outputs for the same inputs differ in a second pass; keep no counts")
+        self._check_samples(leaves)
+
+    @torch.no_grad()
+    def _check_samples(self, params: Params) -> None:
+        """Refuse a network in which padding, or another sample, changes the outputs."""
+        count = len(self._inputs[0])
+        padded = tuple(torch.cat([x[:-1], x[:1]]) for x in self._inputs)
+        mask = torch.arange(count) < count - 1
+        rows = [_rows(self._train(params, x, mask), count - 1) for x in (self._inputs, padded)]
+        copies = tuple(x[:1].expand_as(x) for x in self._inputs)
+        rows += [
+            _rows(self._model.evaluate(params, x, self._model.buffers), 1)
+            for x in (self._inputs, copies)
+        ]
+        for one, other in (rows[:2], rows[2:]):
+            if not are_close(one, other, 1e-4):
+                fail(
+                    "the outputs for a sample depend on the other samples of the minibatch, and "
+                    "minibatches may be padded; compute them from each sample alone, or normalise "
+                    "by BatchNorm"
+                )
+
+    def _train(self, params: Params, inputs: Inputs, mask: Tensor | None = None) -> Any:
+        outputs = self._model(params, inputs, self._key, mask)
+        return outputs[0] if self._model.buffers else outputs
+
+
+def _rows(outputs: Any, count: int) -> list[Tensor]:
+    """Return the outputs of the first samples."""
+    return [tensor[:count] for tensor in _tensors(outputs) if tensor.dim()]
+
+
+def _check_other_parameters(
+    network: nn.Module,
+    model: FunctionalModel,
+    inputs: Inputs,
+    names: tuple[str, ...] | None,
+) -> None:
+    """Refuse a network that keeps values of its parameters, or reads them not by their names.
+
+    Outputs and gradients for other parameters are those of a copy that holds these parameters.
+    """
+    others = {name: p.detach().requires_grad_() for name, p in shift(model.params).items()}
+    outputs = model.evaluate(others, inputs, model.buffers)
+    plain = copy.deepcopy(network).train()  # no parameters are merged yet
+    own = {name: p for name, p in plain.named_parameters() if p.requires_grad}
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(others[name])
+    plain.eval()  # only now: a layer may merge its parameters when its mode changes, as LoRA does
+    expected = _call(plain, inputs, names)
+    if not are_close(outputs, expected, 1e-3) or not are_close(
+        _gradients(outputs, others.values()), _gradients(expected, own.values()), 1e-3
+    ):
+        fail(
+            "with other parameters the outputs or their gradients are not those of a copy with "
+            "these parameters, because the network keeps values computed from them, recomputes "
+            "them in the backward pass (torch.utils.checkpoint), or reads them other than by their "
+            "names; compute outputs from attributes of the module in each forward pass"
+        )
+
+
+def _gradients(outputs: Any, parameters: Iterable[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of the sum of the squares of all outputs."""
+    total = sum(tensor.square().sum() for tensor in _tensors(outputs) if tensor.requires_grad)
+    found = torch.autograd.grad(total, [*parameters], allow_unused=True)  # type: ignore[arg-type]
+    if any(gradient is not None and gradient.is_sparse for gradient in found):
+        fail("a gradient is sparse, which not every trainer can use; leave out sparse=True")
+    return [*found]
+
+
+def shift(params: Params) -> Params:
+    """Return parameters near these, hardly any of them zero, which hides what layers compute.
+
+    >>> shift({"weight": torch.zeros(2)})
+    {'weight': tensor([0.0100, 0.0054])}
+    """
+    return {
+        name: 1.01 * p + 0.01 * torch.arange(p.numel(), device=p.device).cos().view(p.shape).to(p)
+        for name, p in params.items()
+    }
+
+
+def find_parameter(outputs: Any, known: Iterable[Tensor]) -> str | None:
+    """Return "a parameter of shape ..." if outputs depend on one that is not among these.
+
+    >>> weight = nn.Parameter(torch.ones(2))
+    >>> find_parameter(weight.sum(), ()), find_parameter(weight.sum(), (weight,))
+    ('a parameter of shape (2,)', None)
+    """
+    given = {id(tensor) for tensor in known}
+    for leaf in _leaves(outputs):
+        if isinstance(leaf, nn.Parameter) and leaf.requires_grad and id(leaf) not in given:
+            return f"a parameter of shape {tuple(leaf.shape)}"
+    return None
+
+
+def _leaves(outputs: Any) -> Iterator[Tensor]:
+    """Yield the leaf tensors that require gradients and on which outputs depend."""
+    tensors = _tensors(outputs)
+    yield from (tensor for tensor in tensors if tensor.is_leaf)
+    nodes: list[Any] = [tensor.grad_fn for tensor in tensors]
+    seen = {None}
+    while nodes:
+        node = nodes.pop()
+        if node not in seen:
+            seen.add(node)
+            if type(node).__name__ == "AccumulateGrad":
+                yield node.variable
+            nodes.extend(before for before, _ in node.next_functions)
+
+
+def are_close(first: Any, second: Any, tolerance: float) -> bool:
+    """Return whether two outputs are equal up to rounding, relative to their largest number.
+
+    >>> are_close(torch.tensor([1000.0, 0.0]), torch.tensor([1000.0, 0.1]), 1e-3)
+    True
+    """
+    ours, theirs = _tensors(first), _tensors(second)
+    return [tensor.shape for tensor in ours] == [tensor.shape for tensor in theirs] and all(
+        torch.allclose(a.double(), b.double(), rtol=0, atol=tolerance * _largest(b), equal_nan=True)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.detach().double().nan_to_num(0, 0, 0).abs().max()) if tensor.numel() else 0
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
