@@ -25,7 +25,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fedtide.participation.log.ledger import Entry, Ledger
+from fedtide.flower.ledger.ledger import Entry, Ledger
 
 START = 1_700_000_000.0
 COMMAND_LINE = "from fedtide.cli.entry import main; main()"

@@ -39,6 +39,7 @@ from fedtide.auditing import ParticipationLog
 from fedtide.auditing.statistics.churn import find_churn
 from fedtide.auditing.statistics.pattern import find_pattern
 from fedtide.auditing.statistics.rate_estimates import estimate_rates
+from fedtide.flower.ledger.ledger import Entry, Ledger
 from fedtide.monitoring.ledger_window import ClientTotals
 from fedtide.monitoring.status import GONE, find_states
 from fedtide.participation import (
@@ -51,7 +52,6 @@ from fedtide.participation import (
     Schedule,
     Sessions,
 )
-from fedtide.participation.log.ledger import Entry, Ledger
 from fedtide.population import Population
 from measuring import machine
 

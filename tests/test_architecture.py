@@ -38,6 +38,9 @@ BASICS = {
     "student_interval",
     "summary_text",
 }
+LEDGER = "flower.ledger"
+"""A package of its own, which audits and the monitor read without Flower."""
+
 MAY_IMPORT = {
     "participation": set(),
     "algorithms": set(),
@@ -67,9 +70,12 @@ MAY_IMPORT = {
         "simulation",
         "theory",
         "plotting",
+        LEDGER,
     },
-    "monitoring": {"participation", "auditing"},
+    LEDGER: {"participation"},
+    "monitoring": {"participation", "auditing", LEDGER},
     "flower": {
+        LEDGER,
         "participation",
         "algorithms",
         "differential_privacy",
@@ -143,11 +149,14 @@ def imported(file):
 
 def packages_imported(file):
     """Return the packages of fedtide that a file imports."""
-    return {name.split(".")[1] for name in imported(file) if name.startswith("fedtide.")}
+    names = {name.removeprefix("fedtide.") for name in imported(file) if name[:8] == "fedtide."}
+    return {LEDGER if name.startswith(LEDGER) else name.split(".")[0] for name in names}
 
 
 def package(file):
     """Return the package of a file, or the name of a module at the top level."""
+    if LEDGER.replace(".", "/") in file.relative_to(ROOT).as_posix():
+        return LEDGER
     return file.relative_to(ROOT).parts[0].removesuffix(".py")
 
 

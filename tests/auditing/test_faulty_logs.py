@@ -17,7 +17,7 @@ from tests.auditing.logs import error_of, list_entries
 import fedtide as ft
 from fedtide.auditing import ClientTable
 from fedtide.auditing.log.reader import read_participation_log as read
-from fedtide.participation.log.ledger import Entry, Ledger
+from fedtide.flower.ledger.ledger import Entry, Ledger
 from fedtide.population import Population
 
 START = datetime(2026, 3, 28, 12, tzinfo=UTC)

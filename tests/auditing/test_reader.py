@@ -15,7 +15,7 @@ import fedtide as ft
 from fedtide.auditing import ClientTable
 from fedtide.auditing.log.reader import read_participation_log
 from fedtide.errors import InvalidInputError
-from fedtide.participation.log.ledger import Entry, Ledger
+from fedtide.flower.ledger.ledger import Entry, Ledger
 
 GOOD = pl.DataFrame({"round": [0, 0, 1, 3], "client": [0, 1, 0, 2]})
 ROSTER = pl.DataFrame({"client": [0, 1, 2], "region": ["a", "b", "b"]})

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtide.errors import InvalidInputError
-from fedtide.participation.log.ledger import read_rounds
+from fedtide.flower.ledger.ledger import read_rounds
 from fedtide.simulation.checkpoint import Checkpoint, load_newest
 
 DEADLINE = 600.0

@@ -12,7 +12,7 @@ import pytest
 import fedtide as ft
 from fedtide.flower.dev.certificates import make_node_key
 from fedtide.flower.dev.local_federation import LocalFederation
-from fedtide.participation.log.ledger import read_ledger, read_rounds
+from fedtide.flower.ledger.ledger import read_ledger, read_rounds
 
 from .processes import (
     APP,

@@ -12,9 +12,9 @@ import pytest
 import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.flower import ClientSideMemory
+from fedtide.flower.ledger.ledger import Ledger, read_ledger, read_rounds
 from fedtide.flower.server.session import TrainingSession
 from fedtide.flower.server.transport import Transport
-from fedtide.participation.log.ledger import Ledger, read_ledger, read_rounds
 
 from .driver import Killed, N, deploy, federation, kill_in_call, model, scripted
 

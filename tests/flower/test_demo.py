@@ -16,7 +16,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.flower import FedTide, initial_arrays
 from fedtide.flower.dev.demo import METHOD, SITES, compare_methods, describe_remaining, example_app
 from fedtide.flower.dev.process_guard import find_processes
-from fedtide.participation.log.ledger import read_ledger
+from fedtide.flower.ledger.ledger import read_ledger
 
 from .fake_grid import FakeGrid, Node
 from .processes import DEADLINE, is_running, wait_until

@@ -8,9 +8,9 @@ from flwr.app import Error, Message
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
+from fedtide.flower.ledger.ledger import read_ledger
 from fedtide.flower.protocol import NAME_QUERY
 from fedtide.flower.server.node_registry import NodeRegistry
-from fedtide.participation.log.ledger import read_ledger
 
 from .driver import N, deploy, federation, node_of
 from .fake_grid import APP_RAISED, NODE_UNAVAILABLE, FakeGrid, Node, WireGrid

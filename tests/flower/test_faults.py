@@ -16,11 +16,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
+from fedtide.flower.ledger import ledger_tables
+from fedtide.flower.ledger.ledger import Ledger, read_rounds
 from fedtide.flower.server.discovery import Discovery
 from fedtide.flower.server.session import TrainingSession
 from fedtide.flower.server.transport import Transport
-from fedtide.participation.log import ledger_tables
-from fedtide.participation.log.ledger import Ledger, read_rounds
 
 from .driver import TASK, Killed, N, deploy, federation, kill_in_call, model, rows, update_of
 from .fake_grid import Node, WireGrid

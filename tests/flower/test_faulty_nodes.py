@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtide.flower.dev.local_federation import HOST, LocalFederation, free_port
-from fedtide.participation.log.ledger import read_rounds
+from fedtide.flower.ledger.ledger import read_rounds
 
 from .processes import (
     APP,

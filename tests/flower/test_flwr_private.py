@@ -21,7 +21,7 @@ from fedtide.flower._flwr_private import (
     is_app_error,
     list_nodes,
 )
-from fedtide.participation.log.ledger import read_ledger
+from fedtide.flower.ledger.ledger import read_ledger
 
 from .driver import N, deploy, federation
 from .fake_grid import WireGrid

@@ -7,8 +7,8 @@ import pytest
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
+from fedtide.flower.ledger.ledger import read_ledger
 from fedtide.flower.server.node_registry import NodeRegistry
-from fedtide.participation.log.ledger import read_ledger
 
 from .driver import Killed, deploy, federation, kill_in_call, model, prepare, quadratic
 

@@ -9,8 +9,8 @@ from flwr.app import Array, ArrayRecord, Message
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
-from fedtide.participation.log.ledger import read_ledger, read_rounds
-from fedtide.participation.log.ledger_maintenance import migrate_ledger, plan_pruning, prune_ledger
+from fedtide.flower.ledger.ledger import read_ledger, read_rounds
+from fedtide.flower.ledger.ledger_maintenance import migrate_ledger, plan_pruning, prune_ledger
 from fedtide.simulation.checkpoint import load_newest, save
 
 from .driver import N, deploy, federation, model, node_of

@@ -8,9 +8,9 @@ from fedtide.algorithms import FedAU, FedAvg
 from fedtide.differential_privacy import private_sum
 from fedtide.differential_privacy.noise_source import standard_normals
 from fedtide.errors import InvalidInputError
+from fedtide.flower.ledger.ledger import Ledger, read_ledger
 from fedtide.flower.server.session import TrainingSession
 from fedtide.flower.server.strategy import FedTide
-from fedtide.participation.log.ledger import Ledger, read_ledger
 from fedtide.privacy import Gaussian, MatrixFactorisation, spent
 
 from .driver import (

@@ -11,8 +11,8 @@ from flwr.clientapp import ClientApp
 
 import fedtide as ft
 from fedtide.flower import FedTide, custom_client
+from fedtide.flower.ledger.ledger import read_ledger
 from fedtide.flower.server import reply_validation
-from fedtide.participation.log.ledger import read_ledger
 
 from .driver import (
     TASK,

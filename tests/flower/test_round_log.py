@@ -1,8 +1,8 @@
 """What a round's log says of replies that are not used, however many there are."""
 
 import fedtide as ft
+from fedtide.flower.ledger.ledger import read_ledger
 from fedtide.flower.server.round_log import RoundLog
-from fedtide.participation.log.ledger import read_ledger
 
 from .driver import N, deploy, federation, node_of
 

@@ -10,10 +10,10 @@ import torch
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
+from fedtide.flower.ledger.ledger import Ledger, read_ledger, read_rounds
 from fedtide.flower.server.session import TrainingSession
 from fedtide.flower.server.transport import Transport
 from fedtide.locking import lock_folder
-from fedtide.participation.log.ledger import Ledger, read_ledger, read_rounds
 
 from .driver import (
     Killed,

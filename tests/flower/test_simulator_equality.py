@@ -6,7 +6,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import fedtide as ft
-from fedtide.participation.log.ledger import read_ledger, read_rounds
+from fedtide.flower.ledger.ledger import read_ledger, read_rounds
 
 from .driver import deploy, federation, model, prepare, quadratic, scripted
 

@@ -10,9 +10,9 @@ import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.flower import ClientSideMemory
 from fedtide.flower.clients.store import ClientStore, encode_update
+from fedtide.flower.ledger.ledger import read_ledger
 from fedtide.flower.protocol import TrainRequest, Update
 from fedtide.flower.server.session import TrainingSession
-from fedtide.participation.log.ledger import read_ledger
 
 from .driver import (
     TASK,

@@ -9,8 +9,8 @@ from torch import nn
 import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.flower.arrays import vector_to_arrays
+from fedtide.flower.ledger.ledger import read_ledger, read_rounds
 from fedtide.flower.server.strategy import FedTide
-from fedtide.participation.log.ledger import read_ledger, read_rounds
 from fedtide.privacy import Gaussian
 
 from .driver import TASK, N, deploy, federation, model, node_of, update_of

@@ -19,10 +19,10 @@ from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_messages import OBJECT_BYTES, pull_replies
 from fedtide.flower.arrays import draw_blanks, initial_arrays, params_to_arrays
 from fedtide.flower.clients.app import client
+from fedtide.flower.ledger.ledger import read_ledger, read_rounds
 from fedtide.flower.protocol import NAME_QUERY, NONCE
 from fedtide.flower.server.observer import ParticipationObserver
 from fedtide.flower.server.strategy import FedTide
-from fedtide.participation.log.ledger import read_ledger, read_rounds
 from fedtide.participation.log.schema import read_log
 
 from .driver import N, deploy, federation, node_of, rows

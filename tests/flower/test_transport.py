@@ -19,10 +19,10 @@ import fedtide as ft
 from fedtide.flower._flwr_messages import pull_replies
 from fedtide.flower.arrays import vector_to_arrays
 from fedtide.flower.clients.app import custom_client
+from fedtide.flower.ledger.ledger import read_rounds
 from fedtide.flower.protocol import NAME_QUERY
 from fedtide.flower.server import strategy as strategy_module
 from fedtide.flower.server.strategy import FedTide
-from fedtide.participation.log.ledger import read_rounds
 
 from .driver import (
     LOCAL,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtide.participation.log.ledger import Entry, Ledger
+from fedtide.flower.ledger.ledger import Entry, Ledger
 
 BEGIN, SECONDS = 1_800_000_000.0, 30.0
 

@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import fedtide as ft
 from fedtide.auditing.log.client_table import ClientTable
+from fedtide.flower.ledger.ledger import Entry
 from fedtide.monitoring.monitor import Monitor, MonitorSettings
 from fedtide.participation import STAGES
-from fedtide.participation.log.ledger import Entry
 from fedtide.participation.log.schema import REASONS
 
 from .ledgers import (

@@ -9,10 +9,10 @@ import pytest
 
 import fedtide.monitoring.monitor as module
 from fedtide.errors import InvalidInputError
+from fedtide.flower.ledger.ledger import Ledger, read_ledger_part
 from fedtide.monitoring.ledger_window import ClientTotals
 from fedtide.monitoring.monitor import Monitor, MonitorSettings
 from fedtide.monitoring.status import GONE, find_states
-from fedtide.participation.log.ledger import Ledger, read_ledger_part
 
 from .ledgers import draw_rounds, find_gone, look_often, used, write
 

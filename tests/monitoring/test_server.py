@@ -12,10 +12,10 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from fedtide.errors import InvalidInputError
+from fedtide.flower.ledger.ledger import Entry
 from fedtide.monitoring.monitor import Monitor, MonitorSettings
 from fedtide.monitoring.server import serve
 from fedtide.monitoring.watch_page import Query, render_page
-from fedtide.participation.log.ledger import Entry
 from fedtide.participation.log.schema import REASONS
 
 from .ledgers import draw_rounds, end_of, look_often, used, write

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedtide.cli.main import app
 from fedtide.errors import InvalidInputError
-from fedtide.participation.log.ledger import count_clients
+from fedtide.flower.ledger.ledger import count_clients
 
 from .ledgers import used, write
 

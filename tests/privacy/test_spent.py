@@ -22,7 +22,7 @@ from fedtide.auditing.log.reader import read_participation_log
 from fedtide.auditing.privacy import read_privacy_file
 from fedtide.cli.main import app
 from fedtide.errors import InvalidInputError
-from fedtide.participation.log.ledger import Entry, Ledger
+from fedtide.flower.ledger.ledger import Entry, Ledger
 from fedtide.privacy import (
     FixedSizeSampling,
     Gaussian,

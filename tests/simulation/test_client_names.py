@@ -161,7 +161,7 @@ def test_values_by_name_are_those_of_a_list_in_order(data, tmp_path, setting):
 def test_the_ledger_of_a_federation_is_replayed_by_name(data, tmp_path):
     """A ledger with the rounds of a run, exported to a file, makes the same run."""
     pytest.importorskip("sqlalchemy", reason="the ledger needs fedtide[flower]")
-    from fedtide.participation.log.ledger import Entry, Ledger, read_ledger
+    from fedtide.flower.ledger.ledger import Entry, Ledger, read_ledger
 
     first = ft.simulate(**experiment(data))
     log = first.participation

@@ -40,15 +40,6 @@ def test_class_weights_of_a_loss_have_the_dtype_of_the_run(dtype, given):
     assert loss.weight.dtype == given  # the user's own stays as it is
 
 
-def test_a_mean_over_the_minibatch_is_no_number_per_sample():
-    # with as many outputs as samples in the first trial
-    with pytest.raises(ft.InvalidInputError, match=r"^loss: .*shape \(2,\); it must give one"):
-        prepare(lambda outputs, target: (outputs - target).square().mean(0))
-    gap = ft.problems.Metric(lambda z, y: (z - y).abs().mean(0), lower_is_better=True)
-    with pytest.raises(ft.InvalidInputError, match=r"^metrics.gap: .*\(2,\); it must give one"):
-        prepare("mse", metrics={"gap": gap})
-
-
 class Annealed:
     """A weight that grows with every call, as in variational autoencoders."""
 
@@ -117,6 +108,7 @@ WRONG = {
     "count-of-later-use": (Scheduled(), KEEPS),
     "running-mean": (Centred(), KEEPS),
     "mean-of-the-minibatch": (lambda z, y: (z - y).square().mean(), "one number per sample"),
+    "mean-over-samples": (lambda z, y: (z - y).square().mean(0), "one number per sample"),
     "each-target": (nn.MSELoss(reduction="none"), r"such as .*values.flatten\(1\).mean\(1\)"),
     "class": (nn.CrossEntropyLoss, "CrossEntropyLoss is a class"),
     "fails": (lambda z, y: z @ z, "loss: it fails on outputs of shape"),

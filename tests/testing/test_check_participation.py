@@ -145,7 +145,7 @@ class Itself(Availability, AvailabilityStream):
 @pytest.mark.parametrize(
     ("process", "sentence"),
     [
-        (Streams(Global), "the clients available in round"),
+        (Streams(Global), "the process draws from a global random generator"),
         (Streams(Sequential), "started twice with the same seed, the clients available"),
         (Streams(Weather), "started twice with the same seed"),
         (Streams(Reused), "the clients available in round 0 changed in a later round"),
@@ -197,7 +197,7 @@ class Model(Dropout):
 @pytest.mark.parametrize(
     ("dropout", "sentence"),
     [
-        (Model(lambda t, n: np.random.rand(n) < 0.5), "the clients reported in round"),  # noqa: NPY002
+        (Model(lambda t, n: np.random.rand(n) < 0.5), "the dropout model draws from a global"),  # noqa: NPY002
         (Model(lambda t, n: np.ones(n, dtype=int)), "dropout: in round 0 its mask"),
         (Model(lambda t, n: np.ones(n, dtype=bool), 1.5), "1.5 is not within"),
     ],

@@ -63,8 +63,8 @@ def check_command(ledger: Ledger) -> None:
     sum to 1, unknown stages and reasons, clients that occur twice in a round, and replies to
     requests that were never made. The federation may be running.
     """
-    from fedtide.participation.log.ledger_maintenance import check_ledger
-    from fedtide.participation.log.ledger_tables import VERSION
+    from fedtide.flower.ledger.ledger_maintenance import check_ledger
+    from fedtide.flower.ledger.ledger_tables import VERSION
 
     checks = check_ledger(ledger)
     for check in checks:
@@ -94,8 +94,8 @@ def migrate_command(ledger: Ledger) -> None:
 
     `check`, `export` and audits read older tables without a migration.
     """
-    from fedtide.participation.log.ledger_maintenance import migrate_ledger
-    from fedtide.participation.log.ledger_tables import VERSION
+    from fedtide.flower.ledger.ledger_maintenance import migrate_ledger
+    from fedtide.flower.ledger.ledger_tables import VERSION
 
     former = migrate_ledger(ledger)
     if former == VERSION:
@@ -118,7 +118,7 @@ def prune_command(
     differential privacy, keep all rounds: `fedtide audit --privacy` counts what clients lost in
     the remaining ones only. Export the ledger first to keep what is removed.
     """
-    from fedtide.participation.log.ledger_maintenance import plan_pruning, prune_ledger
+    from fedtide.flower.ledger.ledger_maintenance import plan_pruning, prune_ledger
 
     pruning = plan_pruning(ledger, keep)
     kept = f"rounds {pruning.first_kept} to {pruning.last_kept}, {pruning.kept:,} in all"
@@ -161,7 +161,7 @@ def export_command(
 
     fedtide run experiment.yaml 'participation={type: replay, log: log.parquet}'
     """
-    from fedtide.participation.log.ledger import read_history
+    from fedtide.flower.ledger.ledger import read_history
     from fedtide.participation.log.schema import write_log
 
     log, rounds = read_history(ledger)

@@ -10,9 +10,9 @@ import typer
 
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.errors import Interrupted, InvalidInputError
+from fedtide.flower.ledger.ledger import count_clients, read_rounds
 from fedtide.monitoring.monitor import Monitor, MonitorSettings
 from fedtide.monitoring.server import PORT, serve
-from fedtide.participation.log.ledger import count_clients, read_rounds
 
 
 def watch_command(

@@ -9,10 +9,10 @@ from threading import Event, Thread
 
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.errors import InvalidInputError, first_line
+from fedtide.flower.ledger.ledger import read_ledger_part
 from fedtide.monitoring.exporter import render_metrics
 from fedtide.monitoring.ledger_window import LedgerWindow
 from fedtide.monitoring.status import FairShares, Status, measure_status
-from fedtide.participation.log.ledger import read_ledger_part
 from fedtide.validation import require_at_least
 
 _POLL = 1.0  # seconds between two reads of the ledger

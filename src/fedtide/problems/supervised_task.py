@@ -20,9 +20,9 @@ from fedtide.problems.base import Batch, BatchInputs, BatchPlan, BufferMode, Eva
 from fedtide.problems.datasets.catalogue import PixelStandardisation
 from fedtide.problems.datasets.table_columns import Ints
 from fedtide.problems.layout import Layout, Params, to_channels_last
-from fedtide.problems.loss_checks import check_outputs, check_per_sample, warn_of_probabilities
 from fedtide.problems.losses import TARGET_KINDS, LossFunction, adapt_loss
 from fedtide.problems.models import FunctionalModel
+from fedtide.problems.output_checks import check_outputs, check_per_sample, warn_of_probabilities
 from fedtide.problems.partitions import StoredShards
 from fedtide.problems.sample_metrics import Metric, count_all
 from fedtide.problems.supervised_data import DeviceSamples, Samples, SupervisedData

@@ -45,11 +45,19 @@ def no_global_randomness(what: str, hint: str) -> Iterator[None]:
     plain, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         state = torch.get_rng_state()
+
+        def is_drawn() -> bool:
+            if not torch.equal(state, torch.get_rng_state()) or random.getstate() != plain:
+                return True
+            return not all(map(np.array_equal, np.random.get_state(), numpy))  # noqa: NPY002
+
         try:
             yield
-            drawn = not torch.equal(state, torch.get_rng_state()) or random.getstate() != plain
-            drawn |= not all(map(np.array_equal, np.random.get_state(), numpy))  # noqa: NPY002
+        except AssertionError:  # the cause of what another check has found
+            if not is_drawn():
+                raise
         finally:
+            drawn = is_drawn()
             random.setstate(plain)
             np.random.set_state(numpy)  # noqa: NPY002
     if drawn:

@@ -285,7 +285,7 @@ def _read_method(folder: Path) -> str:
 @contextmanager
 def _open_ledger(url: str) -> Iterator[_OpenLog]:
     """Open a ledger; rows and the span of completed rounds are read as of the same moment."""
-    from fedtide.participation.log.ledger import (  # needs SQLAlchemy, an optional dependency
+    from fedtide.flower.ledger.ledger import (  # needs SQLAlchemy, an optional dependency
         LOG_COLUMNS,
         LedgerStream,
         stream_ledger,

@@ -18,8 +18,8 @@ import fedtide.examples
 from fedtide.algorithms import MIFA, Algorithm, FedAU, FedAvg
 from fedtide.errors import InvalidInputError
 from fedtide.flower.dev.local_federation import LocalFederation
+from fedtide.flower.ledger.ledger import read_ledger, read_rounds
 from fedtide.participation import Replay
-from fedtide.participation.log.ledger import read_ledger, read_rounds
 from fedtide.problems import Supervised
 from fedtide.simulation import simulate
 from fedtide.simulation.checkpoint import load_newest

@@ -5,8 +5,8 @@ from __future__ import annotations
 from logging import getLogger
 
 from fedtide.errors import InvalidInputError, quantify
+from fedtide.flower.ledger.ledger import Ledger
 from fedtide.flower.server.session import TrainingSession
-from fedtide.participation.log.ledger import Ledger
 
 log = getLogger("flwr")
 

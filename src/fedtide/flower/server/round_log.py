@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from logging import getLogger
 
+from fedtide.flower.ledger.ledger import Entry
 from fedtide.flower.server.limited_warnings import LimitedWarnings
 from fedtide.participation import STAGES
-from fedtide.participation.log.ledger import Entry
 
 log = getLogger("flwr")
 

@@ -28,12 +28,12 @@ from fedtide.atomic_io import DRAFT_PATTERNS, unwritable, write_text
 from fedtide.content_hash import fingerprint, is_data
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.flower.arrays import widen_half
+from fedtide.flower.ledger.ledger import Entry
 from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.saved_selection import SavedSelection
 from fedtide.flower.server.transport import PendingReplies
 from fedtide.flower.server.validated_updates import ValidatedUpdate, stack_updates
 from fedtide.participation import Selection
-from fedtide.participation.log.ledger import Entry
 from fedtide.population import Population
 from fedtide.problems.layout import Layout
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save

@@ -22,6 +22,7 @@ from fedtide.errors import InvalidInputError, printable, quantify
 from fedtide.flower._flwr_messages import OBJECT_BYTES
 from fedtide.flower._flwr_private import SuperLinkError, get_run_id
 from fedtide.flower.arrays import ModelWriter, flatten_initial, widen_half
+from fedtide.flower.ledger.ledger import Ledger
 from fedtide.flower.protocol import build_round_config, build_train_content, draw_nonce
 from fedtide.flower.server.client_metrics import MetricsAggregator, aggregate_metrics
 from fedtide.flower.server.discovery import Discovery
@@ -40,7 +41,6 @@ from fedtide.flower.server.transport import Clock, PendingReply, Transport
 from fedtide.flower.server.validated_updates import ValidatedUpdate, find_odd_rates
 from fedtide.locking import lock_folder
 from fedtide.participation import Selection
-from fedtide.participation.log.ledger import Ledger
 from fedtide.problems.layout import Layout
 from fedtide.randomness import generator
 from fedtide.validation import require_number, require_positive, require_whole_number

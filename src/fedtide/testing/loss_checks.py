@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.problems.loss_checks import check_per_sample
 from fedtide.problems.losses import LossFunction, resolve_loss
+from fedtide.problems.output_checks import check_per_sample
 from fedtide.testing._purity import assertions, fail, no_global_randomness
-from fedtide.testing.networks import are_close, changed_by, find_parameter
+from fedtide.testing.network_checks import are_close, changed_by, find_parameter
 
 
 def check_loss(

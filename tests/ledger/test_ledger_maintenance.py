@@ -23,9 +23,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 import fedtide as ft
 from fedtide.cli.ledger_commands import export_command
 from fedtide.cli.main import main
-from fedtide.participation.log import ledger_maintenance
-from fedtide.participation.log.ledger import Entry, Ledger, read_ledger, read_rounds
-from fedtide.participation.log.ledger_tables import PARTICIPATION
+from fedtide.flower.ledger import ledger_maintenance
+from fedtide.flower.ledger.ledger import Entry, Ledger, read_ledger, read_rounds
+from fedtide.flower.ledger.ledger_tables import PARTICIPATION
 from fedtide.participation.log.schema import read_log
 from fedtide.population import Population
 
@@ -232,7 +232,7 @@ def test_the_migration_adds_the_column_of_the_present_tables(dialect: sql.Dialec
 KILLED = """
 import os, signal, sys
 import sqlalchemy as sql
-from fedtide.participation.log.ledger_maintenance import migrate_ledger
+from fedtide.flower.ledger.ledger_maintenance import migrate_ledger
 
 @sql.event.listens_for(sql.Engine, "before_cursor_execute")
 def die(connection, cursor, statement, *rest):

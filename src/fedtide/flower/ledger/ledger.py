@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 
 from fedtide.errors import InvalidInputError, MissingExtraError
-from fedtide.participation.log.ledger_tables import (
+from fedtide.flower.ledger.ledger_tables import (
     PARTICIPATION,
     ROUNDS,
     SCHEMA,

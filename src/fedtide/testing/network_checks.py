@@ -92,8 +92,7 @@ def _check_passes(network: nn.Module, inputs: Inputs, names: tuple[str, ...] | N
         training.train()
     for mode, module in (("training", training), ("evaluation", copy.deepcopy(network).eval())):
         versions = [x._version for x in inputs]
-        with torch.random.fork_rng(devices=[]):
-            changed = changed_by(partial(_call, module, inputs, names), module)
+        changed = changed_by(partial(_call, module, inputs, names), module)
         if changed:
             fail(
                 f"every forward pass in {mode} changes {changed} of the network, which clients, "
@@ -108,48 +107,58 @@ def _check_passes(network: nn.Module, inputs: Inputs, names: tuple[str, ...] | N
             )
 
 
-def changed_by(call: Callable[[], object], owner: object) -> str | None:
-    """Return the name of what the second of two equal calls changes in a module; None: nothing.
-
-    The first may fill caches. Dropout draws the same numbers in both.
-    """
-    states = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        call()
-        found = _state(owner) if isinstance(owner, nn.Module) else ()
-        states.append({name: _plain(value) for name, value in found})
-    changed = (n for n, value in states[0].items() if not _is_same(value, states[1].get(n)))
-    return next(map(repr, changed), None)
-
-
 def _call(module: nn.Module, inputs: Inputs, names: tuple[str, ...] | None) -> Any:
     return module(*inputs) if names is None else module(**dict(zip(names, inputs, strict=True)))
 
 
-def _state(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield what a pass may change: parameters, buffers, and plain attributes of layers."""
+def changed_by(call: Callable[[], object], owner: object) -> str | None:
+    """Return the name of what two equal calls change in a module; None: nothing.
+
+    It is a parameter, a buffer, or an attribute: a number, a tensor or the length of a list, which
+    the second call changes, as the first may fill caches. Statistics of BatchNorm may change.
+    """
+    if not isinstance(owner, nn.Module):
+        return None
+    before = _tensors_of(owner)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        call()
+        before |= _attributes_of(owner)
+        torch.manual_seed(0)  # for the same dropout
+        call()
+    after = _tensors_of(owner) | _attributes_of(owner)
+    changed = (name for name, value in before.items() if not _is_same(value, after.get(name)))
+    return next(map(repr, changed), None)
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Any]:
+    """Return copies of all parameters and buffers but those of BatchNorm."""
     tracked = {id(b) for m in module.modules() if isinstance(m, _TRACKING) for b in m.buffers()}
-    yield from module.named_parameters()
-    yield from ((name, b) for name, b in module.named_buffers() if id(b) not in tracked)
-    for prefix, layer in module.named_modules():
-        for key, value in vars(layer).items():
-            if isinstance(value, Tensor | list) or type(value) in (int, float):
-                yield f"{prefix}.{key}".lstrip("."), value
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    return {name: _copy(tensor) for name, tensor in tensors if id(tensor) not in tracked}
 
 
-def _plain(value: Any) -> Any:
-    """Return a value that does not change; of a list its length."""
-    if isinstance(value, Tensor):
-        return value.detach().to_dense().clone()
-    return len(value) if isinstance(value, list) else value
+def _attributes_of(module: nn.Module) -> dict[str, Any]:
+    """Return the numbers, copies of the tensors, and the lengths of the lists that layers keep."""
+    return {
+        f"{prefix}.{key}".lstrip("."): len(value) if isinstance(value, list) else _copy(value)
+        for prefix, layer in module.named_modules()
+        for key, value in vars(layer).items()
+        if isinstance(value, Tensor | list) or type(value) in (int, float)
+    }
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().to_dense().clone() if isinstance(value, Tensor) else value
 
 
 def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and torch.allclose(
-            one.double(), other.double(), rtol=1e-9, equal_nan=True
-        )
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            return False
+        if one.is_floating_point() or one.is_complex():
+            return torch.allclose(one, other, rtol=1e-9, equal_nan=True)
+        return torch.equal(one, other)
     return bool(one == other or one != one)
 
 

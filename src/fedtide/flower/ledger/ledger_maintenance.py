@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sql
 
 from fedtide.errors import InvalidInputError
-from fedtide.participation.log.ledger_tables import (
+from fedtide.flower.ledger.ledger_tables import (
     PARTICIPATION,
     READABLE,
     ROUNDS,

@@ -31,9 +31,8 @@ import sqlalchemy as sql
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
-from fedtide.participation import STAGES, normalise_log, read_log, write_log
-from fedtide.participation.log import ledger as ledger_module
-from fedtide.participation.log.ledger import (
+from fedtide.flower.ledger import ledger as ledger_module
+from fedtide.flower.ledger.ledger import (
     Entry,
     Ledger,
     read_ledger,
@@ -41,11 +40,12 @@ from fedtide.participation.log.ledger import (
     read_rounds,
     stream_ledger,
 )
-from fedtide.participation.log.ledger_maintenance import (
+from fedtide.flower.ledger.ledger_maintenance import (
     migrate_ledger,
     plan_pruning,
     prune_ledger,
 )
+from fedtide.participation import STAGES, normalise_log, read_log, write_log
 from fedtide.participation.log.schema import REASONS
 
 from .databases import create_version_1, execute
@@ -219,7 +219,7 @@ def test_the_audit_reads_a_ledger_and_errors_hide_the_password(url: str):
 KILLED_IN_COMMIT = """
 import os, signal, sys
 import sqlalchemy as sql
-from fedtide.participation.log.ledger import Entry, Ledger
+from fedtide.flower.ledger.ledger import Entry, Ledger
 
 ledger = Ledger(sys.argv[1])
 ledger.commit(0, [Entry("a", "used")], 0.0)
@@ -256,7 +256,7 @@ def test_a_writer_killed_during_a_commit_leaves_earlier_rounds_only(
 KILLED_AT_CREATION = """
 import os, signal, sys
 import sqlalchemy as sql
-from fedtide.participation.log.ledger import Ledger
+from fedtide.flower.ledger.ledger import Ledger
 
 @sql.event.listens_for(sql.Engine, "before_cursor_execute")
 def die(connection, cursor, statement, *rest):

@@ -1,0 +1,1 @@
+"""The ledger: the participation log of a live federation, in a database."""
