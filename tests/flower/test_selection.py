@@ -8,7 +8,7 @@ import pytest
 import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.flower.ledger.ledger import read_ledger
-from fedtide.participation.selection.base import Selection, SelectionStream
+from fedtide.participation.selections import Selection, SelectionStream
 
 from .driver import LOCAL, deploy, federation, model, quadratic
 

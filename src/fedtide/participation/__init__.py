@@ -11,23 +11,19 @@ from fedtide.participation.availability.base import (
     AvailableClients,
     Ids,
 )
-from fedtide.participation.availability.bernoulli import Bernoulli
-from fedtide.participation.availability.client_churn import Churn
-from fedtide.participation.availability.cyclic import Cyclic
-from fedtide.participation.availability.day_night import DayNight
-from fedtide.participation.availability.drifting import Drifting
-from fedtide.participation.availability.fluctuating import Fluctuating
-from fedtide.participation.availability.full import Full
+from fedtide.participation.availability.changing_rates import DayNight, Drifting, Fluctuating
 from fedtide.participation.availability.group_cycle import GroupCycle
-from fedtide.participation.availability.markov import Markov
-from fedtide.participation.availability.permutation import Permutation
-from fedtide.participation.availability.replay import Replay
+from fedtide.participation.availability.recorded import Replay, Table
+from fedtide.participation.availability.renewal import Bernoulli, Churn, Cyclic, Markov
+from fedtide.participation.availability.samples import (
+    Full,
+    Permutation,
+    SubsetLaw,
+    Uniform,
+    Weighted,
+)
 from fedtide.participation.availability.sessions import Sessions
-from fedtide.participation.availability.subset_law import SubsetLaw
-from fedtide.participation.availability.table import Table
 from fedtide.participation.availability.trace import Trace
-from fedtide.participation.availability.uniform import Uniform
-from fedtide.participation.availability.weighted import Weighted
 from fedtide.participation.dropout import Dropout, NoDropout, RandomDropout, Stragglers
 from fedtide.participation.effective_weights import l1_skew, participation_weights
 from fedtide.participation.inclusion import inclusion_probabilities
@@ -50,13 +46,17 @@ from fedtide.participation.rates import (
     resolve_rates,
 )
 from fedtide.participation.schedule import Participants, Schedule, ScheduleStream
-from fedtide.participation.selection.base import Selection, SelectionStream
-from fedtide.participation.selection.least_frequent import LeastFrequent
-from fedtide.participation.selection.least_served import LeastServed
-from fedtide.participation.selection.longest_absent import LongestAbsent
-from fedtide.participation.selection.min_separation import MinSeparation
-from fedtide.participation.selection.permutation_of import PermutationOf
-from fedtide.participation.selection.uniform_of import All, UniformOf
+from fedtide.participation.selections import (
+    All,
+    LeastFrequent,
+    LeastServed,
+    LongestAbsent,
+    MinSeparation,
+    PermutationOf,
+    Selection,
+    SelectionStream,
+    UniformOf,
+)
 
 PROCESSES: dict[str, type[Availability]] = {
     "full": Full,

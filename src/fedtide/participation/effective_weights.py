@@ -10,12 +10,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import Availability
-from fedtide.participation.availability.full import Full
 from fedtide.participation.availability.group_cycle import GroupCycle
-from fedtide.participation.availability.permutation import Permutation
-from fedtide.participation.availability.subset_law import SubsetLaw
-from fedtide.participation.availability.uniform import Uniform
-from fedtide.participation.availability.weighted import Weighted
+from fedtide.participation.availability.samples import (
+    Full,
+    Permutation,
+    SubsetLaw,
+    Uniform,
+    Weighted,
+)
 from fedtide.participation.schedule import Schedule
 from fedtide.population import Population
 from fedtide.validation import require_nonnegative, require_whole_number

@@ -17,8 +17,7 @@ from fedtide.participation.availability.base import (
     RoundOrder,
 )
 from fedtide.participation.dropout import Dropout, NoDropout
-from fedtide.participation.selection.base import Selection, SelectionStream
-from fedtide.participation.selection.uniform_of import All, UniformOf
+from fedtide.participation.selections import All, Selection, SelectionStream, UniformOf
 from fedtide.population import Population, read_only
 from fedtide.validation import Numbers, require_probabilities
 

@@ -5,8 +5,8 @@ not try an object out. What a run could not notice, such as clients of a round t
 run is resumed, these functions find. Each raises AssertionError with one sentence, or returns None.
 """
 
-from fedtide.testing.loss_checks import check_loss
-from fedtide.testing.network_checks import check_network
-from fedtide.testing.participation_checks import check_dropout, check_process, check_selection
+from fedtide.testing.loss import check_loss
+from fedtide.testing.network import check_network
+from fedtide.testing.participation import check_dropout, check_process, check_selection
 
 __all__ = ["check_dropout", "check_loss", "check_network", "check_process", "check_selection"]

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.participation.availability.base import AvailableClients
 from fedtide.participation.schedule import require_selected
-from fedtide.participation.selection.base import Selection
+from fedtide.participation.selections import Selection
 from fedtide.population import Population
 
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
-from fedtide.participation.availability._renewal import NEVER, RenewalStream
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
+from fedtide.participation.availability.renewal import NEVER, RenewalStream
 from fedtide.participation.rates import Rates, check_rates, resolve_rates
 from fedtide.population import Population
 from fedtide.randomness import generator

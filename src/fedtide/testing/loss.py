@@ -10,7 +10,7 @@ from torch import Tensor
 from fedtide.problems.losses import LossFunction, resolve_loss
 from fedtide.problems.output_checks import check_per_sample
 from fedtide.testing._purity import assertions, fail, no_global_randomness
-from fedtide.testing.network_checks import are_close, changed_by, find_parameter
+from fedtide.testing.network import are_close, changed_by, find_parameter
 
 
 def check_loss(

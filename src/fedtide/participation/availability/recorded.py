@@ -1,0 +1,364 @@
+"""Availability recorded in advance, round by round: a table of weights, or a participation log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from logging import getLogger
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from fedtide.configurable import configurable
+from fedtide.errors import InvalidInputError, error_prefix, list_names, quantify
+from fedtide.participation.availability.base import (
+    Availability,
+    AvailabilityStream,
+    AvailableClients,
+    Ids,
+)
+from fedtide.participation.log.client_ids import number_clients, parse_whole_numbers
+from fedtide.participation.log.schema import (
+    CLAIMED,
+    OUTCOME_NAMES,
+    STAGES,
+    normalise_log,
+    parse_rounds,
+)
+from fedtide.participation.log.tables import (
+    MemoryTable,
+    describe_table,
+    is_table,
+    require_columns,
+    to_polars,
+)
+from fedtide.population import Population
+from fedtide.validation import (
+    expand_home,
+    require_choice,
+    require_nonnegative,
+    require_whole_number,
+)
+
+
+class RecordedStream(AvailabilityStream):
+    """A stream of recorded rounds, which may be asked for in any order.
+
+    Args:
+        rounds: the round of each entry, shape (E,).
+        clients: its client, (E,); a client at most once in a round.
+        weights: its weight, (E,), or None.
+        length: the number of recorded rounds; nobody is available afterwards.
+    """
+
+    def __init__(
+        self,
+        rounds: NDArray[np.int64],
+        clients: Ids,
+        weights: NDArray[np.float64] | None,
+        length: int,
+    ) -> None:
+        order = np.lexsort((clients, rounds))
+        self._rounds = rounds[order]
+        self._clients = clients[order]
+        self._weights = None if weights is None else weights[order]
+        self.length = length
+
+    def round(self, t: int) -> AvailableClients:
+        """Return the clients available in round t, with their weights."""
+        low, high = np.searchsorted(self._rounds, np.array([t, t + 1]))
+        weights = None if self._weights is None else self._weights[low:high]
+        return AvailableClients(self._clients[low:high], weights)
+
+
+def recorded_rates(clients: Ids, population: int, rounds: int) -> NDArray[np.float64]:
+    """Return the share of the recorded rounds in which each client is available, shape (N,)."""
+    return np.bincount(clients, minlength=population) / max(1, rounds)
+
+
+_logger = getLogger("fedtide")
+
+
+@configurable
+class Replay(Availability):
+    """The rounds of a participation log: the clients that reached `stage` are available.
+
+    Weights are those of the log if it has one for each of these clients. A run has at most as many
+    rounds as the log.
+
+    Args:
+        log: the path of a participation log or of the folder of a finished run, or the log in
+            memory: a DataFrame of Polars, pandas or another library, or a list of rows. Clients are
+            given by name if the data name them, else by id 0..N−1, or as N different strings,
+            numbered in sorted order.
+        stage: the stage that a client must have reached: "used" repeats the participation,
+            "available" the availability (to apply another selection to it).
+        columns: the log's own column names, such as {"round": "server_round"}.
+        first_round: the number of the log's first round, which is replayed as round 0. None: that
+            of its first row, or 0 if the log has stages, as fedtide's logs do: their first rounds
+            may be empty. Round numbers without a row are empty rounds.
+
+    Raises:
+        InvalidInputError: an unknown stage, a first round that is not a whole number from 0, or an
+            object that is not a table; in `begin`, a log that `read_log` rejects, that has no
+            clients of the stage or rows before its first round, or that does not fit the
+            population.
+
+    >>> log = pl.DataFrame({"round": [0, 1, 1], "client": ["ann", "bob", "ann"]})
+    >>> Replay(log).begin(Population(clients=2), seed=0).round(1).clients
+    array([0, 1])
+    >>> counted_from_one = log.with_columns(pl.col("round") + 1)
+    >>> Replay(counted_from_one).begin(Population(clients=2), seed=0).round(1).clients
+    array([0, 1])
+    """
+
+    log: str | Path | MemoryTable
+    stage: str = "used"
+    columns: Mapping[str, str] | None = None
+    first_round: int | None = None
+
+    def __post_init__(self) -> None:
+        require_choice("stage", self.stage, STAGES)
+        if self.first_round is not None:
+            require_whole_number("first_round", self.first_round, low=0)
+        log: str | Path | pl.DataFrame
+        if not isinstance(self.log, str | Path):
+            log = to_polars("log", self.log)
+        elif expand_home(self.log).is_dir():
+            log = Path(self.log) / "participation.parquet"
+        else:
+            return
+        object.__setattr__(self, "log", log)
+
+    def begin(self, population: Population, seed: int) -> AvailabilityStream:
+        rows, clients, (start, end), outcome = self._rows(population)
+        if outcome is not None:
+            _logger.warning(
+                "participation.log: all rows count as used, and its column %r is not read; if that "
+                "says who failed, give a column stage with one of %s",
+                outcome,
+                ", ".join(STAGES),
+            )
+        if self.first_round is None and start:
+            _logger.warning(
+                "participation.log: its round numbers begin at %d and, as it has stages, the "
+                "rounds before are replayed as empty; if it counts from %d, give first_round: %d",
+                *(start,) * 3,
+            )
+        # Ledgers give weights only to the clients whose updates were used.
+        used = rows.filter(pl.col("stage") == "used")["weight"]
+        if 0 < used.null_count() < len(used):
+            _logger.warning(
+                "participation.log: %d of %d rows have no weight, so the weights of the others are "
+                "not used",
+                used.null_count(),
+                len(used),
+            )
+        weights = None if rows["weight"].null_count() else rows["weight"].to_numpy()
+        return RecordedStream(rows["round"].to_numpy(), clients, weights, end)
+
+    def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
+        """Return the share of the log's rounds in which each client is available."""
+        _, clients, (_, end), _ = self._rows(population)
+        return recorded_rates(clients, population.clients, end)
+
+    def _rows(
+        self, population: Population
+    ) -> tuple[pl.DataFrame, NDArray[np.int64], tuple[int, int], str | None]:
+        """Return the rows that reached `stage`, their client ids, and the span of all rows.
+
+        Rounds are those of the replay; the span is the first one with a row, and one past the last.
+        The last value is the name of a column that may say who failed, if there are no stages.
+        """
+        columns = self.columns or {}
+        frame = to_polars("log", self.log, columns.get("client", "client"))
+        log = normalise_log(frame, columns)
+        ids = number_clients("log", log["client"], population)
+        reached = log["stage"].is_in(STAGES[STAGES.index(self.stage) :])
+        has_stages = "stage" in {*frame.columns, *columns}
+        weighted = log["weight"].ne_missing(0.0)
+        if not has_stages and weighted.any():
+            reached &= weighted  # absent clients have the weight 0
+        if "reason" in log.columns:
+            reached &= log["reason"].ne_missing(CLAIMED) | (log["stage"] != "available")
+        if not reached.any():
+            what = "rows" if log.is_empty() else f"clients of the stage {self.stage!r}"
+            raise InvalidInputError(f"log: it has no {what}; give at least one")
+        low, high = int(log["round"].min()), int(log["round"].max())  # type: ignore[arg-type]
+        first = self.first_round
+        if first is None:
+            first = 0 if has_stages else low
+        if low < first:
+            raise InvalidInputError(
+                f"first_round: the log has rows of round {low}, before round {first}; give at most "
+                f"{low}"
+            )
+        rows = log.with_columns(pl.col("round") - first).filter(reached)
+        others = [] if has_stages else frame.columns
+        outcome = next((name for name in others if name.lower() in OUTCOME_NAMES), None)
+        return rows, ids[reached.to_numpy()], (low - first, high - first + 1), outcome
+
+
+Weights = NDArray[np.float64]
+
+
+@configurable
+class Table(Availability):
+    """Client n is available in round t with weight q_t^n if that is positive (Wang & Ji 2022).
+
+    A run has at most as many rounds as the table.
+
+    Args:
+        weights: q, shape (T, N), 0 for absent; or a table with the columns round, client, weight,
+            as the path of a Parquet, CSV or JSON lines file or in memory (a DataFrame of Polars,
+            pandas or another library, or a list of rows); rows of absent clients may be left out.
+            Clients are given by name if the data name them, else by id 0..N−1, or as N different
+            strings, numbered in sorted order. A table in memory may also have a column for each
+            client (in sorted order if the data do not name them), and perhaps one called round;
+            without it, row t is round t. Columns called 0, 1, ... in this order, as those of a
+            table made of an array, are in the order of the ids if these are not names.
+
+    Raises:
+        InvalidInputError: a weight that is negative or not finite, an array that is not
+            two-dimensional; in `begin`, not one column for each client, a round twice, or an
+            invalid file.
+
+    >>> running = Table(weights=[[0.5, 0.5], [0, 1]]).begin(Population(clients=2), seed=0)
+    >>> running.round(1)
+    AvailableClients(clients=array([1]), weights=array([1.]))
+    """
+
+    weights: str | Path | MemoryTable | Sequence[Sequence[float]] | Weights
+
+    def __post_init__(self) -> None:
+        if is_table(self.weights):
+            table: Any = self.weights
+            if getattr(getattr(table, "index", None), "name", None) == "round":  # of pandas
+                table = table.reset_index(drop="round" in table.columns)
+            object.__setattr__(self, "weights", to_polars("weights", table))
+        if not _has_rows(self.weights):
+            _require_array(self.weights)
+
+    def begin(self, population: Population, seed: int) -> AvailabilityStream:
+        return RecordedStream(*self._entries(population))
+
+    def known_rates(self, population: Population, seed: int) -> Weights:
+        """Return the share of the T rounds in which each client is available."""
+        _, clients, _, length = self._entries(population)
+        return recorded_rates(clients, population.clients, length)
+
+    def _entries(self, population: Population) -> tuple[NDArray[np.int64], Ids, Weights, int]:
+        """Return round, client and weight of each positive entry, and T."""
+        if _has_rows(self.weights):
+            return _read_entries(self.weights, population)
+        if isinstance(self.weights, pl.DataFrame):
+            return _read_columns(self.weights, population)
+        table = _require_array(self.weights)
+        _require_columns(table.shape[1], population.clients)
+        rounds, ids = np.nonzero(table)
+        return rounds, ids, table[rounds, ids], len(table)
+
+
+def _has_rows(weights: object) -> TypeGuard[str | Path | pl.DataFrame]:
+    """Return whether weights are a table of one row for each round and client.
+
+    Without a column `client`, a table is q itself, with a column for each client.
+    """
+    if isinstance(weights, pl.DataFrame):
+        return "client" in weights.columns
+    return isinstance(weights, str | Path)
+
+
+def _require_array(weights: Any) -> Weights:
+    return require_nonnegative("weights", weights, dimensions=2)
+
+
+def _require_columns(columns: int, clients: int) -> None:
+    if columns != clients:
+        raise InvalidInputError(
+            f"weights: {quantify(columns, 'column')} for {quantify(clients, 'client')}; give one "
+            "for each"
+        )
+
+
+def _read_columns(
+    frame: pl.DataFrame, population: Population
+) -> tuple[NDArray[np.int64], Ids, Weights, int]:
+    """Return the positive entries of a table with a column for each client, and T."""
+    rounds = np.arange(len(frame))
+    if "round" in frame.columns and "round" not in _names_of(population):
+        rounds = _read_rounds(frame["round"])
+        frame = frame.drop("round")
+    ids = _number_columns(frame.columns, population)
+    table = _require_array(frame)
+    rows, columns = np.nonzero(table)
+    return rounds[rows], ids[columns], table[rows, columns], int(rounds.max(initial=-1)) + 1
+
+
+def _read_rounds(column: pl.Series) -> NDArray[np.int64]:
+    """Return the round of each row, each at most once."""
+    with error_prefix("weights"):
+        rounds = parse_rounds(column)
+    twice = rounds.filter(rounds.is_duplicated())
+    if len(twice):
+        raise InvalidInputError(f"weights: round {twice[0]} has two rows; give each round one")
+    return rounds.to_numpy()
+
+
+def _number_columns(names: Sequence[str], population: Population) -> Ids:
+    """Return the id of the client of each column; each client has one."""
+    clients = population.clients
+    unnamed = [[str(n) for n in range(clients)], [f"column_{n}" for n in range(clients)]]
+    if list(names) in unnamed and not {*names} <= _names_of(population):
+        return np.arange(clients)
+    column = parse_whole_numbers(pl.Series(names, dtype=pl.String))
+    if population.names is None:
+        _require_columns(len(names), clients)
+        _require_sorted(column)
+    ids = number_clients("weights", column, population)
+    missing = np.setdiff1d(np.arange(clients), ids)
+    if len(missing):
+        raise InvalidInputError(
+            f"weights: no column for {list_names(population.names_of(missing).tolist())}; give "
+            "each client one"
+        )
+    return ids
+
+
+def _require_sorted(column: pl.Series) -> None:
+    """Check that text is in the order in which it numbers clients that the data do not name.
+
+    Raises:
+        InvalidInputError: it is in another order, such as client2 before client10.
+    """
+    if column.dtype == pl.String and not column.is_sorted():
+        first = list_names(column.sort().to_list()[:3])
+        raise InvalidInputError(
+            "weights: the data do not name the clients, whose columns are therefore numbered in "
+            f"sorted order, {first}, ..., which is not their order here; sort them, or call them "
+            f"0 to {len(column) - 1}"
+        )
+
+
+def _names_of(population: Population) -> set[str]:
+    """Return the clients' names; the empty set if they have none."""
+    return set() if population.names is None else {*map(str, population.names.tolist())}
+
+
+def _read_entries(
+    table: str | Path | pl.DataFrame, population: Population
+) -> tuple[NDArray[np.int64], Ids, Weights, int]:
+    frame = to_polars("weights", table)
+    require_columns("weights", frame, ["round", "client"], "rename the column")
+    with error_prefix("weights"):
+        log = normalise_log(frame)
+    if log["weight"].null_count():
+        what = describe_table(table)
+        raise InvalidInputError(f"weights: {what} lacks weights; give each row a weight")
+    length = 0 if log.is_empty() else int(log["round"].max()) + 1  # type: ignore[arg-type]
+    ids = number_clients("weights", log["client"], population)
+    present = log["weight"].to_numpy() > 0
+    rounds, weights = log["round"].to_numpy(), log["weight"].to_numpy()
+    return rounds[present], ids[present], weights[present], length

@@ -1,1 +1,0 @@
-"""Selections: which of the available clients are asked to train."""
