@@ -255,16 +255,6 @@ def test_a_large_set_is_evaluated_in_parts():
     assert found["accuracy"] == pytest.approx(float((net(x).argmax(1) == y).double().mean()))
 
 
-def test_samples_that_influence_one_another_are_evaluated_together():
-    """This normalisation uses the samples beside it in evaluation, too."""
-    norm = nn.BatchNorm1d(4, track_running_stats=False)
-    net, (x, y) = nn.Sequential(norm, nn.Linear(4, 3)).double(), large_shard()
-    x = x + torch.arange(5000)[:, None] / 1000
-    task = ClientTask(net, x, y, cross_entropies)
-    wanted = nn.functional.cross_entropy(net.eval()(x), y).item()
-    assert task.evaluate(task.start).metrics["loss"] == pytest.approx(wanted, rel=1e-9)
-
-
 def count_loss(outputs, targets):
     rates = outputs.squeeze(-1)
     return nn.functional.poisson_nll_loss(rates, targets.double(), reduction="none")

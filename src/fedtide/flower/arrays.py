@@ -67,9 +67,8 @@ def refuse_running_statistics(model: nn.Module) -> None:
         if counts and (layer.training or not model.training):
             raise InvalidInputError(
                 f"model: layer {name!r} keeps running statistics, which Flower clients do not "
-                "send; use GroupNorm or track_running_stats=False, or call model.train() and then "
-                "layer.eval() of each such layer, which keeps the statistics that it has, as of "
-                "pretraining"
+                "send; use GroupNorm, or call model.train() and then layer.eval() of each such "
+                "layer, which keeps the statistics that it has, as of pretraining"
             )
 
 
