@@ -7,6 +7,7 @@ import torch
 from fedtide.algorithms import Cohort, Instructions
 from fedtide.problems import Quadratic, Supervised
 from fedtide.simulation.local_round import LocalRound
+from fedtide.simulation.round_plan import RoundPlanner
 from fedtide.training import Ball, LocalTraining
 
 
@@ -53,7 +54,11 @@ def test_plans_padded_to_the_largest_client_bound_a_chunk():
     def plan_size(trainer, clients, max_bytes=32_000 * 50, **local):
         local = LocalTraining(batch_size=10, lr=0.1, **local)
         cohort = Cohort.uniform(torch.as_tensor(clients))
-        return LocalRound(task, local, 0, trainer, 1).plan_size(cohort, max_bytes, 1000)
+        found = LocalRound(task, local, 0, trainer, 1)
+        planner = RoundPlanner(
+            task, found.planner, found.trainer, max_bytes, 1000, False, None, adds_up=False
+        )
+        return planner.plan(cohort, lr=0.1).size
 
     assert plan_size("reference", range(300), epochs=4) == 50
     assert plan_size("stacked", range(300), epochs=4) == 100  # as many as it trains at once

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise, starmap
+from itertools import pairwise
 from typing import Any, Generic
 
 from torch import Tensor
@@ -26,9 +26,6 @@ Train = Callable[[Instructions, Cohort], ClientUpdates]
 
 Chunk = tuple[Instructions, Cohort]
 """A part of a cohort whose clients start from the same model, shape (d,), and how it trains."""
-
-TrainChunks = Callable[[Iterator[Chunk]], Iterable[ClientUpdates | WeightedTotal]]
-"""Trains chunks and yields what arrived, in their order; it may draw chunks ahead."""
 
 
 class RoundDriver(Generic[StateT]):
@@ -87,19 +84,9 @@ class RoundDriver(Generic[StateT]):
             train: trains a chunk of the cohort; it may leave clients out.
             chunk_size: how many clients train together at most; None: all.
         """
-        return self.run_chunks(cohort, lr, lambda chunks: starmap(train, chunks), chunk_size)
-
-    def run_chunks(
-        self, cohort: Cohort, lr: float, train: TrainChunks, chunk_size: int | None = None
-    ) -> RoundInfo:
-        """Run one round in which several chunks may train at the same time.
-
-        Updates are absorbed in the order of the chunks, so the result does not depend on how many
-        train together. The arguments are those of `run`, except `train`, which takes all chunks.
-        """
         chosen = self.choose_cohort(cohort)
-        for updates in train(self.chunks(chosen, chunk_size)):
-            self.absorb(updates)
+        for instructions, chunk in self.chunks(chosen, chunk_size):
+            self.absorb(train(instructions, chunk))
         return self.step(lr)
 
     def chunks(self, cohort: Cohort, size: int | None = None) -> Iterator[Chunk]:

@@ -21,7 +21,8 @@ from fedtide.problems import Task
 from fedtide.problems.base import BatchPlan
 from fedtide.simulation.buffers import Buffers
 from fedtide.simulation.divergence import has_finite_sum
-from fedtide.training import LocalTraining, devices
+from fedtide.simulation.round_plan import RoundPlan, Weigh, without_deltas
+from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner, check_minibatches
 from fedtide.training.threads import single_threaded
 from fedtide.training.trainers.select import TrainerName, choose_trainer
@@ -31,13 +32,9 @@ _logger = logging.getLogger("fedtide")
 ChunkResult = tuple[ClientUpdates | WeightedTotal, Tensor | None]
 """A chunk's updates, or their sum, and its clients' buffers, shape (S, d_b); None: no buffers."""
 
-TrainRoundChunks = Callable[[Iterator[Chunk], float, Buffers | None], Iterator[ChunkResult]]
-"""Trains the chunks of a round, given γ_t and the run's buffers; yields results in order."""
-
-Weigh = Callable[[ClientUpdates], Tensor | None]
-"""Returns the weights a_n if the sum Σ a_n Δ_n may replace a chunk's updates, otherwise None."""
-
-_COPIED = 2**21  # bytes up to which concatenating chunks is cheaper than absorbing each
+TrainChunks = Callable[[Iterator[Chunk], RoundPlan, float, Buffers | None], Iterator[ChunkResult]]
+"""Trains the chunks of a round as planned, given γ_t and the run's buffers; yields results in
+order."""
 
 
 @dataclass(frozen=True)
@@ -120,91 +117,53 @@ class LocalRound:
         trained = cohort * self.planner.samples_per_round
         return self._task.evaluated_samples / trained if trained else 0.0
 
-    def chunk_size(self, max_bytes: int, most: int | None) -> int:
-        """Return how many clients train together if their updates may take `max_bytes`.
-
-        Args:
-            max_bytes: the memory that their updates may take.
-            most: how many may train together at most; None: no further limit.
-        """
-        start = self._task.start
-        model_bytes = len(start) * start.element_size()
-        max_bytes = devices.stack_bytes(start, max_bytes)
-        size, together = max(1, max_bytes // model_bytes), self.trainer.chunk
-        if together is not None and size > together:
-            is_large = together * model_bytes > _COPIED
-            size = together if is_large else size - size % together
-        return size if most is None else min(size, most)
-
-    def plan_size(self, cohort: Cohort, max_bytes: int, most: int) -> int:
-        """Return how many clients of a cohort train together if their plan may take `max_bytes`.
-
-        A plan is padded: every client has room for the most steps and the widest minibatch of any.
-        A trainer gets at least as many clients as it trains at once.
-
-        Args:
-            cohort: the clients of the round.
-            max_bytes: the memory that their plan may take.
-            most: how many train together at most.
-        """
-        padded = self.planner.padded_bytes(cohort.clients.numpy())
-        if padded == 0:
-            return most
-        at_once = self.trainer.chunk or 2 * torch.get_num_threads()
-        return min(most, max(at_once, max_bytes // padded))
-
-    def sum_size(self, cohort: Cohort, lr: float, weigh: Weigh | None, size: int) -> int:
-        """Return how many clients of a cohort train together: all if their updates are added up.
-
-        When updates are added up, few are in memory at a time, and threads need not wait for one
-        another at the end of every chunk. The trainer adds them in groups of the chunk size, so the
-        sum has the same bits. Clients that differ in the number of steps or the width of their
-        minibatches stay in chunks, because a plan is padded to its largest client.
-
-        Args:
-            cohort: the clients of the round.
-            lr: γ_t.
-            weigh: says whether a sum may replace the updates; None: it may not.
-            size: how many train together if every update is kept.
-        """
-        if weigh is None or len(cohort) <= size or self.trainer.chunk != size:
-            return size
-        clients = cohort.clients.numpy()
-        if self._task.buffer_layout is not None or not self.planner.are_alike(clients):
-            return size
-        steps = self.planner.steps_of(clients)
-        adds_up = weigh(self.without_deltas(cohort, lr, steps)) is not None
-        return -(-len(cohort) // size) * size if adds_up else size
-
     def train_chunks(
-        self,
-        chunks: Iterator[Chunk],
-        lr: float,
-        buffers: Buffers | None,
-        weigh: Weigh | None = None,
-        size: int | None = None,
+        self, chunks: Iterator[Chunk], plan: RoundPlan, lr: float, buffers: Buffers | None
     ) -> Iterator[ChunkResult]:
         """Train chunks one after another; yield what `train` returns for each.
 
         Args:
             chunks: the instructions and the cohort of each chunk.
+            plan: how they were formed.
             lr: γ_t.
             buffers: of the run; None: there are none.
-            weigh: says for which chunks a sum may replace the updates.
-            size: a chunk whose sum is not finite trains again in parts of this size; None: as a
-                whole.
         """
         for instructions, cohort in chunks:
             start = None if buffers is None else buffers.of(cohort.clients)
             chunk = self._plan(instructions, cohort, lr, start)
-            if size is None or len(cohort) <= size:
-                yield self._train(chunk, weigh)
-            elif (found := self._sum(chunk, weigh)) is not None:
+            if len(cohort) <= plan.kept:
+                yield self._train(chunk, plan.weigh)
+            elif (found := self._sum(chunk, plan.weigh)) is not None:
                 yield found
             else:
-                for first in range(0, len(cohort), size):
-                    part = np.arange(first, min(first + size, len(cohort)))
-                    yield self._train(chunk.select(part), weigh)
+                for first in range(0, len(cohort), plan.kept):
+                    part = np.arange(first, min(first + plan.kept, len(cohort)))
+                    yield self._train(chunk.select(part), plan.weigh)
+
+    def train_pooled(
+        self, chunks: Iterator[Chunk], plan: RoundPlan, lr: float, buffers: Buffers | None
+    ) -> Iterator[ChunkResult]:
+        """Train the single client of a pooled task: one client's round for each of the cohort.
+
+        The arguments are those of `train_chunks`.
+        """
+        client = np.zeros(1, dtype=np.int64)
+        for instructions, cohort in chunks:
+            moved = None if buffers is None else buffers.of(cohort.clients[:1])
+            start, end, steps = instructions.model, instructions.model, 0
+            for _ in range(len(cohort)):
+                batches = self.planner.plan(client)
+                trained = self.trainer.train(Instructions(end), batches, lr, moved)
+                end, moved = end + trained.deltas[0], trained.buffers
+                steps += int(batches.steps[0])
+            updates = ClientUpdates(
+                clients=torch.as_tensor(client),
+                weights=torch.ones(1, dtype=start.dtype),
+                deltas=(end - start)[None],
+                lr=lr,
+                steps=torch.as_tensor(client + steps),
+            )
+            yield updates, moved
 
     def train(
         self,
@@ -249,14 +208,14 @@ class LocalRound:
                     for s, end in enumerate(ends)
                 ]
             )
-        updates = self.without_deltas(chunk.cohort, chunk.lr, chunk.plan.steps)
+        updates = without_deltas(self._task, chunk.cohort, chunk.lr, chunk.plan.steps)
         return replace(updates, deltas=trained.deltas, gradients=gradients), trained.buffers
 
     def _sum(self, chunk: _PlannedChunk, weigh: Weigh | None) -> ChunkResult | None:
         """Return the sum of the updates; None if it may not replace them or is not finite."""
         if weigh is None:
             return None
-        weights = weigh(self.without_deltas(chunk.cohort, chunk.lr, chunk.plan.steps))
+        weights = weigh(without_deltas(self._task, chunk.cohort, chunk.lr, chunk.plan.steps))
         if weights is None:
             return None
         trained = self.trainer.train(
@@ -265,48 +224,6 @@ class LocalRound:
         if not (has_finite_sum(trained.deltas) and has_finite_sum(trained.buffers)):
             return None
         return WeightedTotal(chunk.cohort.clients, weights, trained.deltas), trained.buffers
-
-    def without_deltas(self, cohort: Cohort, lr: float, steps: NDArray[np.int64]) -> ClientUpdates:
-        """Return all that is known of updates before training; `deltas` has shape (S, 0)."""
-        start, samples = self._task.start, self._task.population.samples
-        return ClientUpdates(
-            clients=cohort.clients,
-            weights=cohort.weights.to(start.dtype),
-            deltas=start.new_empty(len(cohort), 0),
-            lr=lr,
-            steps=torch.as_tensor(steps),
-            samples=None if samples is None else torch.as_tensor(samples[cohort.clients.numpy()]),
-        )
-
-    def train_pooled_chunks(
-        self, chunks: Iterator[Chunk], lr: float, buffers: Buffers | None
-    ) -> Iterator[ChunkResult]:
-        """Train the single client of a pooled task on behalf of the cohort of each chunk."""
-        for instructions, cohort in chunks:
-            start = None if buffers is None else buffers.of(cohort.clients[:1])
-            yield self._train_pooled(instructions.model, len(cohort), lr, start)
-
-    def _train_pooled(
-        self, model: Tensor, cohort_size: int, lr: float, buffers: Tensor | None
-    ) -> ChunkResult:
-        """Train the single client of a pooled task: one client's round for each of the cohort.
-
-        `buffers` are its initial ones, shape (1, d_b); the final ones are returned.
-        """
-        client, end, steps = np.zeros(1, dtype=np.int64), model, 0
-        for _ in range(cohort_size):
-            plan = self.planner.plan(client)
-            trained = self.trainer.train(Instructions(end), plan, lr, buffers)
-            end, buffers = end + trained.deltas[0], trained.buffers
-            steps += int(plan.steps[0])
-        updates = ClientUpdates(
-            clients=torch.as_tensor(client),
-            weights=torch.ones(1, dtype=model.dtype),
-            deltas=(end - model)[None],
-            lr=lr,
-            steps=torch.as_tensor(client + steps),
-        )
-        return updates, buffers
 
 
 def require_plain_updates(algorithm: Algorithm[Any]) -> None:

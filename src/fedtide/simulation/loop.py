@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from fedtide.algorithms import ClientUpdates, Cohort, RoundDriver, RoundInfo
 from fedtide.algorithms.base import WeightedTotal
-from fedtide.algorithms.driver import Chunk
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.differential_privacy import make_private
 from fedtide.errors import InvalidInputError, error_prefix
@@ -45,7 +43,7 @@ from fedtide.simulation.execution import Execution, continue_executions, describ
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.local_round import (
     LocalRound,
-    TrainRoundChunks,
+    TrainChunks,
     require_plain_sgd,
     require_plain_updates,
 )
@@ -56,6 +54,7 @@ from fedtide.simulation.metrics import (
     metrics_row,
 )
 from fedtide.simulation.personalisation import personalised_figures
+from fedtide.simulation.round_plan import RoundPlanner
 from fedtide.simulation.run_warnings import (
     find_ineffective_settings,
     find_warnings,
@@ -64,6 +63,8 @@ from fedtide.simulation.run_warnings import (
 from fedtide.simulation.task_cache import prepare_task
 from fedtide.training import devices
 from fedtide.training.trainers.select import TrainerName, choose_trainer
+
+Updates = ClientUpdates | WeightedTotal
 
 _TALLIED = ("used", "share", "effective")
 """The arrays of a `ParticipationTally`, which a checkpoint stores."""
@@ -111,44 +112,45 @@ class Run:
         alike: float = 1,
     ) -> None:
         self.experiment = experiment
-        algorithm = experiment.algorithm
+        algorithm, local = experiment.algorithm, experiment.local
+        # 1. What is learnt, by which clients, and which of them take part.
         self.task = prepare_task(experiment)
         self.population, self._participation = _start_participation(experiment, self.task)
-        require_plain_sgd(algorithm, experiment.local)
+        # 2. How a client trains.
+        require_plain_sgd(algorithm, local)
         require_plain_updates(algorithm)
         rates, clients = self.population.rates, self.population.clients
         cohort = float(experiment.selection.most(clients) if rates is None else rates.sum())
         self._local = LocalRound(
             self.task.pooled() if algorithm.centralised else self.task,
-            experiment.local,
+            local,
             experiment.seed,
             trainer or experiment.trainer,
             experiment.rounds * cohort * alike,
             experiment.compile,
         )
-        self._evaluated_every = experiment.evaluation.interval(
-            experiment.rounds, self._local.evaluation_cost(cohort)
-        )
         self.trainer_choice = self._local.choice
         if self._local.trainer.name == trainer != experiment.trainer:
             self.trainer_choice = f"{trainer}, as in the earlier part of the run"
+        # 3. The method, and what else changes with the rounds.
         self.buffers = Buffers.of_task(self.task, algorithm.centralised)
         self.driver = self._start_driver()
-        self._largest_chunk = self._local.chunk_size(experiment.max_stack_bytes, experiment.chunk)
-        # `LocalRound.train` reads whether a sum is finite, which would wait for a GPU
-        sums = cluster is None and devices.is_cpu(self.task.start)
-        self._weigh = self.driver.weigh if sums else None
-        self._train_chunks = self._chunk_training(cluster)
-        self._too_high = list_step_sizes(algorithm)
         self.ended = 0
-        self.tally = ParticipationTally(self.population.clients)
-        self.log: list[LogColumns] = []
+        # 4. How the clients of a round are cut into chunks, and who trains these.
+        self._planner = self._plan_rounds(on_cluster=cluster is not None)
+        self._train_chunks = self._chunk_training(cluster)
+        # 5. What is recorded.
+        self._evaluated_every = experiment.evaluation.interval(
+            experiment.rounds, self._local.evaluation_cost(cohort)
+        )
+        self.evaluation: Evaluation | None = None
         self.metrics: list[dict[str, Any]] = []
+        self.log: list[LogColumns] = []
+        self.tally = ParticipationTally(clients)
         self.iterates = [self.task.start] if experiment.record_iterates else []
         self.timings = Timings()
         self.execution = describe_execution(self._local.trainer.name, experiment.device)
         self.executions: list[Execution] = []
-        self.evaluation: Evaluation | None = None
 
     def round(self) -> None:
         """Run one round."""
@@ -185,7 +187,12 @@ class Run:
         self.metrics.append(metrics_row(self.ended, self.evaluation, self.tally, weights))
         self.timings.evaluation += time.perf_counter() - start
         if self.experiment.on_nonfinite == "stop":
-            check_loss(self.evaluation, self.ended, self.population, self._too_high)
+            check_loss(
+                self.evaluation,
+                self.ended,
+                self.population,
+                list_step_sizes(self.experiment.algorithm),
+            )
 
     def _evaluate(self) -> Evaluation:
         return self.task.evaluate(
@@ -321,58 +328,67 @@ class Run:
         is_deferred = experiment.on_nonfinite == "stop" and not devices.is_cpu(self.task.start)
         unread: list[Flags] | None = [] if is_deferred else None
 
-        def train(chunks: Iterator[Chunk]) -> Iterator[ClientUpdates | WeightedTotal]:
-            for updates, buffers in self._train_chunks(chunks, lr, self.buffers):
-                if isinstance(updates, ClientUpdates) and unread is not None:
-                    unread.append(flag_finite(updates, buffers))
-                elif isinstance(updates, ClientUpdates):
-                    updates, buffers = drop_or_raise_nonfinite(
-                        updates, t, experiment.on_nonfinite, self.population, buffers
-                    )
-                if self.buffers is not None and buffers is not None:
-                    self.buffers.absorb(updates.clients, buffers)
-                arrived.append(updates.clients.numpy())
-                yield updates
+        def check(updates: Updates, buffers: torch.Tensor | None) -> Updates:
+            """Return the finite updates, after their buffers have been absorbed."""
+            if isinstance(updates, ClientUpdates) and unread is not None:
+                unread.append(flag_finite(updates, buffers))
+            elif isinstance(updates, ClientUpdates):
+                updates, buffers = drop_or_raise_nonfinite(
+                    updates, t, experiment.on_nonfinite, self.population, buffers
+                )
+            if self.buffers is not None and buffers is not None:
+                self.buffers.absorb(updates.clients, buffers)
+            arrived.append(updates.clients.numpy())
+            return updates
 
-        cohort = Cohort(
-            torch.as_tensor(participants.reported), torch.as_tensor(participants.weights)
+        driver = self.driver
+        cohort = driver.choose_cohort(
+            Cohort(torch.as_tensor(participants.reported), torch.as_tensor(participants.weights))
         )
-        info = self.driver.run_chunks(cohort, lr, train, self._chunk_size(cohort, lr))
-        check_step(info, t, self.population, self._too_high, unread)
+        plan = self._planner.plan(cohort, lr)
+        chunks = driver.chunks(cohort, plan.size)
+        for updates, buffers in self._train_chunks(chunks, plan, lr, self.buffers):
+            driver.absorb(check(updates, buffers))
+        info = driver.step(lr)
+        check_step(info, t, self.population, list_step_sizes(experiment.algorithm), unread)
         if self.buffers is not None:
             self.buffers.end_round()
         trained = np.concatenate(arrived)
         # the single client of a pooled task trains on behalf of all
         return info, participants.reported if centralised and len(trained) else trained
 
-    def _chunk_size(self, cohort: Cohort, lr: float) -> int | None:
-        """Return how many clients of a cohort train together; None: all."""
-        if self.experiment.algorithm.centralised:
-            return None
-        max_bytes = self.experiment.max_stack_bytes
-        size = self._local.plan_size(cohort, max_bytes, self._largest_chunk)
-        if self.experiment.chunk is not None:  # the most that may train together
-            return size
-        return self._local.sum_size(cohort, lr, self._weigh, size)
+    def _plan_rounds(self, on_cluster: bool) -> RoundPlanner:
+        """Return what decides how the clients of a round are cut into chunks."""
+        # here, `LocalRound` reads whether a sum is finite, which would wait for a GPU
+        sums = on_cluster or devices.is_cpu(self.task.start)
+        return RoundPlanner(
+            self.task,
+            self._local.planner,
+            self._local.trainer,
+            self.experiment.max_stack_bytes,
+            self.experiment.chunk,
+            self.experiment.algorithm.centralised,
+            self.driver.weigh if sums else None,
+            adds_up=not on_cluster,
+        )
 
-    def _chunk_training(self, cluster: RayCluster | None) -> TrainRoundChunks:
+    def _chunk_training(self, cluster: RayCluster | None) -> TrainChunks:
         """Return the function that trains the chunks of a round: here, or on a cluster.
 
         Raises:
             InvalidInputError: the method has a single client, which a cluster cannot share.
         """
+        centralised = self.experiment.algorithm.centralised
         if cluster is None:
-            if self.experiment.algorithm.centralised:
-                return self._local.train_pooled_chunks
-            return partial(self._local.train_chunks, weigh=self._weigh, size=self._largest_chunk)
-        if self.experiment.algorithm.centralised:
+            return self._local.train_pooled if centralised else self._local.train_chunks
+        if centralised:
             raise InvalidInputError(
                 "cluster: this method trains on the pooled data as a single client, which cannot "
                 "be shared; run it without a cluster"
             )
         trainer = cast("TrainerName", self._local.trainer.name)
         pool = cluster.start_workers(self.experiment, trainer)
-        return ClusterRound(self._local, pool, self.driver.weigh).train_chunks
+        return ClusterRound(self.task, self._local.planner, pool).train_chunks
 
     def _record(self, participants: Participants, trained: Ids, info: RoundInfo) -> None:
         """Add a round to the log and the tally, counting only clients that reported."""

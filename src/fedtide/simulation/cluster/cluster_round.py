@@ -13,6 +13,7 @@ from torch import Tensor
 from fedtide.algorithms import ClientUpdates, Instructions
 from fedtide.algorithms.base import WeightedTotal
 from fedtide.algorithms.driver import Chunk
+from fedtide.problems import Task
 from fedtide.simulation.buffers import Buffers
 from fedtide.simulation.cluster.chunk_worker import (
     ChunkOrder,
@@ -22,7 +23,9 @@ from fedtide.simulation.cluster.chunk_worker import (
     to_array,
 )
 from fedtide.simulation.cluster.worker_pool import WorkerPool
-from fedtide.simulation.local_round import ChunkResult, LocalRound, Weigh
+from fedtide.simulation.local_round import ChunkResult
+from fedtide.simulation.round_plan import RoundPlan, without_deltas
+from fedtide.training.minibatches import MinibatchPlanner
 
 _SHARED = [field.name for field in fields(Instructions) if field.name != "correction"]
 
@@ -31,32 +34,38 @@ class ClusterRound:
     """Trains the chunks of a round on workers, with the same results as `LocalRound`, bit for bit.
 
     Args:
-        local: of the run; its planner counts the steps that clients take on the workers.
+        task: what is learnt.
+        planner: of the run's minibatches; it counts the steps that clients take on the workers.
         pool: the workers.
-        weigh: says which chunks may come back as sums; see `Algorithm.weigh`.
     """
 
-    def __init__(self, local: LocalRound, pool: WorkerPool, weigh: Weigh) -> None:
-        self._local, self._pool, self._weigh = local, pool, weigh
+    def __init__(self, task: Task, planner: MinibatchPlanner, pool: WorkerPool) -> None:
+        self._task, self._planner, self._pool = task, planner, pool
 
     def train_chunks(
-        self, chunks: Iterator[Chunk], lr: float, buffers: Buffers | None
+        self, chunks: Iterator[Chunk], plan: RoundPlan, lr: float, buffers: Buffers | None
     ) -> Iterator[ChunkResult]:
         """Train chunks, several at a time; yield their updates, or their sums, in order.
 
         Args:
             chunks: the instructions and the cohort of each chunk.
+            plan: says which chunks may come back as sums.
             lr: γ_t.
             buffers: of the run; None: there are none.
         """
         sent: deque[_Sent] = deque()
-        for trained in self._pool.train(self._orders(chunks, lr, buffers, sent)):
+        for trained in self._pool.train(self._orders(chunks, plan, lr, buffers, sent)):
             chunk = sent.popleft()
             moved = None if trained.buffers is None else chunk.tensor(trained.buffers)
             yield chunk.result(trained), moved
 
     def _orders(
-        self, chunks: Iterator[Chunk], lr: float, buffers: Buffers | None, sent: deque[_Sent]
+        self,
+        chunks: Iterator[Chunk],
+        plan: RoundPlan,
+        lr: float,
+        buffers: Buffers | None,
+        sent: deque[_Sent],
     ) -> Iterator[tuple[Any, ChunkOrder]]:
         """Yield what is sent to the workers; add to `sent` what is needed when it comes back."""
         shares_buffers = buffers is not None and buffers.values.dim() == 1
@@ -68,9 +77,9 @@ class ClusterRound:
                 first = instructions
                 start = self._pool.put(RoundStart(_to_plain(instructions), lr, shared))
             clients = cohort.clients.numpy()
-            steps_taken = self._local.planner.steps_taken[clients]
-            updates = self._local.without_deltas(cohort, lr, self._local.planner.skip(clients))
-            weights = self._weigh(updates)
+            steps_taken = self._planner.steps_taken[clients]
+            updates = without_deltas(self._task, cohort, lr, self._planner.skip(clients))
+            weights = None if plan.weigh is None else plan.weigh(updates)
             own = None if buffers is None or shares_buffers else buffers.of(cohort.clients)
             sent.append(_Sent(updates, weights))
             yield (
