@@ -23,15 +23,11 @@ from torch import Tensor
 
 from fedtide.algorithms import Cohort, FedAvg, Instructions
 from fedtide.algorithms.base import WeightedTotal
-from fedtide.content_hash import hash_file, hash_once
+from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError
 from fedtide.participation import Full
 from fedtide.simulation.experiment import Experiment
-from fedtide.simulation.fingerprints import (
-    Fingerprints,
-    fingerprint_experiment,
-    list_changes,
-)
+from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.local_round import LocalRound
 from fedtide.simulation.process_settings import ProcessSettings
 from fedtide.simulation.task_cache import content_key, prepare_task
@@ -50,7 +46,7 @@ class WorkerSetup:
         threads: the number of PyTorch threads in the process of the run.
         process: other settings of that process.
         versions: of Python and the libraries there.
-        fingerprints: of the data and the code there.
+        data: the fingerprint of the data there.
     """
 
     experiment: Experiment
@@ -58,7 +54,7 @@ class WorkerSetup:
     threads: int
     process: ProcessSettings
     versions: Mapping[str, str]
-    fingerprints: Fingerprints
+    data: str | None
 
     @property
     def key(self) -> Any:
@@ -69,9 +65,9 @@ class WorkerSetup:
     def of_run(cls, experiment: Experiment, trainer: TrainerName) -> WorkerSetup:
         """Return the setup with which a worker computes the same as this process."""
         part = training_part(experiment)
-        threads, prints = torch.get_num_threads(), fingerprint_experiment(part)
+        threads, data = torch.get_num_threads(), fingerprint_experiment(part)["data"]
         process = ProcessSettings.current()
-        return cls(part, trainer, threads, process, installed_versions(), prints)
+        return cls(part, trainer, threads, process, installed_versions(), data)
 
 
 @dataclass(frozen=True)
@@ -134,8 +130,8 @@ class ChunkWorker:
         setup: what is trained, and how.
 
     Raises:
-        InvalidInputError: the node has other versions, data or code than the process of the run,
-            lacks the data, or has no compiler although the run compiles.
+        InvalidInputError: the node has other versions or data than the process of the run, lacks
+            the data, or has no compiler although the run compiles.
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
@@ -143,9 +139,15 @@ class ChunkWorker:
         setup.process.apply()
         experiment = setup.experiment
         with _named_node(), hash_once():
-            _check_versions(setup.versions)
+            if (here := installed_versions()) != setup.versions:
+                raise InvalidInputError(
+                    f"it has {here}, and the run {setup.versions}; install the same on all nodes"
+                )
             task = prepare_task(experiment)
-            _check_fingerprints(setup.fingerprints, fingerprint_experiment(experiment))
+            if fingerprint_experiment(experiment)["data"] != setup.data:
+                raise InvalidInputError(
+                    "its data differ from those of the run; copy them to all nodes"
+                )
             self._local = LocalRound(
                 task, experiment.local, experiment.seed, setup.trainer, 0, experiment.compile
             )
@@ -222,35 +224,6 @@ def installed_versions() -> dict[str, str]:
 def to_array(tensor: Tensor | None) -> Floats | None:
     """Return a tensor as an array, which Ray moves without copying."""
     return None if tensor is None else tensor.detach().cpu().contiguous().numpy()
-
-
-def _check_versions(wanted: Mapping[str, str]) -> None:
-    here = installed_versions()
-    other = [
-        f"{name} {here[name]}, not {wanted[name]}" for name in wanted if here[name] != wanted[name]
-    ]
-    if other:
-        raise InvalidInputError(f"it has {', '.join(other)}; install the same on all nodes")
-
-
-def _check_fingerprints(wanted: Fingerprints, here: Fingerprints) -> None:
-    """Check that data and code are those of the run.
-
-    Code of a notebook or script (`__main__` there) was sent here and has no file, so it is left
-    out; modules that a script imports have been imported here, too, and are compared.
-    """
-    own = {name: sha for name, sha in here["code"].items() if name != "__main__"}
-    for name in wanted["code"].keys() - own.keys() - {"__main__"}:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        own |= {name: hash_file(file)} if file else {}
-    code = {name: wanted["code"].get(name) for name in own}
-    changes = list_changes(
-        {"data": wanted["data"], "code": code}, {"data": here["data"], "code": own}
-    )
-    if changes:
-        raise InvalidInputError(
-            f"{' and '.join(changes)} differs from that of the run; copy it to all nodes"
-        )
 
 
 @contextmanager

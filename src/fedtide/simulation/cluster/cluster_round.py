@@ -22,7 +22,7 @@ from fedtide.simulation.cluster.chunk_worker import (
     TrainedChunk,
     to_array,
 )
-from fedtide.simulation.cluster.worker_pool import WorkerPool
+from fedtide.simulation.cluster.ray_cluster import WorkerPool
 from fedtide.simulation.local_round import ChunkResult
 from fedtide.simulation.round_plan import RoundPlan, without_deltas
 from fedtide.training.minibatches import MinibatchPlanner
