@@ -476,11 +476,6 @@ BAD = {
         "methods.a.algorithm.cutof",
         "'cutoff'",
     ),
-    "method that does not fit": (
-        {"methods": {"a": {}, "b": {"algorithm": {"type": "fedau", "groups": [0]}}}},
-        "b/seed-0.algorithm.groups",
-        "5 clients",
-    ),
 }
 
 

@@ -249,7 +249,7 @@ def test_a_strict_failure_stops_the_other_runs_and_is_raised(sweep, tmp_path):
         "long": {"rounds": 200_000},
         "fails": {"local": {"lr": 1e30}, "rounds": 50},
     }
-    with pytest.raises(ft.InvalidInputError, match=r"^local\.lr: .* is not finite \(clients"):
+    with pytest.raises(ft.InvalidInputError, match=r"^fails/seed-0\.local\.lr: .* is not finite"):
         run_sweep(sweep(methods=methods), tmp_path / "out", workers=2, strict=True)
     assert list((tmp_path / "out" / "long" / "seed-0" / "checkpoints").iterdir())
     assert not (tmp_path / "out" / "long" / "seed-0" / "summary.json").exists()

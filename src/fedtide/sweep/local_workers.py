@@ -12,8 +12,8 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe, connection
 from multiprocessing.connection import Connection
@@ -105,7 +105,8 @@ class _Worker:
             args=(theirs, threads, ProcessSettings.current(), script),
             daemon=True,
         )
-        self.process.start()
+        with _ctrl_c_ignored():
+            self.process.start()
         theirs.close()
         self.job: Job | None = None
         self.has_begun = False
@@ -121,6 +122,19 @@ class _Worker:
             ) from error
         self.pipe.send_bytes(content)
         self.job, self.has_begun = job, False
+
+
+@contextmanager
+def _ctrl_c_ignored() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C, which reaches all, until they handle it themselves."""
+    if threading.current_thread() is not threading.main_thread():  # which alone sets handlers
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _WorkerPool:

@@ -152,7 +152,7 @@ class _Execution:
     Attributes:
         runs: the runs requested so far, by their folders.
         best: the labels of the configurations that a strategy found best.
-        failed: the first failure, if `strict`.
+        failed: the path of the run that failed first, and why, if `strict`.
         interrupted: the message of an interruption; empty without one.
     """
 
@@ -167,7 +167,7 @@ class _Execution:
     progress: SweepProgress
     runs: dict[str, SweepRun] = field(default_factory=dict)
     best: set[str] = field(default_factory=set)
-    failed: Failure | None = None
+    failed: tuple[str, Failure] | None = None
     interrupted: str = ""
 
     def run(self) -> None:
@@ -268,10 +268,13 @@ class _Execution:
         return self.failed is not None or bool(self.interrupted)
 
     def _raise_if_stopped(self) -> None:
-        if self.failed is not None and self.failed.trace:
-            raise RunFailedError(self.failed.sentence, self.failed.trace)
         if self.failed is not None:
-            raise InvalidInputError(self.failed.sentence)
+            path, failure = self.failed
+            if failure.trace:
+                where = f"{path}: " if path else ""
+                raise RunFailedError(f"{where}{failure.sentence}", failure.trace)
+            where = f"{path}." if path else ""
+            raise InvalidInputError(f"{where}{failure.sentence}")
         if self.interrupted:
             what = self.interrupted if self.sweep.is_single_run else "interrupted and saved"
             raise Interrupted(what, "repeat the call with resume=True to continue")
@@ -300,7 +303,7 @@ class _Execution:
             self.interrupted = self.interrupted or outcome.interrupted
             return
         if outcome.failure is not None and self.strict:
-            self.failed = self.failed or outcome.failure
+            self.failed = self.failed or (job.path, outcome.failure)
             return
         if outcome.failure is not None:
             write_failure(job, outcome.failure)
