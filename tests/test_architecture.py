@@ -18,7 +18,6 @@ FILES = sorted(file for file in ROOT.rglob("*.py") if file.parent.parent != APPS
 BASICS = {
     "activity",
     "errors",
-    "forked_process",
     "validation",
     "randomness",
     "population",

@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 from fedtide.errors import InvalidInputError
-from fedtide.forked_process import watch_forks
 
 if TYPE_CHECKING:
     from fedtide import algorithms, callbacks, participation, privacy, problems
@@ -47,8 +46,6 @@ _HOMES = {
     "fedtide.simulation": ("Experiment", "Result", "Results", "run", "simulate"),
     "fedtide.training": ("Ball", "Box", "InverseDecay", "LocalTraining", "Piecewise", "StepDecay"),
 }
-
-watch_forks()
 
 
 def __getattr__(name: str) -> object:

@@ -8,7 +8,7 @@ from torch import nn
 
 import fedtide as ft
 from fedtide.simulation import loop
-from fedtide.simulation.personalisation import personalised_figures
+from fedtide.simulation.metrics import personalised_figures
 
 RNG = np.random.default_rng(3)
 OWNERS = np.repeat(["a", "b", "c"], [6, 9, 5])

@@ -41,7 +41,6 @@ from fedtide.auditing.statistics.unseen import UnseenClients, estimate_unseen
 from fedtide.auditing.statistics.variance import VarianceModel
 from fedtide.auditing.statistics.windows import Regularity, measure_regularity
 from fedtide.errors import InvalidInputError, quantify
-from fedtide.forked_process import refuse_fork_without_threads
 from fedtide.participation.log.tables import MemoryTable, to_polars
 from fedtide.summary_text import Summary
 from fedtide.validation import require_at_least, require_choice, require_positive
@@ -226,7 +225,6 @@ def audit(
     >>> round(result.objectives.plain.l1_skew, 4), result.coverage.longest_absence
     (0.6667, 2)
     """
-    refuse_fork_without_threads()
     if type(log).__module__.startswith("fedtide.simulation."):
         raise InvalidInputError(
             "log: a result of a run is not a table; give its log, as "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import polars as pl
@@ -17,34 +19,6 @@ from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.loop import Run
 from fedtide.simulation.metrics import declared_directions
 from fedtide.validation import require_at_least, require_whole_number
-
-
-@dataclass
-class _Improvement:
-    """How long ago a sequence of values had its lowest value.
-
-    Attributes:
-        values: how many there have been.
-        best: the lowest one.
-        since: how many came after it.
-
-    >>> found = _Improvement()
-    >>> for value in (3.0, 2.0, 2.5, math.inf):
-    ...     found.add(value, min_delta=0.0)
-    >>> found
-    _Improvement(values=4, best=2.0, since=2)
-    """
-
-    values: int = 0
-    best: float = math.inf
-    since: int = 0
-
-    def add(self, value: float, min_delta: float) -> None:
-        """Add a value; it is the new best if it is lower by more than `min_delta`."""
-        self.values += 1
-        self.since += 1
-        if value < self.best - min_delta:
-            self.best, self.since = value, 0
 
 
 class RunView:
@@ -63,7 +37,6 @@ class RunView:
         self.out = out
         self._stops: list[str] = []
         self._metrics: list[dict[str, Any]] = []
-        self._improvements: dict[tuple[str, bool, float], _Improvement] = {}
 
     def for_another(self) -> RunView:
         """Return a view of the same run whose copies no other callback has changed."""
@@ -117,22 +90,6 @@ class RunView:
         evaluation = self._run.evaluation
         declared = {} if evaluation is None else declared_directions(evaluation)
         return lower_is_better(metric, declared)
-
-    def count_without_improvement(self, metric: str, lower: bool, min_delta: float) -> int:
-        """Return how many evaluations there have been since the last improvement.
-
-        Args:
-            metric: a metric of the evaluations; a missing value or NaN is no improvement.
-            lower: whether a smaller value is better.
-            min_delta: an improvement is a value that beats the best one before by more than this.
-        """
-        # Look at each evaluation only once, as a long run has very many.
-        found = self._improvements.setdefault((metric, lower, min_delta), _Improvement())
-        for row in self._run.metrics[found.values :]:
-            value = row[metric]
-            value = math.inf if value is None or math.isnan(value) else value if lower else -value
-            found.add(value, min_delta)
-        return found.since
 
     def stop(self, reason: str) -> None:
         """End the run after the current round, or after the first one; it counts as finished.
@@ -211,6 +168,71 @@ def check_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
     return watchers
 
 
+class WatchedRun(AbstractContextManager["WatchedRun"]):
+    """A run that tells its callbacks what happens; as a context manager, it reports errors as well.
+
+    Args:
+        run: the run.
+        callbacks: the callbacks.
+        out: its folder; None in memory.
+
+    Attributes:
+        view: the run as one more callback would see it.
+    """
+
+    def __init__(self, run: Run, callbacks: Sequence[Callback], out: Path | None = None) -> None:
+        self.run, self.view = run, RunView(run, out)
+        self._watchers = [(callback, self.view.for_another()) for callback in callbacks]
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            for callback, view in self._watchers:
+                callback.on_error(view, error)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all rounds have ended, or a callback has stopped the run."""
+        ended = self.run.ended
+        return ended == self.run.experiment.rounds or (ended > 0 and bool(self.view.stopped))
+
+    def start(self) -> None:
+        """Evaluate the initial model, if the experiment asks for it."""
+        for callback, view in self._watchers:
+            callback.on_start(view)
+        self._evaluate_if_due()
+
+    def advance(self) -> None:
+        """Run a round and evaluate if that is due."""
+        self.run.round()
+        self._evaluate_if_due()
+        for callback, view in self._watchers:
+            callback.on_round_end(view)
+
+    def finish(self) -> None:
+        """Evaluate the last model of a run that was stopped between two evaluations."""
+        if not self.run.is_evaluated:
+            self._evaluate()
+
+    def tell_end(self) -> None:
+        """Tell the callbacks that the results are complete."""
+        for callback, view in self._watchers:
+            callback.on_end(view)
+
+    def _evaluate_if_due(self) -> None:
+        if self.run.is_evaluation_due:
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        self.run.evaluate()
+        for callback, view in self._watchers:
+            callback.on_evaluation(view)
+
+
 @dataclass(frozen=True)
 class EarlyStopping(Callback):
     """Ends a run whose metric has stopped improving.
@@ -246,5 +268,12 @@ class EarlyStopping(Callback):
             )
         known = self.lower_is_better
         lower = run.lower_is_better(self.metric) if known is None else known
-        if run.count_without_improvement(self.metric, lower, self.min_delta) >= self.patience:
+        best, since = math.inf, 0
+        for row in run.metrics:
+            value = row[self.metric]
+            value = math.inf if value is None or math.isnan(value) else value if lower else -value
+            since += 1
+            if value < best - self.min_delta:
+                best, since = value, 0
+        if since >= self.patience:
             run.stop(f"{self.metric} did not improve in {quantify(self.patience, 'evaluation')}")

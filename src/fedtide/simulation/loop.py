@@ -52,11 +52,10 @@ from fedtide.simulation.metrics import (
     clients_table,
     declared_directions,
     metrics_row,
+    personalised_figures,
 )
-from fedtide.simulation.personalisation import personalised_figures
 from fedtide.simulation.round_plan import RoundPlanner
 from fedtide.simulation.run_warnings import (
-    find_ineffective_settings,
     find_warnings,
     list_step_sizes,
 )
@@ -227,8 +226,7 @@ class Run:
         moved = not torch.equal(self.driver.output, self.task.start)
         entered = bool(tally.effective.any())
         found = find_warnings(algorithm, self.metrics, start_loss, tally.reports, moved, entered)
-        ineffective = find_ineffective_settings(self.experiment, self.population.clients)
-        return [*found, *ineffective, *self.task.warnings]
+        return [*found, *self.task.warnings]
 
     def metrics_table(self) -> pl.DataFrame:
         """Return one row per evaluation."""

@@ -10,8 +10,6 @@ import numpy as np
 
 from fedtide.algorithms import Algorithm, Amplification
 from fedtide.errors import quantify
-from fedtide.participation import Stragglers
-from fedtide.simulation.experiment import Experiment
 
 RISE = 5.0
 """A run diverged if its last loss exceeds the initial model's by more than this factor."""
@@ -86,60 +84,12 @@ def _find_undefined(last: Mapping[str, Any]) -> list[str]:
         for name, value in last.items()
         if name.startswith(("train_", "test_")) and not np.isfinite(value)
     ]
-    # the problem's own metrics are measured on training samples, too
-    untested = [
-        name
-        for name in undefined
-        if name.startswith("test_recall_") and name.replace("test_", "train_", 1) not in last
+    if not undefined:
+        return []
+    return [
+        f"problem: {', '.join(undefined)} ended as NaN or infinity, although the loss is finite; a "
+        "metric must give a finite number for every sample, and a class needs test samples"
     ]
-    found = []
-    if untested:
-        found.append(
-            f"problem.test: it has no samples of the classes of {', '.join(untested)}, which "
-            f"{'are not numbers' if len(untested) > 1 else 'is not a number'}"
-        )
-    if wrong := [name for name in undefined if name not in untested]:
-        found.append(
-            f"problem: {', '.join(wrong)} ended as NaN or infinity, although the loss is "
-            "finite; a metric must give a finite number for every sample, as its mean is taken"
-        )
-    return found
-
-
-def find_ineffective_settings(experiment: Experiment, clients: int) -> list[str]:
-    """Return a sentence on every setting that has almost no effect, or an unexpected one."""
-    found, rounds = [], experiment.rounds
-    optimizer, amplified = experiment.local.optimizer, experiment.algorithm.amplification
-    if experiment.objective == "samples" and _weighs_by_samples(experiment.algorithm):
-        found.append(
-            "objective: samples together with weights: data weights clients by the squares of "
-            "their numbers of samples; use one of the two"
-        )
-    if optimizer != "sgd" and experiment.objective != "uniform":
-        found.append(
-            f"objective: {optimizer} divides the gradients of a client by their size, in which its "
-            "weight cancels, so positive weights have next to no effect; use optimizer: sgd"
-        )
-    if amplified is not None and rounds < (first := amplified.start + amplified.period):
-        found.append(
-            f"algorithm.{amplified.field}: the first period ends after {first:,} rounds and the "
-            f"run after {rounds:,}, so nothing is amplified; shorten the period or run more rounds"
-        )
-    dropout, asked = experiment.dropout, experiment.selection.most(clients)
-    closing = dropout.close_after if isinstance(dropout, Stragglers) else None
-    if closing is not None and closing >= asked:
-        found.append(
-            f"dropout.close_after: a round asks at most {quantify(asked, 'client')}, so that "
-            f"{quantify(closing, 'report')} would close none; lower it"
-        )
-    return found
-
-
-def _weighs_by_samples(algorithm: Algorithm[Any]) -> bool:
-    """Return whether a method, or one inside it, weights updates by numbers of samples."""
-    inner = (value for value in vars(algorithm).values() if isinstance(value, Algorithm))
-    weights = getattr(algorithm, "weights", None)  # of a user's method perhaps an array
-    return (isinstance(weights, str) and weights == "data") or any(map(_weighs_by_samples, inner))
 
 
 def list_step_sizes(algorithm: Algorithm[Any]) -> str:

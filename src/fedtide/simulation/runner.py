@@ -16,8 +16,7 @@ from fedtide.activity import PREPARING, activity, listen
 from fedtide.atomic_io import write_frame, write_json
 from fedtide.content_hash import hash_once
 from fedtide.errors import Interrupted, InvalidInputError, first_line
-from fedtide.forked_process import refuse_fork_without_threads
-from fedtide.simulation.callbacks import Callback, RunView, check_callbacks
+from fedtide.simulation.callbacks import Callback, RunView, WatchedRun, check_callbacks
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 from fedtide.simulation.cluster.ray_cluster import RayCluster
 from fedtide.simulation.divergence import DivergenceError
@@ -34,8 +33,7 @@ from fedtide.simulation.result_files import (
     write_timings,
 )
 from fedtide.simulation.run_folder import Failure, Resume, RunFolder
-from fedtide.simulation.watched_run import WatchedRun
-from fedtide.training.devices import lacks_bfloat16, lacks_memory
+from fedtide.training.devices import lacks_memory
 from fedtide.training.threads import restored_threads
 from fedtide.training.trainers.select import TrainerName
 
@@ -59,7 +57,6 @@ def execute(
 
     With a cluster, its workers train the clients. For `alike` see `Run`.
     """
-    refuse_fork_without_threads()
     if out is None and resume:
         raise InvalidInputError("resume: no folder to continue; give it as out")
     watchers = check_callbacks(callbacks)
@@ -167,15 +164,7 @@ def _new_run(
     alike: float,
 ) -> Run:
     with activity(PREPARING):
-        run = Run(experiment, trainer, cluster, alike)
-    if experiment.dtype == "bfloat16" and lacks_bfloat16(run.task.start):
-        _logger.warning(
-            "%s, seed %d: dtype: this processor has no instructions for bfloat16, so gradients "
-            "take several times as long as in float32; use float32",
-            experiment.name,
-            experiment.seed,
-        )
-    return run
+        return Run(experiment, trainer, cluster, alike)
 
 
 class _FolderCallback(Callback):

@@ -15,7 +15,6 @@ import polars as pl
 from fedtide.atomic_io import write_frame, write_yaml
 from fedtide.content_hash import hash_once
 from fedtide.errors import Interrupted, InvalidInputError, RunFailedError
-from fedtide.forked_process import refuse_fork_without_threads
 from fedtide.locking import LOCK_FILE, lock_folder
 from fedtide.simulation.cluster.ray_cluster import open_cluster
 from fedtide.simulation.experiment import BUILDER, read_yaml
@@ -87,7 +86,6 @@ def run_sweep(
         Interrupted: the sweep was interrupted; active runs are saved.
         RunFailedError: with `strict`, a run failed with an exception in a user's code.
     """
-    refuse_fork_without_threads()
     if ray is not None and cluster is not None:
         raise InvalidInputError("cluster: given besides ray; give one of them")
     if workers is not None:

@@ -19,7 +19,6 @@ fails; with a count of the copies that would wait; and with a stand-in for graph
 from __future__ import annotations
 
 import math
-import platform
 import re
 import shutil
 import warnings
@@ -98,19 +97,6 @@ def mkl_lacks_avx512() -> bool:
     both = libraries.mkl.is_available() and libraries.mkldnn.is_available()
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     return both and wide and "Intel" not in machine()
-
-
-def lacks_bfloat16(like: Tensor) -> bool:
-    """Return whether a tensor's device is a processor without bfloat16 instructions.
-
-    PyTorch then emulates them, which takes several times as long as float32.
-    """
-    if not is_cpu(like) or platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    tell = getattr(torch.cpu, "get_capabilities", dict)  # missing in older PyTorch
-    capabilities: dict[str, bool] = tell()
-    known = [capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")]
-    return False in known and True not in known
 
 
 def can_replay(like: Tensor) -> bool:
