@@ -64,4 +64,6 @@ def test_plans_padded_to_the_largest_client_bound_a_chunk():
     assert plan_size("stacked", range(300), epochs=4) == 100  # as many as it trains at once
     assert plan_size("reference", range(1, 300), epochs=4) == 1000  # without the largest
     assert plan_size("reference", range(300), steps=4) == 1000
-    assert plan_size("threaded", range(300), max_bytes=1, epochs=4) == 2 * torch.get_num_threads()
+    assert (
+        plan_size("threaded", range(300), max_bytes=3200, epochs=4) == 2 * torch.get_num_threads()
+    )

@@ -233,7 +233,7 @@ class WatchedRun(AbstractContextManager["WatchedRun"]):
             callback.on_evaluation(view)
 
 
-@dataclass(frozen=True)
+@dataclass
 class EarlyStopping(Callback):
     """Ends a run whose metric has stopped improving.
 
@@ -260,6 +260,9 @@ class EarlyStopping(Callback):
         require_whole_number("patience", self.patience)
         require_at_least("min_delta", self.min_delta, 0)
 
+    def on_start(self, run: RunView) -> None:
+        self._best, self._since, self._read = math.inf, 0, 0
+
     def on_evaluation(self, run: RunView) -> None:
         if self.metric not in run.metrics[-1]:
             names = [name for name in run.metrics[-1] if name != "round"]
@@ -268,12 +271,13 @@ class EarlyStopping(Callback):
             )
         known = self.lower_is_better
         lower = run.lower_is_better(self.metric) if known is None else known
-        best, since = math.inf, 0
-        for row in run.metrics:
+        rows = run.metrics
+        for row in rows[self._read :]:
             value = row[self.metric]
             value = math.inf if value is None or math.isnan(value) else value if lower else -value
-            since += 1
-            if value < best - self.min_delta:
-                best, since = value, 0
-        if since >= self.patience:
+            self._since += 1
+            if value < self._best - self.min_delta:
+                self._best, self._since = value, 0
+        self._read = len(rows)
+        if self._since >= self.patience:
             run.stop(f"{self.metric} did not improve in {quantify(self.patience, 'evaluation')}")
