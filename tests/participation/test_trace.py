@@ -136,23 +136,22 @@ def test_times_in_single_precision_are_the_decimals_that_are_meant(tmp_path: Pat
     assert found == [[], [1], [1], [0], [0], []]
     wrong = frame.with_columns(end=pl.Series([0.5, float("nan")], dtype=pl.Float32))
     wrong.write_parquet(tmp_path / "trace.parquet")
-    with pytest.raises(InvalidInputError, match=r"^file: end in row 2 'nan' is not a finite"):
+    with pytest.raises(InvalidInputError, match=r"^file: end in row 2 is"):
         Trace(tmp_path / "trace.parquet", 0.1).begin(Population(clients=2), seed=0)
 
 
 @pytest.mark.parametrize(
     ("rows", "start"),
     [
-        ([(0, 5, 3)], "file: client 0"),
-        ([("a", 0, 5), ("a", 4, 6), ("b", 0, 1)], "file: client 'a'"),
+        ([(0, 5, 3)], "file: row 1 ends at 3.0, before its start"),
         ([(9, 0, 5)], "file: client 9"),
         ([("a", 0, 1), ("b", 0, 1), ("c", 0, 1)], "file: 3 different clients"),
         ([("a", 0, 1), ("a", 1, 2)], "file: 1 different client"),
-        ([(0, -1, 5)], "file: start -1.0"),
-        ([(0, "nan", 5)], "file: start in row 1 'nan' is not a finite number"),
-        ([(0, 0, 5), (0, "2026-01-01T00:00", 5)], "file: start in row 2 '2026-01-01T00:00' is"),
-        ([(0, 0, 5), (1, 0, None)], "file: end in row 2 is missing"),
-        ([(0, 0, None)], "file: end in row 1 is missing"),
+        ([(0, -1, 5)], "file: start in row 1 is"),
+        ([(0, "nan", 5)], "file: start in row 1 is"),
+        ([(0, 0, 5), (0, "2026-01-01T00:00", 5)], "file: start in row 2 is '2026-01-01T00:00'"),
+        ([(0, 0, 5), (1, 0, None)], "file: end in row 2 is None"),
+        ([(0, 0, None)], "file: end in row 1 is None"),
         ([(0, 1767225600, 1767229200)], "file: its times begin at 1767225600 seconds"),
         ([], "file: '.*trace.csv' has no rows"),
         ([(0, 3, 3)], "file: '.*trace.csv' has no rows with an end after the start"),
@@ -171,7 +170,7 @@ def test_invalid_rows_are_rejected(
 def test_columns_that_hold_no_numbers_are_rejected(start: object, tmp_path: Path) -> None:
     path = tmp_path / "trace.parquet"
     pl.DataFrame({"client": [0], "start": [start], "end": [start]}).write_parquet(path)
-    with pytest.raises(InvalidInputError, match=r"^file: start in row 1 '.+' is not a finite .*; "):
+    with pytest.raises(InvalidInputError, match=r"^file: start in row 1 is .*; "):
         Trace(path, 1.0).begin(Population(clients=1), seed=0)
 
 

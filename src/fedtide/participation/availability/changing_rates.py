@@ -164,8 +164,6 @@ class DayNight(Availability):
 
 Shape = Literal["sine", "interleaved-sine", "staircase"]
 
-_MAX_PERIOD = 2**20  # the mean of an interleaved sine sorts the rounds of a period
-
 
 @configurable
 class Fluctuating(Availability):
@@ -211,10 +209,6 @@ class Fluctuating(Availability):
     def __post_init__(self) -> None:
         check_rates(self.rates)
         require_whole_number("period", self.period)
-        if self.period > _MAX_PERIOD:
-            raise InvalidInputError(
-                f"period: {self.period} rounds are too many; give at most {_MAX_PERIOD}"
-            )
         if not 0 <= self.gamma <= 0.5:
             raise InvalidInputError(
                 f"gamma: with {self.gamma} some probabilities are negative; give 0 to 0.5"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,6 @@ from fedtide.participation.availability.base import (
 from fedtide.population import Population
 from fedtide.randomness import generator, uniforms
 from fedtide.validation import require_one_per_client, require_probabilities, require_whole_number
-
-_MOST_GROUPS = 10_000_000
-"""Even a group without clients takes a few numbers of memory."""
-_LONGEST_CYCLE = 2**62
-"""In rounds; the ends of turns then fit 64-bit integers."""
 
 
 @configurable
@@ -48,9 +43,8 @@ class GroupCycle(Availability):
         off: the same outside its group's turn.
 
     Raises:
-        InvalidInputError: a turn below 1 round, a cycle of more than 2⁶² rounds, a negative or
-            unknown offset, on or off outside [0, 1], more than ten million groups, groups that do
-            not fit `rounds` or (in `begin`) the population.
+        InvalidInputError: a turn below 1 round, a negative or unknown offset, on or off outside
+            [0, 1], groups that do not fit `rounds` or (in `begin`) the population.
 
     >>> running = GroupCycle(groups=2, rounds=[2, 1], offset=0).begin(Population(clients=4), seed=0)
     >>> [running.round(t).clients.tolist() for t in range(4)]
@@ -71,19 +65,14 @@ class GroupCycle(Availability):
         | Mapping[Name, str]
     )
     rounds: int | Sequence[int]
-    offset: str | int = "random"
+    offset: Literal["random"] | int = "random"
     on: float = 1.0
     off: float = 0.0
 
     def __post_init__(self) -> None:
         for turn in np.atleast_1d(np.asarray(self.rounds, dtype=object)):
             require_whole_number("rounds", turn)
-        if isinstance(self.offset, str):
-            if self.offset != "random":
-                raise InvalidInputError(
-                    f"offset: unknown {self.offset!r}; give 'random' or a number"
-                )
-        else:
+        if not isinstance(self.offset, str):
             require_whole_number("offset", self.offset, low=0)
         require_probabilities("on", self.on)
         require_probabilities("off", self.off)
@@ -93,7 +82,7 @@ class GroupCycle(Availability):
         turns = self._turns()
         labels = self._labels(population)
         offset = self.offset
-        if isinstance(offset, str):
+        if offset == "random":
             offset = int(turns[0] * uniforms(seed, "group-cycle-offset"))
         return _GroupCycleStream(labels, turns, offset, self.on, self.off, seed)
 
@@ -112,16 +101,14 @@ class GroupCycle(Availability):
 
     def _turns(self) -> NDArray[np.int64]:
         """Return the length of each group's turn, (K,)."""
-        count = self._count_groups()
-        if count > _MOST_GROUPS:
-            raise InvalidInputError(
-                f"groups: {count:,} groups; give at most {_MOST_GROUPS:,}, numbered from 0"
-            )
+        if isinstance(self.groups, int):
+            require_whole_number("groups", self.groups)
+            count = int(self.groups)
+        else:
+            count = int(_number_groups(in_any_order(self.groups)).max()) + 1
         turns = np.asarray(self.rounds, dtype=np.int64)
         if turns.ndim == 0:
             turns = np.full(count, turns)
-        if turns.sum(dtype=np.float64) > _LONGEST_CYCLE:
-            raise InvalidInputError("rounds: a cycle of more than 2**62 rounds; give shorter turns")
         if len(turns) < count or (isinstance(self.groups, int) and len(turns) != count):
             raise InvalidInputError(
                 f"rounds: {quantify(len(turns), 'turn')} for {quantify(count, 'group')}; "
@@ -129,45 +116,38 @@ class GroupCycle(Availability):
             )
         return turns
 
-    def _count_groups(self) -> int:
-        """Return the number of groups that `groups` names."""
-        if isinstance(self.groups, int):
-            require_whole_number("groups", self.groups)
-            return int(self.groups)
-        names, numbers = self._number(in_any_order(self.groups))
-        return int(numbers.max()) + 1 if names is None else len(names)
-
-    def _number(self, given: Any) -> tuple[NDArray[np.str_] | None, NDArray[np.integer]]:
-        """Return the groups' names in order of turns, None if numbered; the group of each label."""
-        labels = np.asarray(given)
-        if labels.ndim == 1 and labels.size:
-            is_text = labels.dtype.kind == "U" and all(isinstance(label, str) for label in given)
-            if is_text and all(x.isdecimal() and len(x) < 19 for x in labels.tolist()):
-                labels, is_text = labels.astype(np.int64), False  # numbers, as quoted in a file
-            if is_text:
-                return np.unique(labels, return_inverse=True)
-            if labels.dtype.kind in "iu" and labels.min() >= 0:
-                return None, labels
-        raise InvalidInputError(
-            "groups: neither numbers nor names of groups; give a number of groups, or for each "
-            "client a group 0, 1, ..., or a text such as 'north'"
-        )
-
     def _labels(self, population: Population) -> NDArray[np.int32]:
         """Return the group of each client, (N,)."""
         clients = population.clients
         if not isinstance(self.groups, int):
-            _, numbers = self._number(order_by_id("groups", self.groups, population))
-            labels = numbers.astype(np.int32)
+            labels = _number_groups(order_by_id("groups", self.groups, population))
             require_one_per_client("groups", labels, clients)
-            return labels
-        count = self._count_groups()
-        if count > clients:
+            return labels.astype(np.int32)
+        if self.groups > clients:
             raise InvalidInputError(
-                f"groups: {count} groups of {quantify(clients, 'client')}; give at most {clients}"
+                f"groups: {self.groups} groups of {quantify(clients, 'client')}; give at most "
+                f"{clients}"
             )
-        ends = np.rint(np.arange(1, count + 1) * clients / count).astype(np.int64)
+        ends = np.rint(np.arange(1, self.groups + 1) * clients / self.groups).astype(np.int64)
         return np.searchsorted(ends, np.arange(clients), side="right").astype(np.int32)
+
+
+def _number_groups(given: Any) -> NDArray[np.integer]:
+    """Return the number of each group that is given by number or by name.
+
+    >>> _number_groups(["north", "east", "north"]), _number_groups(["10", "2"])
+    (array([1, 0, 1]), array([10,  2]))
+    """
+    labels = np.asarray(given)
+    if labels.dtype.kind == "U":
+        is_number = np.char.isdecimal(labels).all()  # as quoted in a file
+        labels = labels.astype(np.int64) if is_number else np.unique(labels, return_inverse=True)[1]
+    if labels.ndim != 1 or not labels.size or labels.dtype.kind not in "iu" or labels.min() < 0:
+        raise InvalidInputError(
+            "groups: neither numbers nor names of groups; give a number of groups, or for each "
+            "client a group 0, 1, ..., or a text such as 'north'"
+        )
+    return labels
 
 
 class _GroupCycleStream(AvailabilityStream):

@@ -216,9 +216,9 @@ class Table(Availability):
             pandas or another library, or a list of rows); rows of absent clients may be left out.
             Clients are given by name if the data name them, else by id 0..N−1, or as N different
             strings, numbered in sorted order. A table in memory may also have a column for each
-            client (in sorted order if the data do not name them), and perhaps one called round;
-            without it, row t is round t. Columns called 0, 1, ... in this order, as those of a
-            table made of an array, are in the order of the ids if these are not names.
+            client, in the order of the ids if the data do not name them, and perhaps one called
+            round; without it, row t is round t. Columns called 0, 1, ... in this order, as those of
+            a table made of an array, are in the order of the ids if these are not names.
 
     Raises:
         InvalidInputError: a weight that is negative or not finite, an array that is not
@@ -316,7 +316,8 @@ def _number_columns(names: Sequence[str], population: Population) -> Ids:
     column = parse_whole_numbers(pl.Series(names, dtype=pl.String))
     if population.names is None:
         _require_columns(len(names), clients)
-        _require_sorted(column)
+        if column.dtype == pl.String:
+            return np.arange(clients)
     ids = number_clients("weights", column, population)
     missing = np.setdiff1d(np.arange(clients), ids)
     if len(missing):
@@ -325,21 +326,6 @@ def _number_columns(names: Sequence[str], population: Population) -> Ids:
             "each client one"
         )
     return ids
-
-
-def _require_sorted(column: pl.Series) -> None:
-    """Check that text is in the order in which it numbers clients that the data do not name.
-
-    Raises:
-        InvalidInputError: it is in another order, such as client2 before client10.
-    """
-    if column.dtype == pl.String and not column.is_sorted():
-        first = list_names(column.sort().to_list()[:3])
-        raise InvalidInputError(
-            "weights: the data do not name the clients, whose columns are therefore numbered in "
-            f"sorted order, {first}, ..., which is not their order here; sort them, or call them "
-            f"0 to {len(column) - 1}"
-        )
 
 
 def _names_of(population: Population) -> set[str]:

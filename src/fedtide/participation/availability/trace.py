@@ -62,9 +62,8 @@ class Trace(Availability):
     Raises:
         InvalidInputError: seconds that are not above 0, an object that is not a table; in `begin`,
             a file that cannot be read, lacks a column or has no intervals; times that are missing,
-            dates, not numbers, negative or not finite; an end before its start; intervals of one
-            client that overlap (touching is fine); an end beyond `repeat`; clients that do not fit
-            the population.
+            dates, not numbers, negative or not finite; an end before its start or beyond `repeat`;
+            clients that do not fit the population.
     """
 
     file: str | Path | MemoryTable
@@ -135,7 +134,11 @@ class Trace(Availability):
         require_columns("file", frame, ["client", "start", "end"], "rename the column")
         names = normalise_clients("file", frame["client"])
         starts, ends = _parse_times(frame["start"]), _parse_times(frame["end"])
-        _reject_reversed(names, starts, ends)
+        if (wrong := np.flatnonzero(ends < starts)).size:
+            raise InvalidInputError(
+                f"file: row {wrong[0] + 1:,} ends at {ends[wrong[0]]}, before its start; put the "
+                "earlier time first"
+            )
         ids = number_clients("file", names, population)
         order = np.lexsort((starts, ids))
         order = order[starts[order] < ends[order]]
@@ -144,10 +147,12 @@ class Trace(Availability):
                 f"file: {describe_table(self.file)} has no rows with an end after the start; "
                 "give one for each interval"
             )
-        _reject_dates(starts[order])
-        ids, starts, ends = ids[order], starts[order], ends[order]
-        _reject_overlaps(names.gather(order), ids, starts, ends)
-        return ids, starts, ends
+        if (first := starts[order].min()) >= _FIRST_DATE:
+            raise InvalidInputError(
+                f"file: its times begin at {first:.0f} seconds, but the run begins at 0; subtract "
+                "the first start from all times"
+            )
+        return ids[order], starts[order], ends[order]
 
 
 class IntervalIndex:
@@ -183,7 +188,7 @@ class IntervalIndex:
     def clients_at(self, instant: float) -> Ids:
         """Return the clients with an interval that contains the instant, sorted."""
         found = [self._search(instant, *level) for level in self._levels]
-        return np.sort(np.concatenate([np.empty(0, dtype=np.int32), *found])).astype(np.int64)
+        return np.unique(np.concatenate([np.empty(0, dtype=np.int32), *found])).astype(np.int64)
 
     def _search(self, instant: float, longest: float, low: int, high: int) -> NDArray[np.int32]:
         starts = self._starts[low:high]
@@ -213,44 +218,10 @@ def _parse_times(column: pl.Series) -> _Times:
         times = values.cast(pl.Float64, strict=False).to_numpy()
     else:  # such as dates, which Polars would convert
         times = np.full(len(column), np.nan)
-    wrong = np.flatnonzero(~np.isfinite(times))
-    if len(wrong):
-        row = int(wrong[0])
-        (value,) = column[row : row + 1].to_list()
-        what = "is missing" if value is None else f"{str(value)!r:.60} is not a finite number"
+    if (wrong := np.flatnonzero(~np.isfinite(times) | (times < 0))).size:
+        (value,) = column[int(wrong[0]) : int(wrong[0]) + 1].to_list()
         raise InvalidInputError(
-            f"file: {column.name} in row {row + 1:,} {what}; give seconds from the start of the run"
-        )
-    if len(times) and times.min() < 0:
-        raise InvalidInputError(
-            f"file: {column.name} {times.min()} is negative; give seconds of at least 0"
+            f"file: {column.name} in row {wrong[0] + 1:,} is {value!r:.60}; give seconds from the "
+            "start of the run"
         )
     return times
-
-
-def _reject_dates(starts: _Times) -> None:
-    if starts.min() >= _FIRST_DATE:
-        raise InvalidInputError(
-            f"file: its times begin at {starts.min():.0f} seconds, but the run begins at 0; "
-            "subtract the first start from all times"
-        )
-
-
-def _reject_reversed(names: pl.Series, starts: _Times, ends: _Times) -> None:
-    reversed_rows = np.flatnonzero(ends < starts)
-    if len(reversed_rows):
-        row = int(reversed_rows[0])
-        raise InvalidInputError(
-            f"file: client {names[row]!r} has an interval from {starts[row]} to {ends[row]}; "
-            "put the earlier time first"
-        )
-
-
-def _reject_overlaps(names: pl.Series, ids: Ids, starts: _Times, ends: _Times) -> None:
-    overlaps = np.flatnonzero((ids[1:] == ids[:-1]) & (starts[1:] < ends[:-1]))
-    if len(overlaps):
-        row = int(overlaps[0])
-        raise InvalidInputError(
-            f"file: client {names[row]!r} has an interval until {ends[row]} and another from "
-            f"{starts[row + 1]}; merge them"
-        )
