@@ -114,9 +114,10 @@ def test_numbers_beyond_float16_are_sent_as_its_largest():
     assert [float(x[0]) for x in federation.received] == [60_000.0, 64_992.0, 65_504.0]
 
 
-def test_a_private_federation_takes_them():
+def test_a_private_federation_takes_them(tmp_path):
     mechanism = Gaussian(clip=1.0, noise_multiplier=1e-3, delta=1e-5)
-    strategy = Federation(3, 0.1).train(A.FedAvg(weights="all"), 2, privacy=mechanism)
+    options = {"privacy": mechanism, "state": tmp_path}
+    strategy = Federation(3, 0.1).train(A.FedAvg(weights="all"), 2, **options)
     np.testing.assert_allclose(state_of(strategy), [0.2, 0.2], atol=0.01)
 
 

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
 from tests.algorithms.references import algorithm_2
 
 from fedtide.algorithms import FedAU, FedAvg
@@ -29,6 +31,11 @@ from .driver import (
 )
 
 MANY = prepare(quadratic(20))
+
+
+@pytest.fixture
+def state(tmp_path):
+    return tmp_path / "state"
 
 
 @pytest.fixture
@@ -65,7 +72,7 @@ def expected_model(present, mechanism, cutoff=4):
 
 @pytest.mark.usefixtures("known_noise")
 @pytest.mark.parametrize("quantile", [None, 0.3])
-def test_half_of_the_cohort_goes_missing_and_the_noise_stays(url, quantile):
+def test_half_of_the_cohort_goes_missing_and_the_noise_stays(url, state, quantile):
     """Their apps fail from round 3 on; the noise is not scaled to those that were asked or came."""
     rounds, mechanism = 8, Gaussian(0.5, 0.7, delta=1e-5, quantile=quantile)
     grid = federation()
@@ -88,7 +95,7 @@ def test_half_of_the_cohort_goes_missing_and_the_noise_stays(url, quantile):
     for client in lost:
         node = node_of(grid, client)
         node.app = fail_after(node)
-    strategy = deploy(grid, FedAU(cutoff=4), rounds, ledger=url, privacy=mechanism)
+    strategy = deploy(grid, FedAU(cutoff=4), rounds, ledger=url, privacy=mechanism, state=state)
     expected, clip = expected_model(present, mechanism)
     np.testing.assert_allclose(model(strategy), expected, rtol=1e-5)
     assert strategy.training.driver.state.clip == pytest.approx(clip)
@@ -101,9 +108,48 @@ def test_half_of_the_cohort_goes_missing_and_the_noise_stays(url, quantile):
     np.testing.assert_allclose(sorted(found.losses), sorted(counted), rtol=1e-9)
 
 
-def test_training_ends_when_nobody_may_take_part_any_more(url):
+def epsilon_of(rounds, z, delta):
+    """Return ε of a client after Gaussian rounds, from Theorem 8 of Balle and Wang (2018)."""
+    mu = rounds**0.5 / z
+
+    def excess(epsilon):
+        low = norm.cdf(-mu / 2 - epsilon / mu)
+        return norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * low - delta
+
+    return brentq(excess, 0.0, 50.0)
+
+
+def test_a_second_submission_goes_on_with_what_the_first_has_spent(tmp_path):
+    """Three rounds each: 2.34 and then 3.47, not 2.34 again."""
+    mechanism = Gaussian(1.0, 3.0, 1e-5)
+    options = {"state": tmp_path / "state", "privacy": mechanism}
+    for rounds in (3, 6):
+        state = deploy(federation(), FedAvg(weights="all"), rounds, **options).training.driver.state
+        found = [mechanism.epsilon(float(lost) / 3.0**2) for lost in state.lost]
+        assert found == pytest.approx([epsilon_of(rounds, 3.0, 1e-5)] * N, rel=1e-3)
+
+
+def test_privacy_needs_a_folder_for_what_has_been_spent():
+    with pytest.raises(InvalidInputError, match=r"^state: with privacy, .*submission.*; give"):
+        FedTide(FedAvg(weights="all"), clients=2, privacy=Gaussian(1.0, 3.0, 1e-5))
+
+
+def test_a_mistyped_folder_for_an_existing_ledger_is_refused(tmp_path, url):
+    options = {"ledger": url, "privacy": Gaussian(1.0, 3.0, 1e-5)}
+    deploy(federation(), FedAvg(weights="all"), 3, state=tmp_path / "state", **options)
+    grid, before = federation(), read_ledger(url)
+    refused = r"^state: .*/sate is empty, and the ledger has 3 rounds of 'default'.*; give"
+    with pytest.raises(InvalidInputError, match=refused):
+        deploy(grid, FedAvg(weights="all"), 6, state=tmp_path / "sate", **options)
+    assert not grid.sent
+    assert read_ledger(url).equals(before)
+
+
+def test_training_ends_when_nobody_may_take_part_any_more(url, state):
     mechanism = MatrixFactorisation(1.0, 1.0, 1e-5, min_separation=2, max_participations=2)
-    strategy = deploy(federation(), FedAvg(weights="all"), 20, ledger=url, privacy=mechanism)
+    strategy = deploy(
+        federation(), FedAvg(weights="all"), 20, ledger=url, privacy=mechanism, state=state
+    )
     assert strategy.training.round == 3
     used = read_ledger(url).filter(stage="used")
     assert used["round"].unique().sort().to_list() == [0, 2]
@@ -121,11 +167,12 @@ def test_a_federation_resumes_with_its_noise_and_its_budgets(tmp_path):
     assert kept.noise.abs().min() > 0
 
 
-def test_two_federations_never_have_the_same_noise():
+def test_two_federations_never_have_the_same_noise(tmp_path):
     mechanism = Gaussian(1.0, 1.0, 1e-5)
+    options = {"privacy": mechanism, "seed": 3}
     models = [
-        model(deploy(federation(), FedAvg(weights="all"), 1, privacy=mechanism, seed=3))
-        for _ in range(2)
+        model(deploy(federation(), FedAvg(weights="all"), 1, state=tmp_path / name, **options))
+        for name in "ab"
     ]
     assert not np.isclose(*models).any()
 
@@ -137,17 +184,16 @@ def test_the_mechanism_is_part_of_what_a_state_was_begun_with(tmp_path):
         deploy(federation(), FedAvg(weights="all"), 2, privacy=Gaussian(1.0, 0.5, 1e-5), **options)
 
 
-def test_the_strategy_refuses_what_cannot_be_private():
+def test_the_strategy_refuses_what_cannot_be_private(state):
     with pytest.raises(ValueError, match=r"^algorithm: .*any weight"):
-        deploy(federation(), FedAvg(), 1, privacy=Gaussian(1.0, 1.0, 1e-5))
+        deploy(federation(), FedAvg(), 1, privacy=Gaussian(1.0, 1.0, 1e-5), state=state)
     assert FedTide(FedAvg(), clients=2).algorithm == FedAvg()
     assert LOCAL.steps == 3
 
 
 @pytest.mark.parametrize("damage", ["flipped", "deleted"])
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_a_round_that_may_have_been_published_is_never_repeated(damage, rounds, tmp_path, url):
-    state = tmp_path / "state"
+def test_a_round_that_may_have_been_published_is_never_repeated(damage, rounds, state, url):
     options = {"state": state, "ledger": url, "privacy": Gaussian(1.0, 3.0, 1e-5)}
     deploy(federation(), FedAvg(weights="all"), rounds, **options)
     newest, before = max(state.glob("*.safetensors")), read_ledger(url)
@@ -167,8 +213,7 @@ def test_a_round_that_may_have_been_published_is_never_repeated(damage, rounds, 
     assert again.training.driver.state.rounds.tolist() == [rounds + 1] * N
 
 
-def test_a_round_is_not_repeated_if_its_file_is_gone_and_there_is_no_ledger(tmp_path):
-    state = tmp_path / "state"
+def test_a_round_is_not_repeated_if_its_file_is_gone_and_there_is_no_ledger(state):
     options = {"state": state, "privacy": Gaussian(1.0, 3.0, 1e-5)}
     deploy(federation(), FedAvg(weights="all"), 3, **options)
     newest = max(state.glob("*.safetensors"))
@@ -188,8 +233,7 @@ def test_a_round_is_not_repeated_if_its_file_is_gone_and_there_is_no_ledger(tmp_
 
 
 @pytest.mark.parametrize("damage", ["", "x", "-1", "3\n4"])
-def test_what_tells_the_rounds_that_were_published_is_damaged(damage, tmp_path):
-    state = tmp_path / "state"
+def test_what_tells_the_rounds_that_were_published_is_damaged(damage, state):
     options = {"state": state, "privacy": Gaussian(1.0, 3.0, 1e-5)}
     deploy(federation(), FedAvg(weights="all"), 3, **options)
     (state / "published").write_text(damage)
@@ -197,8 +241,7 @@ def test_what_tells_the_rounds_that_were_published_is_damaged(damage, tmp_path):
         deploy(federation(), FedAvg(weights="all"), 4, **options)
 
 
-def test_the_state_of_an_earlier_version_is_marked_as_it_is_resumed(tmp_path):
-    state = tmp_path / "state"
+def test_the_state_of_an_earlier_version_is_marked_as_it_is_resumed(state):
     options = {"state": state, "privacy": Gaussian(1.0, 3.0, 1e-5)}
     deploy(federation(), FedAvg(weights="all"), 3, **options)
     (state / "published").unlink()
@@ -244,7 +287,7 @@ def used_by_round(url, rounds):
     return [used.count(t) for t in range(rounds)]
 
 
-def test_a_round_waits_for_somebody_who_may_take_part(url):
+def test_a_round_waits_for_somebody_who_may_take_part(url, state):
     """The others come half a minute later; until then one client is there, whose budget is spent.
 
     Rounds with noise alone would move the model away in the meantime.
@@ -254,48 +297,52 @@ def test_a_round_waits_for_somebody_who_may_take_part(url):
     for client in range(1, N):
         node_of(grid, client).online = lambda now: now >= began + 30
     mechanism = Gaussian(0.3, 2.0, 1e-5, budget=2.5)  # of one participation
-    options = {"ledger": url, "privacy": mechanism}
+    options = {"ledger": url, "privacy": mechanism, "state": state}
     strategy = deploy(grid, FedAvg(weights="all"), 500, timeout=3600.0, **options)
     assert used_by_round(url, 2) == [1, N - 1]
     assert strategy.training.round == 2
     assert began + 30 < grid.now < began + 60
 
 
-def test_a_round_waits_no_longer_than_its_timeout_for_somebody_who_may_take_part(url):
+def test_a_round_waits_no_longer_than_its_timeout_for_somebody_who_may_take_part(url, state):
     grid = federation()
     for client in range(1, N):
         node_of(grid, client).online = lambda now: False
     mechanism = Gaussian(0.3, 2.0, 1e-5, budget=2.5)
     began = grid.now
-    deploy(grid, FedAvg(weights="all"), 4, timeout=20.0, ledger=url, privacy=mechanism)
+    options = {"privacy": mechanism, "state": state}
+    deploy(grid, FedAvg(weights="all"), 4, timeout=20.0, ledger=url, **options)
     assert used_by_round(url, 4) == [1, 0, 0, 0]
     assert grid.now - began > 3 * 20
     # Nor does a round wait whose number of nodes is 0.
     grid = federation()
-    deploy(grid, FedAvg(weights="all"), 4, privacy=mechanism, min_available_nodes=0)
+    options["state"] = state / "other"
+    deploy(grid, FedAvg(weights="all"), 4, min_available_nodes=0, **options)
 
 
-def test_no_round_waits_for_clients_that_may_take_part_in_a_later_one():
+def test_no_round_waits_for_clients_that_may_take_part_in_a_later_one(state):
     """Who took part just now may again after four further rounds, which must pass."""
     mechanism = MatrixFactorisation(0.3, 2.0, 1e-5, min_separation=5)
     grid = federation()
     began = grid.now
-    strategy = deploy(grid, FedAvg(weights="all"), 11, timeout=3600.0, privacy=mechanism)
+    options = {"privacy": mechanism, "state": state}
+    strategy = deploy(grid, FedAvg(weights="all"), 11, timeout=3600.0, **options)
     assert strategy.training.driver.state.rounds.tolist() == [3] * N
     assert grid.now < began + 60
 
 
-def test_the_sample_of_a_round_is_of_the_clients_that_may_take_part(url):
+def test_the_sample_of_a_round_is_of_the_clients_that_may_take_part(url, state):
     """Else a sample may be of clients alone that may not, and the round have noise alone."""
     options = {"fraction_train": 0.2, "min_train_nodes": 4, "ledger": url, "task": MANY}
+    options["state"] = state
     mechanism = MatrixFactorisation(0.3, 2.0, 1e-5, min_separation=5)
     deploy(federation(MANY), FedAvg(weights="all"), 15, privacy=mechanism, **options)
     assert used_by_round(url, 15) == [4] * 15
 
 
-def test_a_sample_leaves_out_clients_whose_budget_is_spent(url):
+def test_a_sample_leaves_out_clients_whose_budget_is_spent(url, state):
     mechanism = Gaussian(0.3, 2.0, 1e-5, budget=2.5)
-    options = {"fraction_train": 0.25, "ledger": url, "task": MANY}
+    options = {"fraction_train": 0.25, "ledger": url, "task": MANY, "state": state}
     deploy(federation(MANY), FedAvg(weights="all"), 60, privacy=mechanism, **options)
     counts = used_by_round(url, 60)
     assert sum(counts) == 20

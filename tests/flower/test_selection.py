@@ -133,6 +133,7 @@ def test_a_selection_sees_clients_that_are_free_alone(privacy, tmp_path):
     slow = next(node for node in grid.nodes.values() if node.config["partition-id"] == 2)
     slow.seconds = lambda number: 0.1 if number == 0 else 200.0
     options = {"selection": P.LongestAbsent(size=5), "ledger": url, "privacy": privacy}
+    options["state"] = tmp_path / "state"
     deploy(grid, A.FedAvg(weights="all"), 4, timeout=60.0, **options)
     asked = read_ledger(url).filter(client="2", stage="selected")["round"]
     assert asked.to_list() == [0]

@@ -30,12 +30,13 @@ def test_a_share_of_the_nodes_is_asked(fraction, url):
 
 
 @pytest.mark.parametrize("privacy", [None, Gaussian(1.0, 1.0, 1e-5)], ids=["plain", "private"])
-def test_a_number_of_nodes_is_asked_whoever_is_online(privacy, url):
+def test_a_number_of_nodes_is_asked_whoever_is_online(privacy, url, tmp_path):
     """Then all of those that are online, where they are fewer."""
     grid, began = federation(), 1_000.0
     for n in range(3):
         node_of(grid, n).online = lambda now: now < began + 3.0
     options = {"fraction_train": 0.0, "min_train_nodes": 3, "privacy": privacy, "ledger": url}
+    options["state"] = tmp_path / "state"
     deploy(grid, FedAvg(weights="all"), rounds=40, **options)
     log = read_ledger(url)
     counts = dict(log.group_by("round").len().iter_rows())

@@ -49,6 +49,13 @@ def _require_all_rounds(training: TrainingSession, ledger: Ledger | None) -> Non
     """Raise InvalidInputError if a private round has ended after which no state can be read."""
     ended = training.round
     known = max(training.saved, training.published, 0 if ledger is None else ledger.ended)
+    if ledger is not None and known and not (training.saved or training.published):
+        raise InvalidInputError(
+            f"state: {training.folder} is empty, and the ledger has {quantify(known, 'round')} of "
+            f"{ledger.federation!r}, in which its clients have lost privacy; give the folder of "
+            "these rounds, or begin again under another name, with a budget reduced by what was "
+            "spent (fedtide.privacy.spent)"
+        )
     if known > ended:
         raise InvalidInputError(
             f"state: round {known} has ended, and the newest state that can be read is that after "

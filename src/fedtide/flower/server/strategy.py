@@ -93,7 +93,7 @@ class FedTide(Strategy):
             value for each client (rates, groups) needs the names. A later submission may add
             clients, with their names after the existing ones.
         state: the folder in which the state is kept; None keeps it in memory only, and a new
-            submission starts from round 0.
+            submission starts from round 0. `privacy` requires it.
         ledger: the URL of the database for the participation log; None writes none.
         federation: the federation's name in the ledger.
         fraction_train: the share of the online clients without a pending request that is asked to
@@ -119,14 +119,16 @@ class FedTide(Strategy):
         seed: of the sampling, or of the selection.
         privacy: clips updates and adds noise to the method's sums (`fedtide.privacy`). The noise
             comes from the operating system's cryptographic random source. Training ends early when
-            no client may take part any more. Client metrics and the ledger are not protected.
+            no client may take part any more, counting the rounds of all submissions with this
+            `state`. Client metrics and the ledger are not protected.
         clock: where the time comes from.
         metrics_port: the port at which the page and the metrics of `fedtide watch` are served from
             the ledger while `start` runs; None: they are not.
         metrics_host: the address to serve them at.
 
     Raises:
-        InvalidInputError: a value outside its range; a database that cannot be written.
+        InvalidInputError: a value outside its range; `privacy` without `state`; a database that
+            cannot be written.
     """
 
     def __init__(
@@ -172,6 +174,11 @@ class FedTide(Strategy):
                 f"algorithm: {algorithm!r} is not an algorithm; give one, such as FedAU(cutoff=50)"
             )
         self._private = privacy is not None
+        if self._private and state is None:
+            raise InvalidInputError(
+                "state: with privacy, what clients lose must outlast a submission, or the next one "
+                "begins with whole budgets; give a folder"
+            )
         self.algorithm = algorithm if privacy is None else make_private(algorithm, privacy, None)
         self._watch: Callable[[], AbstractContextManager[object]] = nullcontext
         if metrics_port is not None:
