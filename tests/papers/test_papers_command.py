@@ -113,7 +113,7 @@ def test_missing_data_stops_before_anything_is_written(fedtide, tmp_path, monkey
     assert not out.exists()
 
 
-def _offline(name):
+def _offline(name, split):
     raise ft.InvalidInputError(
         f"dataset: {name!r} is not available; put {name}/train.parquet there"
     )

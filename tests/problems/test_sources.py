@@ -10,15 +10,13 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
-import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
 from datasets import Image as Picture
 from PIL import Image
-from scipy.sparse import csr_matrix
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fedtide.errors import InvalidInputError
 from fedtide.problems.datasets.sources import read_source
@@ -47,10 +45,8 @@ SOURCES = {
         {**plain(), "v": list(VECTORS), "w": pd.Categorical(WORDS)}
     ),
     "polars": lambda path: pl.DataFrame(plain()),
-    "polars-lazy": lambda path: pl.DataFrame(plain()).lazy(),
     "arrow": lambda path: pa.table({**plain(), "v": VECTORS.tolist()}),
     "record-batch": lambda path: pa.record_batch({**plain(), "v": VECTORS.tolist()}),
-    "arrow-files": lambda path: pyarrow.dataset.dataset(parquet(path, plain())),
     "hugging-face": lambda path: Dataset.from_dict(plain()),
     "hugging-face-transformed": lambda path: Dataset.from_dict(
         {**plain(), "n": -NUMBERS}
@@ -82,13 +78,11 @@ def test_csv_files_give_numbers_and_text(tmp_path):
 
 
 TEXT = "n,m,w,who\n1.5,1,b,007\n-2,2,NA,7\n3.25,3,b,1\n"
-SEMICOLONS = TEXT.replace(",", ";").replace(".", ",")
 FORMATS = {
     "t.CSV": TEXT.encode(),
     "bom.csv": TEXT.encode("utf-8-sig"),
     "spaces.csv": TEXT.replace("n,m,w", "n, m, w").encode(),
     "semicolons.csv": TEXT.replace(",", ";").encode(),
-    "decimal-commas.csv": SEMICOLONS.encode(),
     "tabs.csv": TEXT.replace(",", "\t").encode(),
     "bars.csv": TEXT.replace(",", "|").encode(),
     "t.tsv": TEXT.replace(",", "\t").encode(),
@@ -111,8 +105,7 @@ def test_delimited_text_is_read_whatever_separates_and_compresses_it(name, tmp_p
 REFUSED_FILES = {
     "latin-label.csv": ("x,y\n" + "1,a\n" * 5000 + "1,é\n", r"column 'y' .*; save it as UTF-8"),
     "latin-client.csv": ("x,u\n" + "1,a\n" * 5000 + "1,é\n", r"UTF8.*; save it as UTF-8"),
-    "latin-early.csv": ("x,y\n1,é\n", r"; save it as UTF-8"),
-    "header.csv": ("x,y\n\n", r"has no rows; "),
+    "header.csv": ("x,y\n\n", r"Empty CSV file\); write it again"),
     "nothing.csv": ("", r"no header.*; write it again"),
     "cells.csv": ("x,y\n1,2,3\n", r"Expected 2 columns, got 3.*; write it again"),
     "twice.csv": ("x,y,x\n1,2,3\n", r"two columns called 'x'; rename or remove"),
@@ -129,7 +122,7 @@ def test_files_that_hold_no_table_say_why(name, tmp_path):
         read_source("train", tmp_path / name, order=(), names="u")
 
 
-@pytest.mark.parametrize("text", ["x\n1\nNA\n", 'x\n1\n""\n', "x;y\n1,5;0\nNaN;0\n"])
+@pytest.mark.parametrize("text", ["x\n1\nNA\n", 'x\n1\n""\n', "x;y\n1.5;0\nNaN;0\n"])
 def test_what_says_that_a_number_is_missing_does_not_make_the_column_text(text, tmp_path):
     (tmp_path / "t.csv").write_text(text)
     table = read_source("train", tmp_path / "t.csv", order=())
@@ -139,7 +132,6 @@ def test_what_says_that_a_number_is_missing_does_not_make_the_column_text(text, 
 
 TWICE = {
     "pandas": lambda path: pd.DataFrame([[1, 2, 3]], columns=["a", "b", "a"]),
-    "pandas-written-alike": lambda path: pd.DataFrame([[1, 2]], columns=["1", 1]),
     "mapping": lambda path: {"1": [1], 1: [2]},
     "arrow": lambda path: pa.table([[1], [2]], names=["a", "a"]),
     "parquet": lambda path: (
@@ -221,14 +213,6 @@ def test_images_of_pillow_and_in_files_are_those_that_are_encoded(mode, tmp_path
         read_source("train", paths, order=["i"])
 
 
-def test_text_of_hdf5_is_text_and_other_bytes_are_no_images():
-    assert to_column(np.array(["ä", "b"], dtype=object)).tolist() == ["ä", "b"]
-    assert to_column(np.char.encode(["ä", "b"], "utf-8")).tolist() == ["ä", "b"]
-    for other in ([b"ab"], np.array([b"ab\xff"])):
-        with pytest.raises(InvalidInputError, match=r"begins with b'ab.*'\); .*, and text as str"):
-            to_column(other)
-
-
 def encode(image, form="PNG"):
     buffer = io.BytesIO()
     image.save(buffer, format=form)
@@ -266,7 +250,7 @@ def test_grey_images_of_16_bits_keep_their_upper_8_bits(second):
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_images_without_a_range_of_pixels_are_refused(dtype):
     deep = encode(Image.fromarray(np.ones((5, 4), dtype=dtype)), "TIFF")
-    with pytest.raises(InvalidInputError, match=r"^image: sample 1 has 32 bits .*; "):
+    with pytest.raises(InvalidInputError, match=r"^sample 1 has 32 bits .*; "):
         to_column(pl.Series([encode(Image.new("L", (4, 5))), deep]))
 
 
@@ -297,38 +281,23 @@ def test_nested_lists_of_one_shape_become_one_array():
     np.testing.assert_array_equal(to_column(pd.Series(list(cube))), cube)
 
 
-def test_a_column_may_be_a_generator():
-    assert to_column(n for n in [1.5, 2.5]).tolist() == [1.5, 2.5]
-
-
 def test_decimals_become_numbers():
     assert to_column(pl.Series([Decimal("1.5"), Decimal("2.25")])).tolist() == [1.5, 2.25]
 
 
 REFUSED = {
-    "missing": ({"a": pl.Series([1, None, 3])}, "row 1"),
+    "missing": ({"a": pl.Series([1, None, 3])}, "1 of 3 values is missing .* row 1"),
     "missing-in-pandas": (pd.DataFrame({"a": [1.0, float("nan")]}), "missing"),
-    "dates": ({"a": [date(2020, 1, 1)]}, "not numeric|not an array"),
-    "mixed-in-pandas": (pd.DataFrame({"a": [7, "7"]}), r"different types \(int, str\); convert"),
-    "mixed-in-a-list": ({"a": [7, "7"]}, r"different types \(int, str\); convert"),
-    "one-number": ({"a": 7}, "not an array"),
-    "one-object": ({"a": None}, "not an array"),
-    "no-dimension": ({"a": np.array("text")}, "not an array"),
-    "empty-list": ({"a": [[1], []]}, "row 1"),
+    "masked": ({"a": np.ma.masked_array([1.0, 2.0], [False, True])}, "it is a masked array; fill"),
+    "dates": ({"a": [date(2020, 1, 1)]}, "not numeric"),
+    "mixed": ({"a": [7, "7"]}, "Could not convert '7' .*; give one value per row"),
+    "one-number": ({"a": 7}, "has no len.*; give one value per row"),
+    "empty-list": ({"a": [[1], []]}, "the list in row 1 is empty"),
     "ragged-twice": ({"a": [[[1], [2, 3]], [[4]]]}, "two levels"),
-    "masked": ({"a": np.ma.masked_array([1.0, 2.0, 3.0], [False, True, False])}, "row 1"),
-    "masked-vectors": ({"a": np.ma.masked_equal([[1, 2], [3, 9]], 9)}, "1 of 2 .* row 1"),
-    "128-bits": (pl.DataFrame({"a": pl.Series([1], dtype=pl.Int128)}), "Int128 is not numeric"),
-    "large-whole-numbers": ({"a": [2**70, 1]}, "more than 64 bits"),
-    "sparse-of-scipy": ({"a": csr_matrix(VECTORS)}, r"sparse; .*\.toarray\(\)"),
-    "sparse-tensor": ({"a": torch.eye(3).to_sparse()}, r"sparse; .*\.to_dense\(\)"),
+    "sparse": ({"a": torch.eye(3).to_sparse()}, r"sparse layout.*to_dense\(\)"),
     "no-elements": ({"a": [np.ones((2, 3)), np.ones((0, 3))]}, "row 1"),
-    "other-widths": ({"a": [np.ones((2, 3)), np.ones((1, 4))]}, "not an array"),
-    "objects": (
-        {"a": pd.DataFrame({"b": pd.array([1, 2], dtype="Int64"), "c": [0.5, 1.5]}).to_numpy()},
-        r"2 dimensions and dtype object; .*\.astype\(float\)",
-    ),
-    "images-of-two-sizes": ({"a": [np.ones((4, 5, 3)), np.ones((5, 5, 3))]}, "not an array"),
+    "images-of-two-sizes": ({"a": [np.ones((4, 5, 3)), np.ones((5, 5, 3))]}, "; give one value"),
+    "bytes": ({"a": [b"ab"]}, r"sample 0 is not an encoded image \(it begins with b'ab'\); write"),
 }
 
 
@@ -358,57 +327,22 @@ def test_sequences_of_vectors_may_differ_in_length(kind):
     assert mask.tolist() == [[True, True, True], [True, False, False]]
 
 
-def test_a_masked_array_without_missing_values_is_an_array():
-    assert to_column(np.ma.masked_array(NUMBERS)).tolist() == NUMBERS.tolist()
-    assert to_column(np.ma.masked_array(np.zeros((0, 3)))).shape == (0, 3)
-
-
-class Noisy(torch.utils.data.Dataset):
-    """Its items get new noise whenever they are read, as by a random transform."""
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, row):
-        return torch.tensor(VECTORS[row]) + torch.randn(2), row
-
-
-def test_random_transforms_are_refused_as_items_are_read_once():
-    noisy_rows = Dataset.from_dict(plain()).with_transform(
-        lambda rows: {**rows, "n": [n + float(torch.randn(())) for n in rows["n"]]}
-    )
-    for source in (Noisy(), noisy_rows):
-        with pytest.raises(InvalidInputError, match=r"train: item 0 .* read again"):
-            read_source("train", source, order=("x", "y"))
-    drawn = list(Noisy())  # one draw of each
-    table = read_source("train", drawn, order=("x", "y"))
-    np.testing.assert_array_equal(table.column("inputs", "x"), [x.numpy() for x, _ in drawn])
-
-
-def test_random_transforms_of_a_part_of_the_data_are_refused():
-    """As of one class, where the samples are sorted by class, or of one of several data sets."""
-    plain_part = TensorDataset(torch.ones(40, 2), torch.arange(40))
-    both = ConcatDataset([plain_part, Noisy(), Noisy(), Noisy(), Noisy()])
-    with pytest.raises(InvalidInputError, match=r"train: item 42 .* read again"):
-        read_source("train", both, order=("x", "y"))
-
-
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([1.0, 2.0])
 
 
 STREAMS = {
-    "torch": (Stream(), r"list\(\.\.\.\) of it"),
-    "generator": ((row for row in ([1.0], [2.0])), r"list\(\.\.\.\) of it"),
-    "hugging-face": (Dataset.from_dict({"n": NUMBERS}).to_iterable_dataset(), r"list\("),
-    "arrow": (pa.table({"n": NUMBERS}).to_reader(), r"its \.read_all\(\)"),
-    "loader": (DataLoader(TensorDataset(torch.ones(3))), "loader.dataset"),
+    "torch": (Stream(), r"list\(\.\.\.\) reads an iterator"),
+    "generator": ((row for row in ([1.0], [2.0])), r"list\(\.\.\.\) reads"),
+    "loader": (DataLoader(TensorDataset(torch.ones(3))), "its data set, loader.dataset"),
+    "number": (5, "a mapping of arrays"),
+    "nothing": (None, "a mapping of arrays"),
 }
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-def test_what_can_only_be_read_in_order_is_refused_with_what_to_give(kind):
+def test_what_is_no_table_is_refused_with_what_to_give(kind):
     source, hint = STREAMS[kind]
     with pytest.raises(InvalidInputError, match=f"^train: .* is not a table; give .*{hint}"):
         read_source("train", source, order=["n"])
@@ -422,23 +356,16 @@ class Samples(TensorDataset):
 
 
 FRAME = pd.DataFrame({"a": [1.0, 2.0], "b": [3, 4], "c": [True, False]})
-CLIENTS = {
-    "frames": lambda: FRAME,
-    "polars": lambda: pl.from_pandas(FRAME),
-    "hugging-face": lambda: Dataset.from_pandas(FRAME),
-    "torch": Samples,
-}
 
 
-@pytest.mark.parametrize("kind", CLIENTS)
-def test_a_data_set_for_each_client_is_refused_with_how_to_join_them(kind):
-    parts = {"ann": CLIENTS[kind](), "bob": CLIENTS[kind]()}
-    complaint = r"^train: it holds several data sets \(ann, bob\); .*a column of their clients"
-    with pytest.raises(InvalidInputError, match=complaint):
-        read_source("train", parts, order=["x", "y"], names="who")
-    complaint = "^train: it is a list of 2 data sets; .*a column of their clients"
-    with pytest.raises(InvalidInputError, match=complaint):
-        read_source("train", list(parts.values()), order=["x", "y"], names="who")
+@pytest.mark.parametrize("make", [Samples, lambda: Dataset.from_pandas(FRAME)])
+def test_a_data_set_for_each_client_is_refused_with_how_to_join_them(make):
+    parts = {"ann": make(), "bob": make()}
+    for source in (parts, list(parts.values())):
+        with pytest.raises(
+            InvalidInputError, match=r"^train: it holds 2 data sets; .*a column of their clients"
+        ):
+            read_source("train", source, order=["x", "y"], names="who")
 
 
 def test_the_rows_of_joined_data_sets_are_a_table():
@@ -451,53 +378,14 @@ def test_the_rows_of_joined_data_sets_are_a_table():
 
 
 def test_columns_without_names_are_refused_with_how_to_name_them():
-    with pytest.raises(InvalidInputError, match=r"2 arrays, .* name them: {'x': ..., 'y': ...}"):
+    with pytest.raises(InvalidInputError, match=r"2 arrays .* name them: {'x': ..., 'y': ...}"):
         read_source("train", (np.ones((5, 2)), np.ones(5)), order=["x", "y"])
 
 
-@pytest.mark.parametrize("kind", ["frames", "polars"])
-def test_a_table_of_numbers_is_a_column_of_vectors(kind):
-    table = read_source("train", {"x": CLIENTS[kind](), "y": [0, 1]}, order=["x", "y"])
-    column = table.column("inputs", "x")
-    assert column.dtype == np.float64
-    assert column.tolist() == [[1, 3, 1], [2, 4, 0]]
-
-
-WRONG_TABLES = {
-    "text": (FRAME.assign(a="no"), r"its column 'a' does not hold one number per row"),
-    "missing": (FRAME.assign(b=[None, 1]), r"its column 'b': 1 of 2 values is missing"),
-    "lists": (FRAME.assign(b=[[1, 2], [3, 4]]), "its column 'b' does not hold one number"),
-    "empty": (FRAME[[]], "it is a table without columns"),
-}
-
-
-@pytest.mark.parametrize("kind", WRONG_TABLES)
-def test_a_table_of_other_things_is_no_column(kind):
-    frame, complaint = WRONG_TABLES[kind]
-    with pytest.raises(InvalidInputError, match=f"^inputs: column 'x' of train: {complaint}"):
-        read_source("train", {"x": frame}, order=["x"]).column("inputs", "x")
-
-
-def test_the_index_of_a_pandas_table_is_no_column():
-    table = read_source("train", FRAME.set_index("b"), order=())
-    with pytest.raises(
-        InvalidInputError, match=r"^clients: .*no column 'b'; it is the index.*reset_index\('b'"
-    ):
-        table.column("clients", "b")
-    assert "b" not in table  # a test table need not say whose samples its rows are
-    assert read_source("train", FRAME.set_index("b", drop=False), order=()).names == ["a", "b", "c"]
-
-
-class Derived(pd.DataFrame):
-    """As the tables of libraries that extend pandas."""
-
-
-def test_pandas_tables_of_other_classes():
-    table = read_source("train", Derived(FRAME), order=())
-    assert table.column("inputs", "a").tolist() == [1, 2]
-    for source in (FRAME.groupby("b"), FRAME["a"]):
-        with pytest.raises(InvalidInputError, match=r"^train: .* is not a table; give a DataFrame"):
-            read_source("train", source, order=())
+@pytest.mark.parametrize("frame", [FRAME[["a", "b"]], pl.from_pandas(FRAME[["a", "b"]])])
+def test_a_table_of_numbers_is_a_column_of_vectors(frame):
+    table = read_source("train", {"x": frame, "y": [0, 1]}, order=["x", "y"])
+    assert table.column("inputs", "x").tolist() == [[1, 3], [2, 4]]
 
 
 def test_an_unknown_column_names_the_nearest():
@@ -505,8 +393,8 @@ def test_an_unknown_column_names_the_nearest():
         read_source("train", {"label": [1]}, order=()).column("target", "lable")
 
 
-@pytest.mark.parametrize("source", [5, None, "missing.parquet", "notes.txt"])
-def test_what_is_not_a_table_is_refused_with_what_is(source):
+@pytest.mark.parametrize("source", ["missing.parquet", "notes.txt"])
+def test_what_is_not_a_file_is_refused_with_what_is(source):
     with pytest.raises(InvalidInputError, match=r"^train: .*; give a mapping of arrays"):
         read_source("train", source, order=())
 
@@ -520,11 +408,11 @@ def test_damaged_files_are_refused(tmp_path):
 def test_columns_of_pandas_that_name_their_rows_differently_are_refused():
     """They were paired by position, whereas `pandas.DataFrame(columns)` pairs them by index."""
     frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "y": [0, 1, 0]}, index=[7, 8, 9])
-    mapping = {"x": frame[["a"]], "n": NUMBERS, "y": frame["y"]}
+    mapping = {"x": frame["a"], "n": NUMBERS, "y": frame["y"]}
     table = read_source("train", mapping, order=())
     assert table.column("target", "y").tolist() == [0, 1, 0]
     for other in (frame["y"][::-1], frame["y"].reset_index(drop=True)):
-        with pytest.raises(InvalidInputError, match=r"^train: 'x' and 'y' have different indexes"):
+        with pytest.raises(InvalidInputError, match=r"^train: its columns of pandas have"):
             read_source("train", mapping | {"y": other}, order=())
     read_source("train", mapping | {"y": frame["y"][::-1].to_numpy()}, order=())
     shorter = read_source("train", mapping | {"y": frame["y"][:2]}, order=())

@@ -350,26 +350,22 @@ class MaskedVector(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("vectors", "test", "model", "found"),
+    ("vectors", "test", "model", "is_warned"),
     [
-        ([*PAIRS, [1, 2, 3]], None, "logistic", "train: row 3 has 3 numbers, the others 2;"),
-        ([*PAIRS, [1]], None, "logistic", "train: row 3 has 1 number, the others 2;"),
-        ([[0.5], *PAIRS[:2], [1, 2, 3]], None, "logistic", "train: row 0 has 1 number, most other"),
-        ([*PAIRS, [1, 2]], [*PAIRS[:2], [1, 2, 3]], "logistic", "test: row 2 has 3 numbers, the "),
-        ([*PAIRS, [1, 2, 3]], None, MaskedVector, None),
-        ([*PAIRS, [1, 2]], None, "logistic", None),
-        ([[1, 2, 3], [4], [5, 6], [7]], None, OneLength, None),  # tokens
+        ([*PAIRS, [1, 2, 3]], None, "logistic", True),
+        ([*PAIRS, [1, 2]], [*PAIRS[:2], [1, 2, 3]], "logistic", True),
+        ([*PAIRS, [1, 2, 3]], None, MaskedVector, False),
+        ([*PAIRS, [1, 2]], None, "logistic", False),
+        ([[1, 2, 3], [4], [5, 6], [7]], None, OneLength, False),  # tokens
     ],
 )
-def test_a_vector_of_another_length_is_warned_of(vectors, test, model, found, caplog):
+def test_a_vector_of_another_length_is_warned_of(vectors, test, model, is_warned, caplog):
     """A single row of another length turned all vectors into padded sequences, without a word."""
     rows = {"x": vectors, "y": [0, 1, 2, 0], "client": [0, 0, 1, 1]}
     tests = test and {"x": test, "y": [0, 1, 2], "client": [0, 1, 1]}
     prepare(Supervised(rows, test=tests, model=model))
-    messages = [message for message in caplog.messages if "padded" in message]
-    assert len(messages) == (found is not None)
-    for message in messages:
-        assert message.startswith(f"inputs: column 'x' of {found}")
+    messages = [message for message in caplog.messages if "padded with zeros" in message]
+    assert len(messages) == is_warned
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -504,7 +500,7 @@ WRONG = {
     "text-input": ({"inputs": "kind"}, "inputs: .*text.*'3%' into 0.03"),
     "paths-of-images": (
         {"train": columns() | {"scan": ["photos/a.PNG"] * 240}, "inputs": "scan"},
-        r"inputs: .*'photos/a.PNG' in row 0; .*cast_column\('scan', datasets.Image\(\)\)",
+        r"inputs: .*'photos/a.PNG' in row 0; .*paths into images, as with datasets.Image\(\)",
     ),
     "text-for-numbers": ({"target": "kind"}, "target: .*text.*cross_entropy"),
     "numbers-for-classes": ({"loss": "cross_entropy"}, "target: .*for numbers a loss"),
@@ -933,6 +929,7 @@ def test_metrics_of_the_user_are_never_replaced_by_computed_ones():
     [
         ([0, 1], ["0", "1"], "numbers in train and text"),
         (["0", "1"], [0, 1], "text in train and n"),
+        ([0, 1], [[0], [1]], "numbers in train and lists of numbers"),
     ],
 )
 def test_targets_of_different_types_in_training_and_test_are_refused(train, test, found):
@@ -969,8 +966,8 @@ def test_constants_for_pixels_are_refused_where_there_are_none():
 @pytest.mark.parametrize(
     ("changes", "pattern"),
     [
-        ({"b": FEATURES[:, 1] * 9000 + 30000}, "column 'b' has a standard deviation of 8"),
-        ({"c": FEATURES[:, 2] / 1000}, "column '[ab]' has values up to .* 'c' up to 0.00"),
+        ({"b": FEATURES[:, 1] * 9000 + 30000}, "the standard deviation of column 'b' is [89]"),
+        ({"c": FEATURES[:, 2] / 1000}, "the standard deviation of column '[ab]' .* of 'c' 0.00"),
         ({"c": FEATURES[:, 2] * 20, "a": (FEATURES[:, 0] > 0).astype(int)}, None),
         ({}, None),
     ],
@@ -1026,15 +1023,6 @@ def test_a_network_that_ends_in_what_its_loss_applies_is_warned_of(loss, last, c
         assert re.match(
             f"model: it ends in a {wrong.__name__.lower()}, which the loss {loss} ", message
         )
-
-
-@pytest.mark.parametrize("names", [["ann", "ann "], [" 7", "7"], ["a b", "a b\t"]])
-def test_names_of_clients_that_differ_only_in_blanks_are_refused(names):
-    """They would be two clients in training, and one in an audit of its log."""
-    table = {"x": FEATURES[:6, :2], "y": [0, 1] * 3, "client": names * 3}
-    with pytest.raises(InvalidInputError, match=r"^clients: .* differ only in blanks .*; strip "):
-        prepare(Supervised(table, metrics={}))
-    prepare(Supervised(table | {"client": [names[0], f"{names[1]}x"] * 3}, metrics={}))
 
 
 def test_amounts_are_not_taken_for_classes():
@@ -1098,12 +1086,6 @@ def test_amounts_are_refused_before_they_are_divided(partition):
         prepare(Supervised(rows, clients=3, partition=partition))
 
 
-@pytest.mark.parametrize("partition", DIVIDED_BY_LABEL)
-def test_partitions_refuse_negative_labels(partition):
-    with pytest.raises(InvalidInputError, match=r"^label: -1 is not a class; number"):
-        partition.split(np.array([-1, 1, 0, 1]), 2, seed=0)
-
-
 def test_a_metric_whose_name_does_not_say_what_is_better_is_warned_of(caplog):
     table = {"x": np.zeros((6, 2)), "y": [0, 1] * 3, "client": np.arange(6) % 2}
     distance = LOSSES["cross_entropy"]
@@ -1155,15 +1137,6 @@ def test_common_mistakes_are_named(case):
         prepare(regression(**fields))
 
 
-def test_a_structured_array_is_a_table():
-    frame = pd.DataFrame(columns())
-    expected = prepare(regression(frame))
-    for records in (frame.to_records(index=False), np.array(frame.to_records(index=False))):
-        found = prepare(regression(records))
-        torch.testing.assert_close(found.data.train.inputs[0], expected.data.train.inputs[0])
-        assert found.population.names.tolist() == expected.population.names.tolist()
-
-
 def test_a_result_says_what_the_outputs_stand_for(tmp_path):
     problem = regression(target="kind", loss="cross_entropy", model=nn.Linear(3, 3))
     result = run(problem, out=tmp_path / "run")
@@ -1188,12 +1161,11 @@ def test_a_given_network_drawn_anew_is_named_when_a_run_continues(tmp_path):
     "change",
     [
         lambda x: x.astype(">f8"),
-        lambda x: x.astype(np.longdouble),
         lambda x: x[::-1].copy()[::-1],
         lambda x: np.asfortranarray(x),
         lambda x: torch.complex(torch.zeros(x.shape).double(), -torch.tensor(x)).conj().imag,
     ],
-    ids=["big-endian", "long double", "negative strides", "columns", "negative view"],
+    ids=["big-endian", "negative strides", "columns", "negative view"],
 )
 def test_numbers_may_lie_in_memory_in_any_way(change):
     x = np.random.default_rng(0).normal(size=(6, 2))
@@ -1201,13 +1173,6 @@ def test_numbers_may_lie_in_memory_in_any_way(change):
     problem = ft.problems.Supervised(rows, model=nn.Linear(2, 1), loss="mse")
     task = problem.prepare(0, torch.device("cpu"), torch.float64)
     assert torch.equal(task.batch_data[0], torch.tensor(x))
-
-
-def test_whole_numbers_that_pytorch_does_not_have_are_refused():
-    rows = {"x": np.array([1, 2**63 + 5], dtype=np.uint64), "y": [0.0, 1.0], "client": [0, 1]}
-    problem = ft.problems.Supervised(rows, inputs=["x"], model=nn.Linear(1, 1), loss="mse")
-    with pytest.raises(ft.InvalidInputError, match=r"^inputs: .*9223372036854775813.*; convert"):
-        problem.prepare(0, torch.device("cpu"), torch.float64)
 
 
 def test_a_weighted_objective_keeps_what_the_task_says_of_its_network():

@@ -7,31 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.problems.augmentation import changes_colours, check_augmentations
-from fedtide.problems.base import BufferMode, Problem
-from fedtide.problems.datasets.catalogue import (
-    Dataset,
-    Normalise,
-    check_constants,
-    load,
-    standardisation,
-)
-from fedtide.problems.losses import cross_entropy
+from fedtide.problems.base import BufferMode
+from fedtide.problems.datasets.catalogue import Normalise, check_constants, load
 from fedtide.problems.models import Model, resolve_model
-from fedtide.problems.models.network_building import build_network, parameter_dtype
 from fedtide.problems.partitions import Partition
-from fedtide.problems.partitions.splitting import check_partition, split
-from fedtide.problems.sample_metrics import METRICS
-from fedtide.problems.supervised_data import Samples, SupervisedData, to_device
-from fedtide.problems.supervised_task import SupervisedTask
+from fedtide.problems.partitions.splitting import check_partition
+from fedtide.problems.supervised import SupervisedProblem
+from fedtide.problems.supervised_data import ReadData, Samples
 
 
 @configurable
-class Classification(Problem):
+class Classification(SupervisedProblem):
     """`Supervised` for data sets of labelled images by name: the loss is the cross-entropy.
 
     Args:
@@ -72,57 +62,36 @@ class Classification(Problem):
     samples: int | None = None
     buffers: BufferMode = "average"
 
+    test, loss, metrics = None, "cross_entropy", None  # of `Supervised`; no fields here
+
     def __post_init__(self) -> None:
         check_partition(self.clients, self.partition)
-        check_augmentations(self._augmentations)
-        if not isinstance(self.normalise, str):
-            check_constants(self.normalise)
+        check_augmentations(self.augmentations)
+        check_constants(self.normalise)
         resolve_model(self.model)
 
-    def fingerprint(self) -> str:
-        """Return a hash of the features and labels."""
-        data = load(self.dataset)
-        return f"{data.train.fingerprint[:32]}{data.test.fingerprint[:32]}"
-
     @property
-    def _augmentations(self) -> tuple[str, ...]:
+    def augmentations(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The names of the augmentations, in order."""
         names = () if self.augment is None else self.augment
         return (names,) if isinstance(names, str) else tuple(names)
 
-    def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> SupervisedTask:
+    def _read(self, warn: bool) -> ReadData:
         data = load(self.dataset, self.normalise, self.samples)
-        self._check_augmentations(data)
-        labels, kept = data.train.labels, parameter_dtype(dtype)
-        pixels = standardisation(data.mean, data.std, device, kept)
-        train, test = (
-            to_device(Samples((rows.features,), rows.labels), device, kept, pixels)
-            for rows in (data.train, data.test)
-        )
-        supervised = SupervisedData(
-            train=train,
-            test=test,
-            shards=split(self.partition, labels, self.clients, seed, data.train.columns),
-            labels=labels,
-            classes=data.classes,
-            names=(None,),
-        )
-        shape = data.train.features.shape[1:]
-        module = build_network(self.model, shape, data.classes, seed, device, dtype)
-        return SupervisedTask(
-            supervised,
-            module,
-            cross_entropy,
-            {"accuracy": METRICS["accuracy"]},
-            self.buffers,
-            self._augmentations,
-            pixels,
-            dtype,
-        )
-
-    def _check_augmentations(self, data: Dataset) -> None:
-        if self._augmentations and data.train.features.ndim != 4:
+        features = data.train.features
+        if self.augmentations and features.ndim != 4:
             raise InvalidInputError("augment: the features are not images; leave it out")
-        if changes_colours(self._augmentations) and data.train.features.dtype != np.uint8:
+        if changes_colours(self.augmentations) and features.dtype != np.uint8:
             raise InvalidInputError(
                 "augment: the images are not pixels of 0..255; leave out colour augmentations"
             )
+        train, test = (Samples((rows.features,), rows.labels) for rows in (data.train, data.test))
+        return ReadData(
+            train,
+            test,
+            kind="classes",
+            classes=data.classes,
+            columns=data.train.columns,
+            mean=data.mean,
+            std=data.std,
+        )

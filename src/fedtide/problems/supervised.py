@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,18 @@ import torch
 from numpy.typing import NDArray
 
 from fedtide.configurable import configurable
-from fedtide.content_hash import fingerprint as hash_content
-from fedtide.errors import InvalidInputError, printable, quantify
+from fedtide.errors import InvalidInputError
 from fedtide.population import Names
 from fedtide.problems.base import BufferMode, Problem
 from fedtide.problems.datasets.catalogue import check_constants, standardisation
-from fedtide.problems.datasets.sources import Table, read_source, split_files
-from fedtide.problems.datasets.table_columns import Ints
+from fedtide.problems.datasets.files import split_files
+from fedtide.problems.datasets.sources import Table, read_source
 from fedtide.problems.input_columns import (
     Inputs,
     argument_names,
     column_names,
     read_inputs,
     sequence_lengths,
-    warn_of_padding,
     warn_of_scales,
 )
 from fedtide.problems.losses import LossFunction, TargetKind, resolve_loss
@@ -44,21 +41,113 @@ from fedtide.problems.partitions.base import to_names
 from fedtide.problems.partitions.splitting import check_partition, split
 from fedtide.problems.sample_metrics import accuracy, resolve_metrics
 from fedtide.problems.supervised_data import (
+    ReadData,
     Samples,
     StoredSamples,
     SupervisedData,
+    find_owners,
     hold_out,
     to_device,
 )
 from fedtide.problems.supervised_task import SupervisedTask
-from fedtide.problems.target_columns import Target, count_classes, partition_labels, read_target
+from fedtide.problems.target_columns import (
+    Target,
+    count_classes,
+    partition_labels,
+    read_target,
+    warn_of_classes,
+)
 from fedtide.validation import expand_home
 
 _logger = logging.getLogger("fedtide")
 
 
+class SupervisedProblem(Problem):
+    """What supervised problems have in common, whatever their data.
+
+    A problem says how its data are read (`_read`), and has these attributes or fields, which
+    `Supervised` describes.
+    """
+
+    test: Any
+    clients: str | int
+    partition: Partition | Any
+    model: Any
+    loss: str | LossFunction
+    metrics: str | Sequence[str] | Mapping[str, Any] | None
+    buffers: BufferMode
+    augmentations: tuple[str, ...] = ()
+
+    @abstractmethod
+    def _read(self, warn: bool) -> ReadData:
+        """Return the data; perhaps log what is suspicious about them."""
+
+    def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> SupervisedTask:
+        read, kept = self._read(warn=True), parameter_dtype(dtype)
+        train, test, shards = read.train, read.test, self._split(read, seed)
+        owners = find_owners(read.test_clients, shards)
+        if isinstance(self.test, float):
+            train, shards, test, owners = hold_out(train, shards, self.test, seed)
+        pixels = standardisation(read.mean, read.std, device, kept)
+        data = SupervisedData(
+            train=to_device(train, device, kept, pixels),
+            test=None if test is None else to_device(test, device, kept, pixels),
+            shards=shards,
+            labels=partition_labels(train.target, read.kind, read.classes),
+            classes=read.classes if read.kind == "classes" else 0,
+            class_names=read.class_names,
+            test_owners=owners,
+            names=read.names,
+            masks_target=read.masks_target,
+        )
+        outputs = read.classes or int(np.prod(train.target.shape[1:], initial=1))
+        shape = train.inputs[0].shape[1:]
+        module = build_network(self.model, shape, outputs, seed, device, dtype)
+        loss, _ = resolve_loss(self.loss)
+        metrics = resolve_metrics(self.metrics, self.loss, warn=True)
+        task = SupervisedTask(
+            data, module, loss, metrics, self.buffers, self.augmentations, pixels, dtype
+        )
+        if task.hides_padding and any(x.ndim == 2 and x.dtype.kind == "f" for x in train.inputs):
+            _logger.warning(
+                "inputs: vectors of different lengths are padded with zeros, and forward takes no "
+                "mask; correct the rows, or let forward take mask"
+            )
+        return task
+
+    def fingerprint(self) -> str:
+        """Return a hash of the samples and of the columns that say who holds them."""
+        read, digest = self._read(warn=False), hashlib.sha256()
+        for part in (read.train, *([] if read.test is None else [read.test])):
+            for array in (*part.inputs, part.target, *part.masks):
+                digest.update(f"{array.shape} {array.dtype}".encode())
+                digest.update(np.ascontiguousarray(array).data)
+        for names in (read.clients, read.test_clients):
+            digest.update(repr(None if names is None else names.tolist()).encode())
+        if self.partition is not None:
+            for name, column in read.columns.items():
+                digest.update(f"{name} {column.tolist()}".encode())
+        return digest.hexdigest()
+
+    def _split(self, read: ReadData, seed: int) -> Shards:
+        """Return which client holds which training samples."""
+        if isinstance(self.clients, str):
+            assert read.clients is not None
+            return StoredShards.from_column("clients", self.clients, read.clients)
+        labels = partition_labels(read.train.target, read.kind, read.classes)
+        if labels is None:
+            if getattr(self.partition, "needs_labels", False):
+                raise InvalidInputError(
+                    f"partition: {type(self.partition).__name__} divides samples by class, and "
+                    "these have several targets or none; use Iid() or a column"
+                )
+            labels = np.zeros(len(read.train), dtype=np.int64)
+        columns = {"label": labels, **read.columns}
+        return split(self.partition, labels, self.clients, seed, columns)
+
+
 @configurable
-class Supervised(Problem):
+class Supervised(SupervisedProblem):
     """F_n(x) is the mean loss of a network with parameters x over the samples of client n.
 
     Args:
@@ -137,103 +226,22 @@ class Supervised(Problem):
             )
         if not isinstance(self.clients, str):
             check_partition(self.clients, self.partition)
-        if isinstance(self.test, bool | np.bool_ | Real):
-            share: Any = self.test
-            if isinstance(share, bool | np.bool_) or not 0 < share < 1:
-                raise InvalidInputError(
-                    f"test: {share!s:.60} is neither a table nor a share within (0, 1)"
-                )
-            object.__setattr__(self, "test", float(share))
-            if isinstance(self.partition, Partition) and self.partition.shares_samples:
-                raise InvalidInputError(
-                    f"test: with {type(self.partition).__name__} clients share samples, so that a "
-                    "client would be tested on samples that others train on; give a table of test "
-                    "samples"
-                )
-        names = column_names(self.inputs)
-        if len(set(names)) < len(names):
-            raise InvalidInputError(f"inputs: {names} names a column twice; name each once")
+        if isinstance(self.test, Real | np.bool_):
+            share = float(self.test)
+            if not 0 < share < 1:
+                raise InvalidInputError(f"test: {share} is not a share within (0, 1)")
+            object.__setattr__(self, "test", share)
+        column_names(self.inputs)
         resolve_loss(self.loss)
         resolve_metrics(self.metrics, self.loss)
         resolve_network(self.model)
 
-    def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> SupervisedTask:
-        loss, kind = resolve_loss(self.loss)
-        samples, tests, target, tables = self._read(kind)
-        self._check_pixels(samples)
-        warn_of_scales(tables[0], self.inputs)
-        metrics = resolve_metrics(self.metrics, self.loss, warn=True)
-        classes = count_classes(target, kind)
-        labels = partition_labels(samples.target, kind, classes)
-        shards = self._split(tables[0], labels, len(samples), seed)
-        owners = None if tests is None else self._test_owners(tables[1], shards)
-        if isinstance(self.test, float):
-            samples, shards, tests, owners = hold_out(samples, shards, self.test, seed)
-            labels = partition_labels(samples.target, kind, classes)
-        mean, std = self.normalise or (0.5, 0.5)
-        pixels = standardisation((mean,), (std,), device, parameter_dtype(dtype))
-        place = partial(to_device, device=device, dtype=parameter_dtype(dtype), pixels=pixels)
-        data = SupervisedData(
-            train=place(samples),
-            test=None if tests is None else place(tests),
-            shards=shards,
-            labels=labels,
-            classes=classes if kind == "classes" else 0,
-            class_names=target.names,
-            test_owners=owners,
-            names=argument_names(self.inputs, len(samples.inputs)),
-            masks_target=target.masks[0] is not None,
-        )
-        shape = samples.inputs[0].shape[1:]
-        outputs = classes or int(np.prod(target.train.shape[1:], initial=1))
-        module = build_network(self.model, shape, outputs, seed, device, dtype)
-        task = SupervisedTask(data, module, loss, metrics, self.buffers, training_dtype=dtype)
-        if task.hides_padding:
-            warn_of_padding(tables, self.inputs)
-        return task
-
-    def fingerprint(self) -> str:
-        """Return a hash of the samples and of the columns that say who holds them."""
-        samples, tests, _, tables = self._read(resolve_loss(self.loss)[1])
-        digest = hashlib.sha256()
-        for part in (samples, *([] if tests is None else [tests])):
-            for array in (*part.inputs, part.target):
-                digest.update(f"{array.shape} {array.dtype}".encode())
-                digest.update(np.ascontiguousarray(array).data)
-            if part.mask is not None:
-                digest.update(part.mask.data)
-        if self.partition is not None:
-            digest.update(hash_content(_plain_columns(tables[0])).encode())
-        if isinstance(self.clients, str):
-            for table in tables:
-                if self.clients in table:
-                    digest.update(repr(_client_column(table, self.clients).tolist()).encode())
-        return digest.hexdigest()
-
-    def _read(
-        self, kind: TargetKind | None
-    ) -> tuple[StoredSamples, StoredSamples | None, Target, list[Table]]:
-        """Return training and test samples, the target, and the tables they come from."""
-        target_names = [] if self.target is None else self.target
-        columns = {"inputs": column_names(self.inputs), "target": column_names(target_names)}
-        order = [name for names in columns.values() for name in names]
-        sources = [self.train] if self.test is None else [self.train, self.test]
-        if isinstance(self.train, str | Path) and (folder := expand_home(self.train)).is_dir():
-            files = split_files(folder)
-            sources = [files[0], *(files[1:] if self.test is None else [self.test])]
-        naming = self.clients if isinstance(self.clients, str) else None
-        tables = [
-            read_source(field, source, order, naming)
-            for field, source in zip(("train", "test"), sources, strict=False)
-            if not isinstance(source, float)
-        ]
-        for place, table in enumerate(tables):
-            named = [] if naming is None or (place and naming not in table) else [naming]
-            table.require_rows({**columns, "clients": named})
+    def _read(self, warn: bool) -> ReadData:
+        kind, tables = resolve_loss(self.loss)[1], self._read_tables()
         lengths = sequence_lengths(tables, self.inputs)
         inputs = [read_inputs(table, self.inputs, lengths) for table in tables]
         if self.target is None:
-            is_sequence = columns["inputs"][0] in lengths
+            is_sequence = column_names(self.inputs)[0] in lengths
             target = Target(
                 [arguments[0] for arguments, _ in inputs],
                 masks=[mask if is_sequence else None for _, mask in inputs],
@@ -246,69 +254,89 @@ class Supervised(Problem):
                 inputs, target.parts, target.masks, strict=False
             )
         ]
-        _check_parts(parts)
-        self._check_range(target)
-        if kind == "tokens":
-            _require_two_tokens(target)
-        return parts[0], parts[1] if len(parts) > 1 else None, target, tables
+        self._check(parts, kind)
+        classes = count_classes(target, kind)
+        if warn:
+            warn_of_scales(tables[0], self.inputs)
+            if kind == "classes":
+                warn_of_classes(target, classes)
+        mean, std = self.normalise or (0.5, 0.5)
+        return ReadData(
+            train=parts[0],
+            test=parts[1] if len(parts) > 1 else None,
+            kind=kind,
+            classes=classes,
+            columns={} if self.partition is None else tables[0].plain_columns(),
+            clients=self._client_column(tables[0]),
+            test_clients=self._client_column(tables[1]) if len(tables) > 1 else None,
+            mean=(mean,),
+            std=(std,),
+            names=argument_names(self.inputs, len(parts[0].inputs)),
+            class_names=target.names,
+            masks_target=target.masks[0] is not None,
+        )
 
-    def _check_pixels(self, samples: StoredSamples) -> None:
-        """Raise InvalidInputError if `normalise` would have no effect."""
-        arrays = (*samples.inputs, samples.target)
+    def _read_tables(self) -> list[Table]:
+        """Return the tables of training and, if there are any, test samples."""
+        targets = [] if self.target is None else column_names(self.target)
+        columns = {"inputs": column_names(self.inputs), "target": targets}
+        sources = [self.train] if self.test is None else [self.train, self.test]
+        if isinstance(self.train, str | Path) and (folder := expand_home(self.train)).is_dir():
+            files = split_files(folder)
+            sources = [files[0], *(files[1:] if self.test is None else [self.test])]
+        naming = self.clients if isinstance(self.clients, str) else None
+        tables = [
+            read_source(field, source, [*columns["inputs"], *targets], naming)
+            for field, source in zip(("train", "test"), sources, strict=False)
+            if not isinstance(source, float)
+        ]
+        for place, table in enumerate(tables):
+            named = [] if naming is None or (place and naming not in table) else [naming]
+            table.require_rows({**columns, "clients": named})
+        return tables
+
+    def _client_column(self, table: Table) -> Names | None:
+        """Return the client of each row; None: the table does not say it."""
+        if not isinstance(self.clients, str) or self.clients not in table:
+            return None
+        column = table.column("clients", self.clients)
+        if isinstance(column, np.ndarray) and column.ndim == 1:
+            return to_names("clients", self.clients, column)
+        raise InvalidInputError(
+            f"clients: column {self.clients!r} holds lists; give one name in each row"
+        )
+
+    def _check(self, parts: Sequence[StoredSamples], kind: TargetKind | None) -> None:
+        """Raise InvalidInputError unless the samples fit each other and the loss."""
+        for number, arrays in enumerate(zip(*(part.inputs for part in parts), strict=True)):
+            found = list(dict.fromkeys((a.shape[1:], a.dtype.kind) for a in arrays))
+            if len(found) > 1:
+                raise InvalidInputError(
+                    f"test: its input {number} has shape {found[1][0]} and type {found[1][1]!r} "
+                    f"per sample, that of train {found[0][0]} and {found[0][1]!r}; give both the "
+                    "same"
+                )
+        arrays = (*parts[0].inputs, parts[0].target)
         if self.normalise is not None and all(array.dtype != np.uint8 for array in arrays):
             raise InvalidInputError(
                 "normalise: no input holds pixels; standardise the columns of the table"
             )
-
-    def _check_range(self, target: Target) -> None:
-        """Raise InvalidInputError unless targets are within [0, 1] where the loss needs that."""
-        metrics = resolve_metrics(self.metrics, self.loss)
-        binary = self.loss == "bce" or any(m.function is accuracy for m in metrics.values())
-        for part in target.parts if binary else ():
-            if part.dtype.kind == "f" and part.size and not 0 <= part.min() <= part.max() <= 1:
+        metrics = resolve_metrics(self.metrics, self.loss).values()
+        is_binary = self.loss == "bce" or any(metric.function is accuracy for metric in metrics)
+        for part in parts:
+            low, high = part.target.min(initial=0), part.target.max(initial=0)
+            if is_binary and part.target.dtype.kind == "f" and not 0 <= low <= high <= 1:
                 raise InvalidInputError(
-                    f"target: {part.min():g} to {part.max():g} are not within [0, 1], as 'bce' and "
-                    "'accuracy' need of numbers; write 0 and 1"
+                    f"target: {low:g} to {high:g} are not within [0, 1], as 'bce' and 'accuracy' "
+                    "need of numbers; write 0 and 1"
                 )
-
-    def _split(self, table: Table, labels: Ints | None, samples: int, seed: int) -> Shards:
-        if labels is None:
-            if getattr(self.partition, "needs_labels", False):
-                raise InvalidInputError(
-                    f"partition: {type(self.partition).__name__} divides samples by class, and "
-                    "these have several targets or none; use Iid() or a column"
-                )
-            labels = np.zeros(samples, dtype=np.int64)
-        if isinstance(self.clients, str):
-            values = _client_column(table, self.clients)
-            return StoredShards.from_column("clients", self.clients, values)
-        columns = {"label": labels, **_plain_columns(table)}
-        return split(self.partition, labels, self.clients, seed, columns)
-
-    def _test_owners(self, table: Table, shards: Shards) -> Ints | None:
-        """Return the client of each test sample, −1 for strangers; None: the table has none."""
-        if not isinstance(self.clients, str) or self.clients not in table:
-            return None
-        assert shards.names is not None
-        ids = {str(name): client for client, name in enumerate(shards.names.tolist())}
-        values = _client_column(table, self.clients).tolist()
-        owners = np.array([ids.get(str(value), -1) for value in values], dtype=np.int64)
-        strangers = sorted({str(v) for v, n in zip(values, owners, strict=True) if n < 0})
-        named = ", ".join(printable(name, most=80) for name in strangers[:3])
-        listed = f"{named}{', ...' if len(strangers) > 3 else ''}"
-        if (owners < 0).all():
-            raise InvalidInputError(
-                f"test: no client of train is among its {len(strangers)} ({listed}); use the same "
-                f"names, or leave the column {self.clients!r} out of test"
-            )
-        if strangers:
-            _logger.warning(
-                "test: %s not in train (%s); their samples count only in metrics of the whole test "
-                "set",
-                f"{quantify(len(strangers), 'client')} {'is' if len(strangers) == 1 else 'are'}",
-                listed,
-            )
-        return owners
+            if kind == "tokens":
+                lengths = part.mask.sum(1) if part.mask is not None else part.target.shape[1:]
+                if np.min(lengths, initial=2) < 2:
+                    raise InvalidInputError(
+                        f"inputs: the sequence in row {np.argmin(lengths)} has one token, and "
+                        "'next_token' predicts each from those before it; remove such rows"
+                    )
 
 
 def _common_mask(
@@ -323,48 +351,3 @@ def _common_mask(
             f"target: row {row} has another length than its input; give one value per position"
         )
     return inputs
-
-
-def _check_parts(parts: Sequence[StoredSamples]) -> None:
-    """Raise InvalidInputError unless test samples are like training samples."""
-    for number, arrays in enumerate(zip(*(part.inputs for part in parts), strict=True)):
-        found = {(array.shape[1:], array.dtype.kind) for array in arrays}
-        if len(found) > 1:
-            (one, kind), (other, another) = ((a.shape[1:], a.dtype) for a in arrays)
-            raise InvalidInputError(
-                f"test: its input {number} has shape {other} and type {another} per sample, that "
-                f"of train {one} and {kind}; give both the same"
-            )
-
-
-def _require_two_tokens(target: Target) -> None:
-    """Raise InvalidInputError unless every sequence has a token to predict."""
-    for part, mask in zip(target.parts, target.masks, strict=False):
-        if mask is None:
-            sizes = np.full(len(part), part.shape[1] if part.ndim > 1 else 1)
-        else:
-            sizes = mask.sum(1)
-        if sizes.min() < 2:
-            raise InvalidInputError(
-                f"inputs: the sequence in row {sizes.argmin()} has one token, and 'next_token' "
-                "predicts each from those before it; remove such rows"
-            )
-
-
-def _plain_columns(table: Table) -> dict[str, NDArray[Any]]:
-    """Return the columns with one value per row, which a partition may use to divide the rows."""
-    plain = {}
-    for name in table.names:
-        with suppress(InvalidInputError):  # neither numbers nor text: of no use here
-            column = table.column("train", name)
-            if isinstance(column, np.ndarray) and column.ndim == 1:
-                plain[name] = column
-    return plain
-
-
-def _client_column(table: Table, name: str) -> Names:
-    """Return the client of each row."""
-    column = table.column("clients", name)
-    if isinstance(column, np.ndarray) and column.ndim == 1:
-        return to_names("clients", name, column)
-    raise InvalidInputError(f"clients: column {name!r} holds lists; give one name in each row")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -10,11 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtide.errors import InvalidInputError, quantify
-from fedtide.problems.datasets.catalogue import PixelStandardisation
+from fedtide.errors import InvalidInputError, printable, quantify
+from fedtide.population import Names
+from fedtide.problems.datasets.catalogue import Constants, PixelStandardisation
 from fedtide.problems.datasets.table_columns import Ints
+from fedtide.problems.losses import TargetKind
 from fedtide.problems.partitions import Shards, StoredShards
 from fedtide.randomness import generator
+
+_logger = logging.getLogger("fedtide")
 
 ArrayT = TypeVar("ArrayT", NDArray[Any], Tensor)
 
@@ -58,6 +64,37 @@ class Samples(Generic[ArrayT]):
 
 StoredSamples = Samples[NDArray[Any]]
 DeviceSamples = Samples[Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ReadData:
+    """What a supervised problem has read, before clients get their shares of it.
+
+    Args:
+        train, test: the samples; None without a test set.
+        kind: what the loss expects of the target; None: a loss that says nothing.
+        classes: how many classes or tokens there are; 0 if the target is numeric.
+        columns: the columns by which a partition may divide the training samples.
+        clients: the client of each training sample, (n,); None: a partition says it.
+        test_clients: the client of each test sample; None: clients have no test samples.
+        mean, std: of pixels, see `standardisation`.
+        names: the keyword by which each of the network's arguments is passed; None: by position.
+        class_names: the names of the classes, if they were given as text.
+        masks_target: whether the mask of padded sequences is also that of the targets.
+    """
+
+    train: StoredSamples
+    test: StoredSamples | None
+    kind: TargetKind | None
+    classes: int
+    columns: Mapping[str, NDArray[Any]]
+    clients: Names | None = None
+    test_clients: Names | None = None
+    mean: Constants = (0.5,)
+    std: Constants = (0.5,)
+    names: tuple[str | None, ...] = (None,)
+    class_names: tuple[str, ...] | None = None
+    masks_target: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,3 +186,27 @@ def hold_out(
         samples.select(held[chosen]),
         owners[chosen],
     )
+
+
+def find_owners(test_clients: Names | None, shards: Shards) -> Ints | None:
+    """Return the client of each test sample, −1 for strangers; None: the data do not say it."""
+    if test_clients is None:
+        return None
+    assert shards.names is not None
+    ids = {str(name): client for client, name in enumerate(shards.names.tolist())}
+    owners = np.array([ids.get(str(name), -1) for name in test_clients.tolist()], dtype=np.int64)
+    strangers = sorted({str(name) for name in test_clients[owners < 0].tolist()})
+    named = ", ".join(printable(name, most=80) for name in strangers[:3])
+    listed = f"{named}{', ...' if len(strangers) > 3 else ''}"
+    if (owners < 0).all():
+        raise InvalidInputError(
+            f"test: no client of train is among its {len(strangers)} ({listed}); use the same "
+            "names, or leave the column of clients out of test"
+        )
+    if strangers:
+        _logger.warning(
+            "test: %s not in train (%s); their samples count only in metrics of the whole test set",
+            f"{quantify(len(strangers), 'client')} {'is' if len(strangers) == 1 else 'are'}",
+            listed,
+        )
+    return owners

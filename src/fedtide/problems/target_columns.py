@@ -69,23 +69,40 @@ def read_target(
         InvalidInputError: a column that is missing or does not fit the loss, or classes in the
             test data that the training data lack.
     """
-    columns = _pad_alike([_target_column(table, target) for table in tables], target)
-    sizes = [int(np.diff(c.offsets).max()) for c in columns if isinstance(c, Ragged)]
+    columns: Sequence[Column] = [_target_column(table, target) for table in tables]
+    if len(kinds := list(dict.fromkeys(map(_describe, columns)))) > 1:
+        raise InvalidInputError(
+            f"target: column {target!r} holds {kinds[0]} in train and {kinds[1]} in test; give "
+            "both the same"
+        )
+    if any(isinstance(column, Ragged) for column in columns):
+        columns = [to_ragged(column) for column in columns]
+    sizes = [int(column.sizes.max()) for column in columns if isinstance(column, Ragged)]
     length = None if length is None else max(length, *sizes, 0)
     padded = [to_array(column, length) for column in columns]
     parts, masks = [array for array, _ in padded], [mask for _, mask in padded]
-    holds_text = [part.dtype == object for part in parts]
-    if len(set(holds_text)) > 1:
-        one, other = ("text", "numbers") if holds_text[0] else ("numbers", "text")
-        raise InvalidInputError(
-            f"target: column {target!r} holds {one} in train and {other} in test; give both the "
-            "same"
-        )
-    if not holds_text[0]:
-        parts = [_convert_target(part, kind, target) for part in parts]
-        if kind == "classes":
-            _refuse_unknown(*(p if m is None else p[m] for p, m in zip(parts, masks, strict=True)))
-        return Target(parts, masks)
+    if parts[0].dtype == object:
+        return _encode_text(parts, masks, kind, target)
+    parts = [_convert_target(part, kind, target) for part in parts]
+    if kind == "classes":
+        _refuse_unknown(*(p if m is None else p[m] for p, m in zip(parts, masks, strict=True)))
+    return Target(parts, masks)
+
+
+def _describe(column: Column) -> str:
+    """Return what a column holds, in words."""
+    values = column.values if isinstance(column, Ragged) else column
+    what = "text" if values.dtype == object else "numbers"
+    return f"lists of {what}" if isinstance(column, Ragged) or values.ndim > 1 else what
+
+
+def _encode_text(
+    parts: Sequence[NDArray[Any]],
+    masks: Sequence[NDArray[np.bool_] | None],
+    kind: TargetKind | None,
+    target: str | Sequence[str],
+) -> Target:
+    """Return a target of text: the position of each class in sorted order."""
     names = sorted(set(parts[0]))
     _refuse_unknown(*parts)
     if kind == "numbers" and len(names) != 2:
@@ -97,18 +114,6 @@ def read_target(
     codes = [np.searchsorted(np.array(names, dtype=object), part) for part in parts]
     dtype = np.float64 if kind == "numbers" else np.int64
     return Target([code.astype(dtype) for code in codes], masks, tuple(names))
-
-
-def _pad_alike(columns: Sequence[Column], name: str | Sequence[str]) -> Sequence[Column]:
-    """Return the targets of training and test samples, all as sequences if any are padded."""
-    if not any(isinstance(column, Ragged) for column in columns):
-        return columns
-    if any(isinstance(column, np.ndarray) and column.ndim == 1 for column in columns):
-        raise InvalidInputError(
-            f"target: column {name!r} holds lists in one of train and test, and single values in "
-            "the other; give both the same"
-        )
-    return [to_ragged(column) for column in columns]
 
 
 def _refuse_unknown(train: NDArray[Any], *tests: NDArray[Any]) -> None:
@@ -174,38 +179,43 @@ def count_classes(target: Target, kind: TargetKind | None) -> int:
     """
     if kind == "numbers" or target.train.dtype.kind != "i":
         return 0
-    if kind is None and target.train.ndim == 1 and not _may_be_classes(target.train):
-        return 0
-    found = np.unique(target.train)
-    if kind == "classes" and len(found) == 1:
-        _logger.warning(
-            "target: all training samples are of one class (%s), so there is nothing to learn; "
-            "name another column",
-            target.names[0] if target.names else found[0],
-        )
-    if target.names:
-        return len(target.names)
     classes = max(int(part.max(initial=0)) for part in target.parts) + 1
-    if kind == "classes" and classes > max(_MOST_CLASSES, len(target.train)):
+    least, largest = target.train.min(initial=0), target.train.max(initial=0)
+    most = max(_MOST_CLASSES, len(target.train))
+    if kind is None and target.train.ndim == 1 and not 0 <= least <= largest < most:
+        return 0  # whole numbers that are not classes
+    if kind != "classes":
+        return len(target.names) if target.names else classes
+    if target.names is None and classes > most:
         raise InvalidInputError(
             f"target: its whole numbers go up to {classes - 1:,}, which would make {classes:,} "
             f"classes for {len(target.train):,} training samples; if they are amounts, give "
             "loss: mse; if they are codes of classes, number them from 0 without gaps, or give text"
         )
-    if kind == "classes" and len(found) > 1 and (2 * len(found) < classes or found[0] > 0):
+    return classes
+
+
+def warn_of_classes(target: Target, classes: int) -> None:
+    """Warn if the training samples lack most classes, as where they are numbered from 1.
+
+    Args:
+        target: of a loss that expects classes.
+        classes: C.
+    """
+    found = np.unique(target.train)
+    if len(found) == 1:
+        _logger.warning(
+            "target: all training samples are of one class (%s), so there is nothing to learn; "
+            "name another column",
+            target.names[0] if target.names else found[0],
+        )
+    elif 2 * len(found) < classes or found[0] > 0:
         _logger.warning(
             "target: only %d of the classes 0 to %d occur, and the network gets outputs for all; "
             "number them from 0 without gaps, or give text",
             len(found),
             classes - 1,
         )
-    return classes
-
-
-def _may_be_classes(target: NDArray[Any]) -> bool:
-    """Return whether whole numbers, (n,), can be classes: none is negative or very large."""
-    most = max(_MOST_CLASSES, len(target))
-    return bool(target.min(initial=0) >= 0 and target.max(initial=0) < most)
 
 
 def partition_labels(target: NDArray[Any], kind: TargetKind | None, classes: int) -> Ints | None:

@@ -1,28 +1,36 @@
-"""Labelled data sets: bundled, from a folder, or from the Hugging Face hub."""
+"""Data sets of labelled images: bundled, from a folder, or from the Hugging Face hub."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.problems.datasets.hub import to_arrow
-from fedtide.problems.datasets.parquet import Rows, read_folder, read_table
+from fedtide.problems.datasets.files import load_from_hub, read_file
+from fedtide.problems.datasets.sources import Table
+from fedtide.problems.datasets.table_columns import require_finite
 from fedtide.validation import expand_home
 
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _GREY = ((0.1307,), (0.3081,))
+_ENCODED = (pa.types.is_struct, pa.types.is_binary, pa.types.is_large_binary)
+_IMAGE, _LABEL = ("image", "img"), ("label", "fine_label")  # the names on the hub
+
+
+Constants = Sequence[float] | NDArray[np.float64]
+"""Of pixels / 255: one per channel, one for all, or one per pixel, (C, H, W)."""
 
 
 @dataclass(frozen=True)
@@ -85,35 +93,41 @@ class PixelStandardisation:
 
 
 @dataclass(frozen=True, eq=False)
+class Rows:
+    """Samples in the order of their file.
+
+    Args:
+        features: uint8 pixels (n, C, H, W), or float32 numbers (n, …).
+        labels: shape (n,).
+        columns: the columns with one value per row, by name, each of shape (n,); `label` is one.
+    """
+
+    features: NDArray[Any]
+    labels: NDArray[np.int64]
+    columns: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """Training and test samples.
 
     Args:
-        train, test: the rows; features are uint8 pixels (n, C, H, W), or numbers (n, …).
+        train, test: the rows.
         classes: C; labels are 0..C-1.
-        mean, std: of pixels / 255 in the standardisation: one per channel, one for all, or one per
-            pixel, (C, H, W).
+        mean, std: of pixels in the standardisation.
     """
 
     train: Rows
     test: Rows
     classes: int
-    mean: Sequence[float] | NDArray[np.float64] = (0.5,)
-    std: Sequence[float] | NDArray[np.float64] = (0.5,)
+    mean: Constants = (0.5,)
+    std: Constants = (0.5,)
 
 
 def standardisation(
-    mean: Sequence[float] | NDArray[np.float64],
-    std: Sequence[float] | NDArray[np.float64],
-    device: torch.device,
-    dtype: torch.dtype,
+    mean: Constants, std: Constants, device: torch.device, dtype: torch.dtype
 ) -> PixelStandardisation:
-    """Return the standardisation by these constants, on the device.
-
-    Args:
-        mean, std: one per channel, one for all, or one per pixel, (C, H, W).
-        device, dtype: of the pixels after it.
-    """
+    """Return the standardisation by these constants, on the device and in the dtype of results."""
     constants = (
         torch.tensor(np.reshape(c, np.shape(c) if np.ndim(c) == 3 else (-1, 1, 1)))
         for c in (mean, std)
@@ -125,9 +139,11 @@ Normalise = Sequence[float] | Literal["pixels"]
 """A mean and a standard deviation for pixels / 255, or each pixel's own over the training set."""
 
 
-def check_constants(normalise: Sequence[float] | None) -> None:
+def check_constants(normalise: Normalise | None) -> None:
     """Check a mean and a standard deviation of pixels; raise InvalidInputError unless they fit."""
-    if normalise is not None and (len(normalise) != 2 or normalise[1] <= 0):
+    if normalise is None or isinstance(normalise, str):
+        return
+    if len(normalise) != 2 or normalise[1] <= 0:
         raise InvalidInputError(
             f"normalise: {normalise}; give a mean and a positive standard deviation"
         )
@@ -138,9 +154,11 @@ def load(
 ) -> Dataset:
     """Return a data set by name, or from a folder with train.parquet and test.parquet.
 
-    A published data set is read from the folder of its name in $FEDTIDE_DATA if it exists, else
-    from the Hugging Face hub. Its pixels, and those of any folder of the same name, are
-    standardised by its constants in `KNOWN`; those of other data sets are scaled to [-1, 1].
+    The files have the columns `image` (or `img`), encoded images or (nested) lists of numbers,
+    which are used unchanged, and `label` (or `fine_label`). A published data set is read from the
+    folder of its name in $FEDTIDE_DATA if it exists, else from the Hugging Face hub. Its pixels,
+    and those of any folder of the same name, are standardised by its constants in `KNOWN`; those of
+    other data sets are scaled to [-1, 1].
 
     "digits" are scikit-learn's 1,797 handwritten digits, 8×8 pixels of 0..16, divided by 16. A
     fixed, stratified fifth of them is the test set.
@@ -167,14 +185,88 @@ def load(
 
 
 def _load_images(dataset: str | Path) -> Dataset:
-    name = Path(dataset).name
-    folder = _find_folder(dataset)
-    train, test = _load_from_hub(name) if folder is None else read_folder(folder)
+    name, folder = Path(dataset).name, _find_folder(dataset)
+    if folder is None:
+        train, test = (_load_from_hub(name, split) for split in ("train", "test"))
+    else:
+        train, test = (_read_file(folder / f"{split}.parquet") for split in ("train", "test"))
     known = KNOWN.get(name)
     classes = known.classes if known else int(train.labels.max()) + 1
-    _check_splits(train, test, classes)
+    if train.features.shape[1:] != test.features.shape[1:]:
+        raise InvalidInputError(
+            f"dataset: training samples have shape {train.features.shape[1:]} and test samples "
+            f"{test.features.shape[1:]}; give both the same shape"
+        )
+    labels = np.concatenate([train.labels, test.labels])
+    if labels.min() < 0 or labels.max() >= min(classes, len(train.labels)):
+        raise InvalidInputError(
+            f"label: {labels.min()} to {labels.max()}, for {classes} classes of "
+            f"{len(train.labels)} training samples; number the classes from 0, as train does"
+        )
     mean, std = (known.mean, known.std) if known else ((0.5,), (0.5,))
     return Dataset(train, test, classes, mean, std)
+
+
+def _find_folder(dataset: str | Path) -> Path | None:
+    """Return the folder with the files; None if the hub has them."""
+    if dataset in KNOWN:
+        folder = Path(os.environ.get("FEDTIDE_DATA", ""), dataset)
+        local = "FEDTIDE_DATA" in os.environ and (folder / "train.parquet").exists()
+        return folder if local else None
+    if (named := expand_home(dataset)).is_dir():
+        return named
+    raise InvalidInputError(
+        f"dataset: unknown {str(dataset)!r}; {did_you_mean(str(dataset), ['digits', *KNOWN])}, or "
+        f"give a folder with train.parquet and test.parquet"
+    )
+
+
+def _read_file(file: Path) -> Rows:
+    if not file.is_file():
+        raise InvalidInputError(
+            f"dataset: {file} does not exist; write it with the columns image and label"
+        )
+    status = file.stat()
+    return _read_version(file, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _read_version(file: Path, size: int, time: int) -> Rows:
+    """Read a file; its size and modification time identify its version in this function's cache."""
+    return _to_rows(read_file("dataset", file), str(file), file)
+
+
+@lru_cache(maxsize=4)
+def _load_from_hub(name: str, split: str) -> Rows:
+    hint = f"put {name}/train.parquet and {name}/test.parquet into the folder FEDTIDE_DATA"
+    arrow = load_from_hub("dataset", KNOWN[name].hub, split, hint)
+    return _to_rows(arrow, f"{name}, split {split}")
+
+
+def _to_rows(arrow: pa.Table, source: str, file: Path | None = None) -> Rows:
+    """Return the features and labels of a table, perhaps of a file."""
+    table = Table.of_arrow(arrow, source, file)
+    image, label = (
+        next((name for name in names if name in table), names[0]) for names in (_IMAGE, _LABEL)
+    )
+    table.require_rows({"dataset": [image, label]})
+    features, labels = table.column("dataset", image), table.column("dataset", label)
+    if not isinstance(features, np.ndarray) or features.dtype == object:
+        raise InvalidInputError(
+            f"dataset: column {image!r} of {source} holds neither encoded images nor lists of "
+            "numbers of one shape; write PNG or JPEG bytes"
+        )
+    kind = arrow[image].type
+    if not any(is_kind(kind) for is_kind in _ENCODED):  # lists of numbers, of whatever type
+        features = features.astype(np.float32)
+    require_finite("dataset", image, features)
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu":
+        raise InvalidInputError(
+            f"dataset: column {label!r} of {source} holds no whole numbers; number the classes"
+        )
+    labels = labels.astype(np.int64)
+    columns = {**table.plain_columns(), "label": labels}
+    return Rows(features, labels, MappingProxyType(columns))
 
 
 def _take_first(rows: Rows, samples: int) -> Rows:
@@ -202,40 +294,6 @@ def _set_constants(data: Dataset, normalise: Normalise) -> Dataset:
     return replace(data, mean=mean, std=np.where(std > 0, std, 1.0))
 
 
-def _find_folder(dataset: str | Path) -> Path | None:
-    """Return the folder with the files; None if the hub has them."""
-    if dataset in KNOWN:
-        folder = Path(os.environ.get("FEDTIDE_DATA", ""), dataset)
-        local = "FEDTIDE_DATA" in os.environ and (folder / "train.parquet").exists()
-        return folder if local else None
-    if (named := expand_home(dataset)).is_dir():
-        return named
-    raise InvalidInputError(
-        f"dataset: unknown {str(dataset)!r}; {did_you_mean(str(dataset), ['digits', *KNOWN])}, or "
-        f"give a folder with train.parquet and test.parquet"
-    )
-
-
-def _check_splits(train: Rows, test: Rows, classes: int) -> None:
-    if train.features.shape[1:] != test.features.shape[1:]:
-        raise InvalidInputError(
-            f"dataset: training samples have shape {train.features.shape[1:]} and test samples "
-            f"{test.features.shape[1:]}; give both the same shape"
-        )
-    if classes > len(train.labels):
-        raise InvalidInputError(
-            f"label: {classes - 1} is out of range for {len(train.labels)} training samples; "
-            f"number the classes from 0"
-        )
-    for file, rows in (("train", train), ("test", test)):
-        wrong = rows.labels[(rows.labels < 0) | (rows.labels >= classes)]
-        if len(wrong):
-            raise InvalidInputError(
-                f"label: {wrong[0]} in {file}.parquet is out of range; give labels within "
-                f"0..{classes - 1}"
-            )
-
-
 @lru_cache(maxsize=1)
 def _load_digits() -> Dataset:
     package = find_spec("sklearn")  # importing it takes a second
@@ -246,29 +304,8 @@ def _load_digits() -> Dataset:
     labels = table[:, -1].astype(np.int64)
     # train_test_split(range(1797), test_size=0.2, stratify=labels, random_state=0) of scikit-learn
     rows = np.array(Path(__file__).with_name("digits_split.txt").read_text().split(), np.int64)
-    train, test = np.split(rows, [1437])
-    splits = (
-        Rows(features[part], labels[part], MappingProxyType({"label": labels[part]}))
-        for part in (train, test)
-    )
-    return Dataset(next(splits), next(splits), classes=10)
-
-
-@lru_cache(maxsize=2)
-def _load_from_hub(name: str) -> tuple[Rows, Rows]:
-    """Return the training and test rows of a data set on the hub, or of its cached copy."""
-    from datasets import load_dataset
-
-    try:
-        splits = load_dataset(*KNOWN[name].hub)
-    except Exception as error:
-        raise InvalidInputError(
-            f"dataset: {name!r} cannot be loaded from the Hugging Face hub "
-            f"({type(error).__name__}); go online, or put {name}/train.parquet and "
-            f"{name}/test.parquet into the folder FEDTIDE_DATA"
-        ) from error
     train, test = (
-        read_table(to_arrow("dataset", splits[split]), f"{name}, split {split}")
-        for split in ("train", "test")
+        Rows(features[part], labels[part], MappingProxyType({"label": labels[part]}))
+        for part in np.split(rows, [1437])
     )
-    return train, test
+    return Dataset(train, test, classes=10)

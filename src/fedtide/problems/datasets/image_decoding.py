@@ -43,7 +43,7 @@ def decode_images(images: Sequence[bytes | Image.Image | None]) -> Pixels:
         image = _open_image(content, number)
         if image.size != first.size:
             raise InvalidInputError(
-                f"image: sample {number} is {image.width}×{image.height} pixels and the first "
+                f"sample {number} is {image.width}×{image.height} pixels and the first "
                 f"{first.width}×{first.height}; scale all to the same size"
             )
         try:
@@ -53,18 +53,18 @@ def decode_images(images: Sequence[bytes | Image.Image | None]) -> Pixels:
             pixels[number] = np.asarray(converted).reshape(pixels.shape[1:])
         except OSError as error:
             raise InvalidInputError(
-                f"image: sample {number} is broken ({error}); encode it again"
+                f"sample {number} is broken ({error}); encode it again"
             ) from error
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
 
 
 def _open_image(content: bytes | Image.Image | None, number: int) -> Image.Image:
     if content is None:
-        raise InvalidInputError(f"image: sample {number} has no image; remove its row")
+        raise InvalidInputError(f"sample {number} has no image; remove its row")
     image = content if isinstance(content, Image.Image) else _read_image(content, number)
     if image.mode in ("I", "F"):
         raise InvalidInputError(
-            f"image: sample {number} has 32 bits per pixel (mode {image.mode}), whose values for "
+            f"sample {number} has 32 bits per pixel (mode {image.mode}), whose values for "
             "black and white are unknown; convert it to 8 bits, or give lists of numbers"
         )
     return image
@@ -75,7 +75,7 @@ def _read_image(content: bytes, number: int) -> Image.Image:
         return Image.open(io.BytesIO(content))
     except OSError as error:
         raise InvalidInputError(
-            f"image: sample {number} is not an encoded image (it begins with {content[:8]!r}); "
+            f"sample {number} is not an encoded image (it begins with {content[:8]!r}); "
             "write PNG or JPEG bytes, and text as str"
         ) from error
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError, first_line
-from fedtide.problems.datasets.hub import load_from_hub
+from fedtide.problems.datasets.files import load_from_hub
 from fedtide.problems.datasets.table_columns import from_arrow
 
 Columns = Mapping[str, Any]

@@ -1,8 +1,9 @@
-"""Columns of a table: numbers, text, images or sequences, from many sources."""
+"""Columns of a table as arrays: numbers, text, images or sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedtide.errors import InvalidInputError, first_line, quantify
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.problems.datasets.image_decoding import decode_images
 
 Ints = NDArray[np.int64]
@@ -39,8 +40,19 @@ class Ragged:
     values: NDArray[Any]
     offsets: Ints
 
+    @classmethod
+    def of_arrays(cls, arrays: Sequence[NDArray[Any]]) -> Ragged:
+        """Return arrays, one per row, as sequences of their elements."""
+        offsets = np.concatenate([[0], np.cumsum([len(array) for array in arrays])])
+        return cls(np.concatenate(arrays), offsets)
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Ints:
+        """The length of each sequence, (n,)."""
+        return np.diff(self.offsets)
 
     def pad(self, length: int | None = None) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Return the sequences filled with zeros to one length, (n, L, ...), and their mask.
@@ -48,9 +60,8 @@ class Ragged:
         Args:
             length: L; None: that of the longest.
         """
-        sizes = np.diff(self.offsets)
-        longest = int(sizes.max()) if length is None else length
-        mask = np.arange(longest) < sizes[:, None]
+        longest = int(self.sizes.max()) if length is None else length
+        mask = np.arange(longest) < self.sizes[:, None]
         padded = np.zeros((*mask.shape, *self.values.shape[1:]), self.values.dtype)
         padded[mask] = self.values
         return padded, mask
@@ -62,144 +73,62 @@ or sequences of different lengths."""
 
 
 def is_pandas(value: Any) -> bool:
-    """Return whether a value is a pandas DataFrame, or one of a library that extends pandas."""
-    classes = ((cls.__module__.partition(".")[0], cls.__name__) for cls in type(value).__mro__)
-    return ("pandas", "DataFrame") in classes
-
-
-def _join_columns(columns: Iterable[tuple[Any, Any]]) -> NDArray[Any]:
-    """Return columns with one number per row side by side, (n, columns)."""
-    parts = []
-    for name, values in columns:
-        try:
-            part = to_column(values)
-        except InvalidInputError as error:
-            raise InvalidInputError(f"its column {name!r}: {error}") from None
-        if isinstance(part, Ragged) or part.ndim > 1 or part.dtype == object:
-            raise InvalidInputError(
-                f"its column {name!r} does not hold one number per row; leave it out"
-            )
-        parts.append(part)
-    if not parts:
-        raise InvalidInputError("it is a table without columns")
-    return np.stack(parts, axis=1)
+    """Return whether a value is a DataFrame of pandas; nothing is imported for it."""
+    return "pandas" in sys.modules and isinstance(value, sys.modules["pandas"].DataFrame)
 
 
 def to_column(value: Any) -> Column:
-    """Return a column from an array, a tensor, a list, a column or a table of numbers.
+    """Return a column from an array, a tensor, a list, or a column of Arrow, Polars or pandas.
+
+    A table of numbers, as of pandas, is a column of vectors.
 
     Raises:
         InvalidInputError: missing values, or values of a type that no network can use.
+        TypeError, ValueError, pyarrow.ArrowException: values that are not of one type.
     """
-    if hasattr(value, "toarray") or getattr(value, "layout", torch.strided) is not torch.strided:
-        dense = "to_dense" if isinstance(value, torch.Tensor) else "toarray"
-        raise InvalidInputError(f"it is sparse; give a dense array, such as its .{dense}()")
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        value = value.float() if value.dtype == torch.bfloat16 else value
-        value = value.resolve_conj().resolve_neg().numpy()
-    if isinstance(value, np.ma.MaskedArray):
-        mask = np.ma.getmaskarray(value)
-        if mask.ndim and mask.any():
-            missing = mask.reshape(len(mask), -1).any(1)
-            raise _missing(int(missing.sum()), len(mask), int(missing.argmax()))
-        value = value.data
-    if is_pandas(value):
-        return _join_columns(value.items())
-    if isinstance(value, pl.DataFrame):
-        return _join_columns(zip(value.columns, value.iter_columns(), strict=True))
-    if isinstance(value, pl.Series):
-        try:
-            value = value.to_arrow()
-        except (pa.ArrowException, pl.exceptions.PolarsError):  # 128 bits, or Python objects
-            raise _no_numbers(value.dtype) from None
+        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy(force=True)
+    elif isinstance(value, pl.DataFrame) or is_pandas(value):
+        value = value.to_numpy()
+    elif isinstance(value, pl.Series):
+        value = value.to_arrow()
     if isinstance(value, pa.Array | pa.ChunkedArray):
         return from_arrow(value)
-    if isinstance(_first(value), Image.Image):
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidInputError("it is a masked array; fill missing values in, or leave them out")
+    if len(value) and isinstance(next(iter(value)), Image.Image):
         return decode_images(list(value))
-    if type(value).__module__.partition(".")[0] == "pandas":
-        return _from_objects(value, from_pandas=True)
-    if not isinstance(value, np.ndarray):
-        value = _stack(value)
-    if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biuf":
-        return value
-    if isinstance(value, np.ndarray) and value.dtype.kind == "S":
-        with suppress(UnicodeDecodeError):  # otherwise not text
-            value = np.char.decode(value, "utf-8")
-    return _from_objects(value)
+    is_series = type(value).__module__.startswith("pandas.")  # in which NaN is a missing value
+    array = value if is_series or isinstance(value, np.ndarray) else _stack(value)
+    if isinstance(array, np.ndarray) and array.dtype.kind in "biuf":
+        return array
+    return _from_objects(value, is_series)
 
 
-def _first(value: Any) -> Any:
-    """Return the first element; None: there is none, or it could not be read again."""
-    with suppress(TypeError):  # no dimensions
-        return next(iter(value), None) if hasattr(value, "__len__") else None
-    return None
-
-
-def _stack(value: Any) -> Any:
-    """Return a list as an array if its elements have one shape."""
+def _stack(values: Any) -> NDArray[Any] | None:
+    """Return numbers, or arrays of one shape, as an array; None: they are something else."""
     try:
-        stacked = np.asarray(value)
+        return np.asarray(values)
     except ValueError:  # of different lengths
-        return value
-    return value if stacked.dtype.kind in "OSU" else stacked
+        return None
 
 
-def _from_objects(values: Any, from_pandas: bool = False) -> Column:
+def _from_objects(values: Any, from_pandas: bool) -> Column:
     """Return a column from text, or from lists or arrays in the cells of a table."""
     try:
         return from_arrow(pa.array(values, from_pandas=from_pandas))
     except InvalidInputError:
         raise
-    except OverflowError:
-        raise InvalidInputError(
-            "its whole numbers need more than 64 bits; give text, or floating-point numbers"
-        ) from None
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        reason = first_line(error, 100)
-    kinds: set[str] = set()
-    try:  # PyArrow does not take arrays of several dimensions in cells
-        kinds = {type(cell).__name__ for cell in values}
+    except (pa.ArrowException, TypeError, ValueError):  # of arrays of several dimensions, too
         arrays = [np.asarray(cell) for cell in values]
-    except (TypeError, ValueError):
-        arrays = []
-    if (joined := _join_arrays(arrays)) is not None:
-        return joined
-    if len(kinds) > 1:
-        raise InvalidInputError(
-            f"its values are of different types ({', '.join(sorted(kinds))}); convert them to "
-            "numbers or to text"
-        )
-    if (dimensions := getattr(values, "ndim", 1)) > 1:
-        raise InvalidInputError(
-            f"it is an array of {dimensions} dimensions and dtype {values.dtype}; give numbers, "
-            "such as its .astype(float)"
-        )
-    raise InvalidInputError(
-        f"it is not an array ({reason}); give numbers, text, images, or lists of numbers"
-    )
-
-
-def _join_arrays(arrays: Sequence[NDArray[Any]]) -> Column | None:
-    """Return arrays of numbers, one per row, as a column; None: they are not arrays of numbers.
-
-    Arrays of up to two dimensions that differ in length are sequences.
-    """
-    if not arrays or any(array.dtype.kind not in "biuf" for array in arrays):
-        return None
-    if len({array.shape for array in arrays}) == 1:
-        return np.stack(arrays)
-    if len({array.shape[1:] for array in arrays}) > 1 or not 1 <= arrays[0].ndim <= 2:
-        return None
-    sizes = [len(array) for array in arrays]
-    if not min(sizes):
-        raise _empty_list(sizes.index(0))
-    return Ragged(np.concatenate(arrays), np.concatenate([[0], np.cumsum(sizes)]))
-
-
-def _empty_list(row: int) -> InvalidInputError:
-    """Return the error about a row whose sequence has no elements."""
-    return InvalidInputError(f"the list in row {row} is empty; remove the row")
+        shapes = {array.shape for array in arrays}
+        if any(array.ndim == 0 or array.dtype.kind not in "biuf" for array in arrays):
+            raise
+        if len(shapes) == 1:
+            return np.stack(arrays)
+        if len({shape[1:] for shape in shapes}) > 1 or arrays[0].ndim > 2:
+            raise
+    return _require_elements(Ragged.of_arrays(arrays))
 
 
 def from_arrow(
@@ -219,8 +148,11 @@ def from_arrow(
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
     kind = values.type
-    if values.null_count:
-        raise _missing(values.null_count, len(values), values.is_null().index(True).as_py())
+    if count := values.null_count:
+        raise InvalidInputError(
+            f"{count} of {len(values)} values {'is' if count == 1 else 'are'} missing (the first "
+            f"in row {values.is_null().index(True)}); fill them in or remove the rows"
+        )
     if pa.types.is_dictionary(kind):
         return from_arrow(values.dictionary_decode(), cache)
     if pa.types.is_struct(kind) and kind.get_field_index(_IMAGE_BYTES) >= 0:
@@ -228,7 +160,7 @@ def from_arrow(
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return np.asarray(cache(lambda: decode_images(values.to_pylist())))
     if pa.types.is_decimal(kind):
-        values, kind = values.cast(pa.float64()), pa.float64()
+        return from_arrow(values.cast(pa.float64()))
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return np.array(values.to_numpy(zero_copy_only=False))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
@@ -237,22 +169,18 @@ def from_arrow(
         return _reshape(values.flatten(), len(values), kind.list_size)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _from_lists(values)
-    raise _no_numbers(kind)
-
-
-def _missing(count: int, rows: int, first: int) -> InvalidInputError:
-    """Return the error about a column that lacks values."""
-    return InvalidInputError(
-        f"{count} of {rows} values {'is' if count == 1 else 'are'} missing (the first in row "
-        f"{first}); fill them in or remove the rows"
-    )
-
-
-def _no_numbers(kind: object) -> InvalidInputError:
-    """Return the error about a column of this type."""
-    return InvalidInputError(
+    raise InvalidInputError(
         f"its type {kind} is not numeric; give numbers, text, images, or lists of numbers"
     )
+
+
+def _from_lists(values: pa.Array) -> Column:
+    """Return lists as an array if they have the same length, otherwise as sequences."""
+    sizes = pc.list_value_length(values).to_numpy().astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    if len(sizes) == 0 or 0 < sizes.min() == sizes.max():
+        return _reshape(values.flatten(), len(values), int(sizes.max(initial=0)))
+    return _require_elements(Ragged(_from_elements(values.flatten()), offsets))
 
 
 def _reshape(values: pa.Array, rows: int, length: int) -> NDArray[Any]:
@@ -269,14 +197,12 @@ def _from_elements(values: pa.Array) -> NDArray[Any]:
     return inner
 
 
-def _from_lists(values: pa.Array) -> Column:
-    """Return lists as an array if they have the same length, otherwise as sequences."""
-    sizes = pc.list_value_length(values).to_numpy().astype(np.int64)
+def _require_elements(sequences: Ragged) -> Ragged:
+    """Return sequences, each of which must have an element."""
+    sizes = sequences.sizes
     if len(sizes) and not sizes.min():
-        raise _empty_list(int(sizes.argmin()))
-    if len(sizes) == 0 or sizes.min() == sizes.max():
-        return _reshape(values.flatten(), len(values), int(sizes.max(initial=0)))
-    return Ragged(_from_elements(values.flatten()), np.concatenate([[0], np.cumsum(sizes)]))
+        raise InvalidInputError(f"the list in row {sizes.argmin()} is empty; remove the row")
+    return sequences
 
 
 def to_array(column: Column, length: int | None) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
@@ -303,12 +229,11 @@ def refuse_stray_text(field: str, name: str | Sequence[str], values: NDArray[Any
         )
 
 
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+def _is_number(text: str) -> bool:
+    with suppress(ValueError):
+        float(text)
+        return True
+    return False
 
 
 def require_finite(field: str, name: str, values: NDArray[Any]) -> None:

@@ -88,8 +88,7 @@ class StoredShards(Shards):
         names: the clients' names, shape (N,), or None.
 
     Raises:
-        InvalidInputError: samples or offsets that are not whole numbers, or offsets that do not
-            rise from 0 to the number of samples.
+        InvalidInputError: samples or offsets that are not whole numbers.
     """
 
     samples: Ints
@@ -97,15 +96,14 @@ class StoredShards(Shards):
     names: Names | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "samples", _to_indices("samples", self.samples))
-        offsets = _to_indices("offsets", self.offsets)
-        object.__setattr__(self, "offsets", offsets)
-        ends = [*offsets[:1], *offsets[-1:]]
-        if ends != [0, len(self.samples)] or (offsets[1:] < offsets[:-1]).any():
-            raise InvalidInputError(
-                f"partition: the offsets {offsets!s:.60} do not rise from 0 to the number of "
-                f"samples, {len(self.samples)}; give the boundaries between clients"
-            )
+        for name in ("samples", "offsets"):
+            values = np.asarray(getattr(self, name))
+            if values.dtype.kind not in "iu" or values.ndim != 1:
+                raise InvalidInputError(
+                    f"partition: its {name} are {values!r:.60}; give whole numbers in one "
+                    "dimension (np.flatnonzero turns a mask into them)"
+                )
+            object.__setattr__(self, name, values.astype(np.int64, copy=False))
 
     @classmethod
     def from_lists(
@@ -113,30 +111,16 @@ class StoredShards(Shards):
     ) -> StoredShards:
         """Return the shards in which client n holds the samples `lists[n]`.
 
-        Raises:
-            InvalidInputError: a list holds something other than whole numbers, such as a mask.
-
         >>> shards = StoredShards.from_lists([np.array([4, 2]), np.array([0])])
         >>> shards.sizes, shards.locate(np.array([1, 0]), np.array([[0], [1]])).tolist()
         (array([2, 1]), [[0], [2]])
         """
-        held = [_to_indices(f"samples of client {n}", one) for n, one in enumerate(lists)]
-        offsets = np.cumsum([0, *map(len, held)])
-        return cls(np.concatenate([np.empty(0, np.int64), *held]), offsets, names)
+        held = [one for one in lists if len(one)] or [np.empty(0, np.int64)]
+        return cls(np.concatenate(held), np.cumsum([0, *map(len, lists)]), names)
 
     @classmethod
     def from_owners(cls, owners: Ints, clients: int, names: Names | None = None) -> StoredShards:
-        """Return the shards in which sample i belongs to client `owners[i]`, shape (n,).
-
-        Raises:
-            InvalidInputError: owners that are not whole numbers of at least 0.
-        """
-        owners = _to_indices("owners", owners)
-        if owners.min(initial=0) < 0:
-            raise InvalidInputError(
-                f"partition: sample {owners.argmin()} belongs to client {owners.min()}; number the "
-                "clients from 0"
-            )
+        """Return the shards in which sample i belongs to client `owners[i]`, shape (n,)."""
         sizes = np.bincount(owners, minlength=clients)
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         return cls(np.argsort(owners, kind="stable"), offsets, names)
@@ -151,8 +135,7 @@ class StoredShards(Shards):
             values: one for each sample, shape (n,).
 
         Raises:
-            InvalidInputError: values that `to_names` rejects, or two names that differ only in
-                blanks around them.
+            InvalidInputError: values that `to_names` rejects.
 
         >>> shards = StoredShards.from_column("column", "user", np.array(["bob", "ann", "bob"]))
         >>> shards.names, shards.sizes
@@ -160,7 +143,6 @@ class StoredShards(Shards):
         """
         found = pa.array(to_names(field, column, values)).dictionary_encode()  # sorts no rows
         names, places = np.unique(np.asarray(found.dictionary), return_inverse=True)
-        _refuse_blanks(field, column, names)
         owners = places.astype(np.int64)[np.asarray(found.indices)]
         return cls.from_owners(owners, len(names), names)
 
@@ -173,45 +155,6 @@ class StoredShards(Shards):
         """Return the training samples at these positions, same shape as `positions`."""
         samples: Ints = self.samples[self.offsets[clients][:, None] + positions]
         return samples
-
-
-def _to_indices(what: str, values: Any) -> Ints:
-    """Return whole numbers as an int64 array of one dimension.
-
-    Args:
-        what: what they are, for the error.
-        values: an array or a list.
-
-    Raises:
-        InvalidInputError: anything else.
-    """
-    try:
-        array = np.asarray(values)
-    except ValueError:  # lists of different lengths
-        array = np.empty((0, 0))
-    if array.ndim == 1 and (array.dtype.kind in "iu" or not array.size):
-        return array.astype(np.int64, copy=False)
-    hint = "np.flatnonzero(mask) turns a mask into them" if array.dtype.kind == "b" else ""
-    raise InvalidInputError(
-        f"partition: the {what} are {values!r:.60}; give whole numbers in one dimension"
-        + (f" ({hint})" if hint else "")
-    )
-
-
-def _refuse_blanks(field: str, column: str, names: Names) -> None:
-    """Check that no two names are equal but for blanks, since audits would read them as the same.
-
-    Raises:
-        InvalidInputError: two names are.
-    """
-    known: dict[str, str] = {}
-    for name in map(str, names.tolist()):
-        other = known.setdefault(name.strip(), name)
-        if other != name:
-            raise InvalidInputError(
-                f"{field}: {other!r:.60} and {name!r:.60} in the column {column!r:.60} differ only "
-                "in blanks around them, and would be two clients; strip the column, or rename one"
-            )
 
 
 def to_names(field: str, column: str, values: NDArray[Any] | Sequence[Any]) -> Names:
@@ -263,8 +206,7 @@ class Partition(ABC):
         """Return which client holds which samples.
 
         Args:
-            labels: the class of each training sample, in file order, shape (n,). These arrays
-                cannot be written to, because the training uses them: copy them to sort or shuffle.
+            labels: the class of each training sample, in file order, shape (n,).
             clients: N, the number of clients.
             seed: of the random draws.
             columns: the file's other columns by name, each of shape (n,).

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedtide.configurable import configurable
-from fedtide.errors import InvalidInputError, did_you_mean, quantify
+from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.population import Names
 from fedtide.problems.partitions.base import (
     NO_COLUMNS,
@@ -38,8 +38,8 @@ class Flwr(Partition):
         arguments: of its constructor, by name.
 
     Raises:
-        InvalidInputError: flwr-datasets is not installed, the name is unknown, the partitioner
-            rejects the arguments, or the number of its partitions is not N.
+        InvalidInputError: flwr-datasets is not installed, the name is unknown, or the partitioner
+            rejects the arguments.
 
     >>> labels = np.tile([0, 1], 50)
     >>> Flwr("IidPartitioner").split(labels, clients=4, seed=0).sizes
@@ -71,7 +71,7 @@ class FlwrInstance(Partition):
         partitioner: an instance without a dataset.
 
     Raises:
-        InvalidInputError: the partitioner fails, or the number of its partitions is not N.
+        InvalidInputError: the partitioner fails.
     """
 
     partitioner: Any
@@ -91,12 +91,7 @@ class FlwrInstance(Partition):
             raise InvalidInputError(
                 f"partition: {name} cannot split these data ({error}); use another partitioner"
             ) from error
-        if count != clients:
-            raise InvalidInputError(
-                f"clients: {clients} given, but {type(partitioner).__name__} makes "
-                f"{quantify(count, 'partition')}; give clients: {count}"
-            )
-        return StoredShards.from_lists(lists, _find_names(partitioner, clients))
+        return StoredShards.from_lists(lists, _find_names(partitioner, count))
 
 
 def _find_names(partitioner: Any, clients: int) -> Names | None:
