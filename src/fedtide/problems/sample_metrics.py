@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -127,38 +128,25 @@ def _resolve(name: str, given: object, warn: bool) -> Metric:
         raise InvalidInputError(
             f"metrics: {name!r} is the name of another column of the results; choose another"
         )
-    if isinstance(given, Mapping):
-        found = _find(name, given.get("function"))
-        function = found.function if isinstance(found, Metric) else found
-        rest = {key: value for key, value in given.items() if key != "function"}
-        try:
-            return Metric(function, **rest)
-        except TypeError:
-            raise InvalidInputError(
-                f"metrics: {name!r} needs the keys function and lower_is_better"
-            ) from None
-    found = _find(name, given)
+    in_file: Mapping[str, Any] = given if isinstance(given, Mapping) else {"function": given}
+    found: object = resolve_function("metrics", in_file.get("function"), METRICS)
+    if isinstance(given, Mapping) and given.keys() != {"function", "lower_is_better"}:
+        raise InvalidInputError(f"metrics: {name!r} needs the keys function and lower_is_better")
     if isinstance(found, Metric):
-        return found
-    if warn and not is_direction_known(name):
+        return replace(found, lower_is_better=in_file.get("lower_is_better", found.lower_is_better))
+    if not callable(found):
+        raise InvalidInputError(
+            f"metrics: {name!r} is {found!r:.60}; give a function, its import path, a Metric, or "
+            f"one of {', '.join(METRICS)}"
+        )
+    if warn and "lower_is_better" not in in_file and not is_direction_known(name):
         _logger.warning(
             "metrics: the name %r does not say whether higher values are better, which is "
             "assumed; give Metric(function, lower_is_better=...), or in a file a mapping with "
             "the keys function and lower_is_better",
             name,
         )
-    return Metric(found, lower_is_better(name))
-
-
-def _find(name: str, given: object) -> Metric | MetricFunction:
-    """Return a metric or function that is given directly, by name or by import path."""
-    found: object = resolve_function("metrics", given, METRICS)
-    if not isinstance(found, Metric) and not callable(found):
-        raise InvalidInputError(
-            f"metrics: {name!r} is {found!r:.60}; give a function, its import path, a Metric, or "
-            f"one of {', '.join(METRICS)}"
-        )
-    return found
+    return Metric(found, in_file.get("lower_is_better", lower_is_better(name)))
 
 
 def _short(name: str) -> str:

@@ -145,7 +145,7 @@ def _read_text(path: Path, names: str | None) -> pa.Table:
         if pa.types.is_binary(column.type):
             raise ValueError(f"column {name!r} is not UTF-8")
         if pa.types.is_string(column.type):
-            text = pc.replace_with_mask(column, pc.equal(column, ""), pa.scalar(None, pa.string()))
+            text = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
             table = table.set_column(place, name, _parse_ids(text) if name == names else text)
     return table
 
