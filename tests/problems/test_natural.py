@@ -163,7 +163,7 @@ def test_a_function_at_an_import_path_returns_the_source(tmp_path, monkeypatch):
     for name in ("table", "other"):
         table = read_source("train", f"ours_to_import:{name}", ())
         assert table.column("inputs", "x").tolist() == [1.0, 2.0]
-    with pytest.raises(InvalidInputError, match=r"^train: .*:broken fails .*ZeroDivisionError"):
+    with pytest.raises(ZeroDivisionError):
         read_source("train", "ours_to_import:broken", ())
     with pytest.raises(InvalidInputError, match=r"^train: a NoneType is not a table"):
         read_source("train", "ours_to_import:nothing", ())

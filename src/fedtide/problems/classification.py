@@ -46,6 +46,7 @@ class Classification(SupervisedProblem):
             not available, a partition that leaves a client without samples, or a model that does
             not fit the data.
 
+    >>> import torch
     >>> from fedtide.problems import Dirichlet
     >>> problem = Classification("digits", Dirichlet(alpha=0.1), clients=100)
     >>> task = problem.prepare(seed=1, device=torch.device("cpu"), dtype=torch.float32)

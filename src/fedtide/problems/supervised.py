@@ -324,7 +324,7 @@ class Supervised(SupervisedProblem):
         metrics = resolve_metrics(self.metrics, self.loss).values()
         is_binary = self.loss == "bce" or any(metric.function is accuracy for metric in metrics)
         for part in parts:
-            low, high = part.target.min(initial=0), part.target.max(initial=0)
+            low, high = part.target.min(), part.target.max()
             if is_binary and part.target.dtype.kind == "f" and not 0 <= low <= high <= 1:
                 raise InvalidInputError(
                     f"target: {low:g} to {high:g} are not within [0, 1], as 'bce' and 'accuracy' "

@@ -21,6 +21,7 @@ from fedtide.problems.datasets.image_decoding import decode_images
 
 Ints = NDArray[np.int64]
 
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 _IMAGE_BYTES = "bytes"  # the file, in the struct in which Hugging Face stores an image
 
 
@@ -98,7 +99,7 @@ def to_column(value: Any) -> Column:
         raise InvalidInputError("it is a masked array; fill missing values in, or leave them out")
     if len(value) and isinstance(next(iter(value)), Image.Image):
         return decode_images(list(value))
-    is_series = type(value).__module__.startswith("pandas.")  # in which NaN is a missing value
+    is_series = type(value).__module__.partition(".")[0] == "pandas"  # where NaN means missing
     array = value if is_series or isinstance(value, np.ndarray) else _stack(value)
     if isinstance(array, np.ndarray) and array.dtype.kind in "biuf":
         return array
@@ -163,11 +164,11 @@ def from_arrow(
         return from_arrow(values.cast(pa.float64()))
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return np.array(values.to_numpy(zero_copy_only=False))
+    if pa.types.is_temporal(kind):  # which may name clients
+        return from_arrow(values.cast(pa.string()))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
         return np.array(values.to_pylist(), dtype=object)
-    if pa.types.is_fixed_size_list(kind):
-        return _reshape(values.flatten(), len(values), kind.list_size)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if any(is_list(kind) for is_list in _LISTS):
         return _from_lists(values)
     raise InvalidInputError(
         f"its type {kind} is not numeric; give numbers, text, images, or lists of numbers"
@@ -177,24 +178,13 @@ def from_arrow(
 def _from_lists(values: pa.Array) -> Column:
     """Return lists as an array if they have the same length, otherwise as sequences."""
     sizes = pc.list_value_length(values).to_numpy().astype(np.int64)
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    if len(sizes) == 0 or 0 < sizes.min() == sizes.max():
-        return _reshape(values.flatten(), len(values), int(sizes.max(initial=0)))
-    return _require_elements(Ragged(_from_elements(values.flatten()), offsets))
-
-
-def _reshape(values: pa.Array, rows: int, length: int) -> NDArray[Any]:
-    """Return flattened lists of one length as an array (n, L, ...)."""
-    inner = _from_elements(values)
-    return inner.reshape(rows, length, *inner.shape[1:])
-
-
-def _from_elements(values: pa.Array) -> NDArray[Any]:
-    """Return flattened lists as an array."""
-    inner = from_arrow(values)
+    inner = from_arrow(values.flatten())
     if isinstance(inner, Ragged):
         raise InvalidInputError("its lists differ in length on two levels; pad the inner ones")
-    return inner
+    longest = int(sizes.max(initial=0))
+    if (sizes == longest).all() and inner.size:
+        return inner.reshape(len(values), longest, *inner.shape[1:])
+    return _require_elements(Ragged(inner, np.concatenate([[0], np.cumsum(sizes)])))
 
 
 def _require_elements(sequences: Ragged) -> Ragged:
