@@ -134,7 +134,7 @@ def test_a_subset_law_numbers_the_names_of_all_its_subsets_together() -> None:
     mixed = SubsetLaw([["ann", "bob"], [0]], [0.5, 0.5])
     for law, complaint in (
         (pairs, "subsets: 4 different clients by name, but the 2 clients .*; number them"),
-        (mixed, r"subsets\[1\]: no client of the problem is called '0' .*; correct the names"),
+        (mixed, r"subsets\[1\]: no client of the problem is called '0' .*; choose one"),
     ):
         for use in (law.begin, law.known_rates):
             with pytest.raises(InvalidInputError, match=f"^{complaint}"):

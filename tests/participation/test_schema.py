@@ -269,11 +269,6 @@ def _file(name: str, content: str | bytes) -> Callable[[Path], Path]:
         (_file("log.csv", "round,client\n,1\n"), "round: ", ""),
         (_file("log.csv", "round,client\nx,1\n"), "round: ", "String"),
         (_file("log.csv", "round,client\n0,\n1,2\n"), "client: ", "missing in row 1"),
-        (
-            _file("log.jsonl", '{"round":0,"client":1}\n{"round":0,"client":"a"}\n'),
-            "log: ",
-            "line 1",
-        ),
         (_file("log.jsonl", '{"round":0,"client":1.5}\n'), "client: ", "Float64"),
         (_file("log.csv", "round,client,stage\n0,1,slected\n"), "stage: ", "'selected'"),
         (_file("log.csv", "round,client,weight\n0,1,nan\n"), "weight: nan", ""),

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -208,7 +207,6 @@ def test_files_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 TABLES: dict[str, Callable[[pl.DataFrame], Any]] = {
     "polars": lambda frame: frame,
-    "lazy": pl.DataFrame.lazy,
     "pyarrow": pl.DataFrame.to_arrow,
     "stream": lambda frame: frame.to_arrow().to_reader(),  # may be read once
     "rows": pl.DataFrame.to_dicts,
@@ -240,11 +238,6 @@ def test_a_table_of_weights_is_told_from_a_table_of_rows() -> None:
 
 
 def test_what_is_no_table_in_memory_is_refused() -> None:
-    array = pa.array([(1, 2, 3)], pa.month_day_nano_interval())
-    interval = pa.table({"round": [0], "client": [1], "took": array})
-    for table in (interval, interval.to_reader()):  # Polars panics at the latter
-        with pytest.raises(InvalidInputError, match=r"^log: Polars cannot read this pyarrow"):
-            Replay(table)
     with pytest.raises(InvalidInputError, match=r"^file: the table has no rows with an end after"):
         Trace([{"client": 0, "start": 1, "end": 1}], 1.0).begin(Population(1), seed=0)
     with pytest.raises(InvalidInputError, match=r"^weights: the table lacks weights"):

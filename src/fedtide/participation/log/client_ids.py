@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-
 import polars as pl
 
-from fedtide.errors import InvalidInputError, list_names, quantify
+from fedtide.errors import InvalidInputError, did_you_mean, list_names, quantify
 from fedtide.participation.availability.base import Ids
 from fedtide.population import Names, Population
 
-_COMPARED = 10_000
-"""With how many names an unknown one is compared, to suggest one: that takes half a second."""
+_EXACT = 2**24
+"""Whole numbers below this are exact in single precision, too."""
 
 
 def normalise_clients(field: str, column: pl.Series) -> pl.Series:
@@ -28,12 +26,10 @@ def normalise_clients(field: str, column: pl.Series) -> pl.Series:
     if column.dtype.is_integer():
         fits = column.is_empty() or column.cast(pl.Int64, strict=False).null_count() == 0
         return column.cast(pl.Int64 if fits else pl.String)
-    if column.dtype.is_decimal():  # as databases give whole numbers
+    if column.dtype.is_numeric():  # as pandas makes them of gaps, and databases give them
         whole = column.cast(pl.Int64, strict=False)
-        if (whole == column).fill_null(False).all():
+        if (whole == column).fill_null(False).all() and (whole.abs() < _EXACT).all():
             return whole
-    if column.dtype.is_float() and _are_whole(column):  # as pandas makes them of gaps
-        return column.cast(pl.Int64)
     if column.dtype in (pl.String, pl.Categorical, pl.Enum):
         return column.cast(pl.String)
     if column.is_empty():
@@ -134,17 +130,9 @@ def _find_names(field: str, column: pl.Series, names: pl.Series) -> Ids:
     found = column.replace_strict(names, numbers, default=None, return_dtype=pl.Int64)
     if found.null_count():
         unknown = column.filter(found.is_null()).unique(maintain_order=True)
-        compared = names.head(_COMPARED).cast(pl.String).to_list()
-        close = difflib.get_close_matches(str(unknown[0]), compared, n=1)
         raise InvalidInputError(
             f"{field}: no client of the problem is called {list_names(unknown.to_list())} (its "
             f"{len(names)} clients: {list_names(names.to_list())}); "
-            + (f"did you mean {close[0]!r:.60}?" if close else "correct the names")
+            f"{did_you_mean(str(unknown[0]), names.head(1000).cast(pl.String).to_list())}"
         )
     return found.to_numpy()
-
-
-def _are_whole(column: pl.Series) -> bool:
-    """Return whether floating-point ids are whole numbers that none of them rounds to another."""
-    exact = 2.0 ** (53 if column.dtype == pl.Float64 else 24)
-    return bool(((column == column.round()) & (column.abs() < exact)).fill_null(True).all())

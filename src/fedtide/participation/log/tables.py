@@ -34,7 +34,7 @@ class DataFrame(Protocol):
     def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
 
 
-MemoryTable = DataFrame | pl.LazyFrame | Sequence[Mapping[str, Any]]
+MemoryTable = DataFrame | Sequence[Mapping[str, Any]]
 """A table in memory; a list holds its rows."""
 
 
@@ -46,8 +46,7 @@ def is_table(value: object) -> TypeGuard[MemoryTable]:
     """
     if isinstance(value, list | tuple):
         return len(value) > 0 and all(isinstance(row, Mapping) for row in value)
-    exports = hasattr(value, "__arrow_c_stream__") and not isinstance(value, pl.Series)
-    return exports or isinstance(value, pl.LazyFrame)
+    return hasattr(value, "__arrow_c_stream__") and not isinstance(value, pl.Series)
 
 
 def to_polars(field: str, table: str | Path | MemoryTable, client: str = "client") -> pl.DataFrame:
@@ -64,25 +63,14 @@ def to_polars(field: str, table: str | Path | MemoryTable, client: str = "client
     if isinstance(table, pl.DataFrame):
         return table
     what = f"{type(table).__module__.partition('.')[0]}.{type(table).__name__}"
-    what = what.removeprefix("builtins.")
     if not is_table(table):
         raise InvalidInputError(
-            f"{field}: {what} is not a table; give the path of a file, a Polars DataFrame "
-            "(of pandas before 2.2: pl.from_pandas(frame)) or a list of rows, each a mapping"
+            f"{field}: {what} is not a table; give the path of a file, a DataFrame or a list of "
+            "rows, each a mapping"
         )
     try:
-        if isinstance(table, pl.LazyFrame):
-            return table.collect()
         return pl.DataFrame(table, infer_schema_length=None).fill_nan(None)
-    except (
-        pa.ArrowException,
-        pl.exceptions.PolarsError,
-        pl.exceptions.PanicException,  # such as that of DuckDB's intervals
-        TypeError,
-        ValueError,
-        OverflowError,
-        OSError,  # a file of a lazy frame
-    ) as error:
+    except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(
             f"{field}: Polars cannot read this {what} ({first_line(error, 120).rstrip('.')}); "
             "give columns of numbers, text or times"
@@ -99,8 +87,8 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
             as whole numbers of 64 bits without leading zeros.
 
     The columns of .csv files may be separated by commas, semicolons, tabs or bars; lines without a
-    value are skipped. JSON is an array of rows, or one row per line. Text and JSON may be
-    compressed (.csv.gz).
+    value are skipped. JSON is an array of rows, or one row per line. Text may be compressed
+    (.csv.gz).
 
     Raises:
         InvalidInputError: a file that is missing, empty, damaged or of an unknown type.
@@ -110,7 +98,7 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
     status = path.stat()
     try:
         return _read_version(path, client, status.st_size, status.st_mtime_ns)
-    except (pl.exceptions.PolarsError, *DAMAGE) as error:
+    except (pl.exceptions.PolarsError, TypeError, *DAMAGE) as error:
         raise unreadable(field, path, error) from None
 
 
@@ -173,49 +161,28 @@ def _read_version(path: Path, client: str, size: int, time: int) -> pl.DataFrame
     if suffix == ".parquet":
         return _read_parquet(path)
     if suffix in (".csv", ".tsv"):
-        return _parse_ids(_read_csv(path, client), client)
+        return _read_csv(path, client)
     with open_text(path) as file:
         content = file.read()
     if content.lstrip().startswith("["):
-        return _rows_to_frame(json.loads(content))
-    frame = pl.read_ndjson(io.BytesIO(content.encode()), infer_schema_length=None)
-    _reject_mixed_ids(content, frame, client)
-    return frame
+        return pl.DataFrame(json.loads(content), infer_schema_length=None, strict=True)
+    return pl.read_ndjson(io.BytesIO(content.encode()), infer_schema_length=None)
 
 
 def _read_csv(path: Path, client: str) -> pl.DataFrame:
     header = read_header(path)
+    text = [name for name in header.written if name.strip() == client]
     frame = pl.read_csv(
         path,
         separator=header.separator,
         infer_schema_length=None,
-        schema_overrides={name: pl.String for name in header.written if name.strip() == client},
+        schema_overrides=dict.fromkeys(text, pl.String),
     )
-    taken = {*header.written}
-    for name in header.written:
-        if name.strip() not in taken:  # else it is another column
-            taken.add(name.strip())
-            frame = frame.rename({name: name.strip()})
-    frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))  # empty lines
-    if header.separator == ",":
+    stripped = {n: n.strip() for n in header.written if n.strip() not in header.written}
+    frame = frame.rename(stripped).filter(~pl.all_horizontal(pl.all().is_null()))  # empty lines
+    if client not in frame.columns or frame[client].null_count() == len(frame):
         return frame
-    commas = pl.selectors.string() - pl.selectors.by_name(client, require_all=False)
-    return frame.with_columns(_parse_decimal_comma(column) for column in frame.select(commas))
-
-
-def _parse_decimal_comma(column: pl.Series) -> pl.Series:
-    """Return numbers if all strings are numbers with a decimal comma or point."""
-    numbers = column.str.replace(",", ".").cast(pl.Float64, strict=False)
-    return column if numbers.null_count() > column.null_count() else numbers
-
-
-def _rows_to_frame(rows: object) -> pl.DataFrame:
-    if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
-        raise ValueError("it is not an array of objects")
-    try:
-        return pl.DataFrame(rows, infer_schema_length=None, strict=True)
-    except (TypeError, OverflowError) as error:
-        raise ValueError(f"a column has mixed values: {error}") from None
+    return frame.with_columns(parse_whole_numbers(frame[client]))
 
 
 def _read_parquet(path: Path) -> pl.DataFrame:
@@ -224,20 +191,3 @@ def _read_parquet(path: Path) -> pl.DataFrame:
         table = file.read()
     table.validate(full=True)
     return pl.DataFrame(pa.table(table.columns, names=table.column_names))  # without metadata
-
-
-def _parse_ids(frame: pl.DataFrame, client: str) -> pl.DataFrame:
-    """Convert the column to numbers if all its strings are written as whole numbers."""
-    if client not in frame.columns or frame[client].null_count() == len(frame):
-        return frame
-    return frame.with_columns(parse_whole_numbers(frame[client]))
-
-
-def _reject_mixed_ids(content: str, frame: pl.DataFrame, client: str) -> None:
-    """Raise ValueError for JSON numbers among strings, which Polars would convert silently."""
-    if client not in frame.columns or frame[client].dtype != pl.String:
-        return
-    # Other line breaks, such as U+2028, may occur within JSON strings.
-    for number, line in enumerate(content.split("\n"), start=1):
-        if line.strip() and not isinstance(json.loads(line).get(client), str | None):
-            raise ValueError(f"line {number} has a number among string client ids")
