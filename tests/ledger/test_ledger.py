@@ -290,9 +290,9 @@ def test_tables_of_another_version_are_rejected(url: str):
 @pytest.mark.parametrize(
     ("url", "name"),
     [
-        ("ledger.db", "'ledger.db'"),
+        ("ledger.db", "not the URL"),
         ("sqlite:///nowhere/ledger.db", "'nowhere/ledger.db'"),
-        ("nosuchbase://x", "nosuchbase"),
+        ("nosuchbase://x", "not the URL"),
     ],
 )
 def test_urls_of_no_database_are_rejected(url: str, name: str):

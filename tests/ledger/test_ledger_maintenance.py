@@ -87,44 +87,29 @@ def test_a_new_ledger_passes_the_check(fedtide: Command, url: str) -> None:
 
 FAULTS = {
     "DELETE FROM participation WHERE round IN (3, 7); DELETE FROM rounds WHERE round IN (3, 7)": (
-        "2 rounds are missing between round 0 and round 11: 3, 7"
+        "between round 0 and round 11 the ledger lacks rounds 3, 7, which an audit counts as"
     ),
     "UPDATE participation SET weight = 0.25 WHERE client = 'ann' AND round IN (1, 2, 3, 4)": (
-        "the weights of used clients do not sum to 1 in round 1 (0.75), 2 (0.75), 3 (0.75) and 1 "
-        "more"
+        "the weights of used clients do not sum to 1 in rounds 1, 2, 3 and 1 more"
     ),
     "UPDATE participation SET weight = NULL WHERE client = 'ann' AND round = 6": (
         "used clients have no weight in round 6"
     ),
     "UPDATE participation SET stage = 'usd' WHERE round = 2 AND client = 'it''s'": (
-        "1 row has the unknown stage 'usd'"
+        "stages are unknown in round 2"
     ),
     "UPDATE participation SET reason = 'erro' WHERE round IN (1, 2) AND client = 'it''s'": (
-        "2 rows have the unknown reason 'erro'"
+        "reasons are unknown in rounds 1, 2"
     ),
     "UPDATE participation SET reason = 'late' WHERE round = 4 AND client = 'ann'": (
-        "1 row has the stage 'used' and yet a reason for being left out, 'late'"
+        "used clients have a reason for being left out in round 4"
     ),
     "UPDATE participation SET asked = 9 WHERE round = 9 AND client = 'bob'": (
-        "replies answer a request (`asked`) that is not of an earlier round: 'bob' in round 9"
+        "replies answer a request (`asked`) that is not of an earlier round in round 9"
     ),
     "UPDATE participation SET weight = 1.5 - 2 * (client = 'bob') WHERE round = 8 AND weight > 0": (
         "weights are negative in round 8"
     ),
-    "UPDATE participation SET client = x'ff' WHERE round = 8 AND client = 'bob'": (
-        "the column 'client' of `participation` does not hold text in round 8"
-    ),
-    "UPDATE participation SET asked = 0.5 WHERE round IN (8, 9) AND client = 'bob'": (
-        "the column 'asked' of `participation` does not hold a whole number in round 8, 9"
-    ),
-    "UPDATE rounds SET time = 'now' WHERE round = 8": (
-        "the column 'time' of `rounds` does not hold a number in round 8"
-    ),
-    "UPDATE rounds SET round = 'x' WHERE round = 11; DELETE FROM participation WHERE round = 11": (
-        "the column 'round' of `rounds` does not hold a whole number in round x"
-    ),
-    "UPDATE participation SET asked = NULL, round = round - 1;"
-    "UPDATE rounds SET round = round - 1": "rounds are below 0: -1",
 }
 
 
@@ -151,9 +136,9 @@ def test_a_check_finds_what_tables_without_keys_let_in(fedtide: Command, tmp_pat
     execute(url, "DELETE FROM rounds WHERE round = 3")
     status, out, _ = fedtide("check", url)
     assert status == 2
-    assert 'clients appear more than once in a round: "it\'s" in round 1, "it\'s" in round 2' in out
-    assert "rounds appear more than once: 2" in out
-    assert "1 round is without an end: 3" in out
+    assert "clients appear more than once in rounds 1, 2, 3" in out
+    assert "the tables have lost their keys: there are several of round 2" in out
+    assert "clients have rows, and `rounds` no end in round 3" in out
 
 
 def test_a_damaged_file_is_refused(fedtide: Command, tmp_path: Path) -> None:

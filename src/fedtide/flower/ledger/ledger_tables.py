@@ -27,9 +27,6 @@ READABLE = (1, VERSION)
 _PATIENCE = 60
 """Seconds for which SQLite waits for another writer."""
 
-_SCHEME = re.compile(r"[\w+]+://")
-"""The beginning of a URL."""
-
 _PASSWORD = re.compile(r"(password=)[^&]*", re.IGNORECASE)
 """A password among the options of a URL, which SQLAlchemy shows."""
 
@@ -114,11 +111,10 @@ def find_federation(connection: sql.Connection, name: str) -> str:
 
 
 def create_engine(url: str, reading: bool = False) -> sql.Engine:
-    """Return the engine of a database; raise InvalidInputError for an invalid URL.
+    """Return the engine of a database, perhaps only for reading.
 
-    Args:
-        url: of the database.
-        reading: whether it is only read.
+    Raises:
+        InvalidInputError: an invalid URL, or a driver that is not installed.
     """
     try:  # pool_pre_ping replaces connections that died between rounds, which are minutes apart
         options: dict[str, Any] = {"pool_pre_ping": True}
@@ -136,32 +132,14 @@ def create_engine(url: str, reading: bool = False) -> sql.Engine:
 
 
 def _not_a_url(text: str) -> InvalidInputError:
+    """Return the error for a text that cannot be parsed, which may hold a password."""
+    hint = (
+        "write sqlite:///ledger.db, or driver://user:password@host:port/database with special "
+        "characters of the password percent-encoded (# is %23)"
+    )
     if os.path.isfile(text):
         hint = f"write sqlite:///{text}"
-    elif "://" in text and not text.startswith("sqlite"):
-        hint = (
-            "write driver://user:password@host:port/database, and percent-encode special "
-            "characters in the password (# is %23)"
-        )
-    else:
-        hint = "write sqlite:///ledger.db"
-    return InvalidInputError(f"ledger: {_mask_text(text)!r} is not a database URL; {hint}")
-
-
-def _mask_text(text: str) -> str:
-    """Return a URL that cannot be parsed with anything that may be a password masked.
-
-    >>> _mask_text("postgresql://fed:secret@db:x/ledger")
-    'postgresql://***@db:x/ledger'
-    """
-    scheme = _SCHEME.match(text)
-    start = "" if scheme is None else scheme[0]
-    rest = text.removeprefix(start)
-    if "@" in rest:
-        rest = "***@" + rest.rpartition("@")[2]
-    elif start and ":" in rest:  # a URL is cut at #, which may be within the password
-        rest = rest.partition(":")[0] + ":***"
-    return start + _PASSWORD.sub(r"\1***", rest)
+    return InvalidInputError(f"ledger: this is not the URL of a database; {hint}")
 
 
 def _wait_for_locks(connection: Any, record: Any) -> None:
