@@ -177,7 +177,7 @@ def test_compiled_steps_are_kept_by_the_number_of_threads_that_is_compiled_in(
         return graph
 
     monkeypatch.setattr(block_runner, "compile_graph", compile_graph)
-    monkeypatch.setattr(stacked, "_CACHE_BYTES", 0)  # chunks run on all cores, one after another
+    monkeypatch.setattr(stacked, "_CORE_BYTES", 0)  # chunks run on all cores, one after another
     clear_task_cache()
     block_runner._SHARED.clear()
     task = prepare(REGRESSION, 1)

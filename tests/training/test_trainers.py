@@ -506,7 +506,7 @@ def test_a_client_with_many_samples_does_not_pad_the_full_batches_of_others(monk
     monkeypatch.setattr(BlockRunner, "_prepare_block", count)
     monkeypatch.setattr(BlockRunner, "_capture", record)
     monkeypatch.setattr(
-        "fedtide.training.trainers.stacked._SPLIT", 0
+        "fedtide.training.trainers.stacked._OVERHEAD", 0
     )  # as for models of millions of parameters
     trainer = StackedTrainer(task, local)
     trained(trainer, task, local, np.arange(clients), rounds=1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import numpy as np
 import torch
@@ -38,10 +38,9 @@ from fedtide.training.trainers.step_block import BlockInputs, StepBlock, Tensors
 
 _Blocks = dict[Any, TensorFunction]
 
-_CAPTURED: WeakKeyDictionary[Task, _Blocks] = WeakKeyDictionary()
-"""The captured blocks of each live task; runs of several methods on one task share them."""
 _SHARED: deque[tuple[object, _Blocks]] = deque(maxlen=4)
-"""The captured blocks of the last families of tasks; runs with several seeds share them."""
+"""The captured blocks of the last families of tasks; runs of several seeds and methods share them.
+They hold no data: data are arguments."""
 _capturing = Lock()
 
 
@@ -52,13 +51,10 @@ class CohortStart:
     Args:
         inputs: the inputs of their blocks.
         gradients_at_start: whether every gradient is taken at x.
-        functions: the blocks in use, by the number of clients and steps, and by the strides of the
-            models that enter them.
     """
 
     inputs: BlockInputs
     gradients_at_start: bool
-    functions: dict[Any, TensorFunction] = field(default_factory=dict)
 
 
 class BlockRunner:
@@ -89,11 +85,11 @@ class BlockRunner:
         self._task, self._local = task, local
         self._stacked, self._compiled, self._block_steps = stacked, compiled, block_steps
         self._sizes = sizes
-        self._projection = _to_key(local.projection)
-        self._uncaptured: _Blocks = {}
-        self._own = _CAPTURED.setdefault(task, {})
-        family = task.seed_family
-        self._shared = self._own if family is None else find_or_add(_SHARED, family)
+        optimizer = (local.optimizer, local.betas, local.eps, local.momentum, local.weight_decay)
+        self._settings = (*optimizer, _to_key(local.projection))
+        self._used: _Blocks = {}
+        family = ref(task) if task.seed_family is None else task.seed_family
+        self._shared = find_or_add(_SHARED, family)
 
     def start(self, instructions: Instructions, steps: int, lr: float) -> CohortStart:
         """Return what all clients of a cohort have in common.
@@ -193,12 +189,11 @@ class BlockRunner:
         if plan.active is not None:
             idle = to_device_of(torch.from_numpy(~plan.active[part]), inputs.x[0])
             inputs = inputs._replace(idle=(idle,))
-        # Chunks of the same size take tensors of the same shapes, but the models that enter the
-        # first block of a round have other strides than those that enter later blocks.
-        key = (len(plan.clients), steps, tuple(map(_strides, inputs.y)))
-        function = start.functions.get(key)
+        block = self._block(start, steps)
+        key = (block.gradients_at_start, steps, *map(len, inputs), *map(_form, inputs.flat))
+        function = self._used.get(key)
         if function is None:
-            function = start.functions[key] = self._function(self._block(start, steps), inputs)
+            function = self._used[key] = self._find_or_capture(block, inputs)
         return partial(function, *inputs.flat, *self._task.batch_data)
 
     def _scales(self, steps: int, like: torch.Tensor) -> Tensors:
@@ -212,33 +207,24 @@ class BlockRunner:
         at_start = start.gradients_at_start
         return StepBlock(self._task, self._local, self._stacked, at_start, steps)
 
-    def _function(self, block: StepBlock, inputs: BlockInputs) -> TensorFunction:
-        """Return the block for inputs of these shapes, captured at first use."""
-        local = self._local
+    def _find_or_capture(self, block: StepBlock, inputs: BlockInputs) -> TensorFunction:
+        """Return the block for inputs of these shapes."""
+        tensors = (*inputs.flat, *self._task.batch_data)
         key = (
             (self._compiled and torch.get_num_threads(), block.stacked),  # which are compiled in
-            (block.gradients_at_start, block.steps),
-            (local.momentum, local.weight_decay, self._projection),
-            (local.optimizer, local.betas, local.eps),
-            tuple(
-                tuple((t.shape, _strides(t), t.dtype) for t in group)
-                for group in (*inputs, self._task.batch_data)
-            ),
+            (block.gradients_at_start, block.steps, *self._settings),
+            tuple(map(len, inputs)),
+            tuple((t.shape, _strides(t), t.dtype) for t in tensors),
         )
-        function = self._find(key)
-        if function is None:
-            with _capturing:
-                function = self._find(key)
-                if function is None:  # unless another thread was faster
-                    function, blocks = self._capture(block, inputs)
-                    blocks[key] = function
-        return function
-
-    def _find(self, key: Any) -> TensorFunction | None:
-        return self._own.get(key) or self._shared.get(key) or self._uncaptured.get(key)
+        with _capturing:
+            found = self._shared.get(key) or self._used.get(key)
+            if found is None:
+                found, blocks = self._capture(block, inputs)
+                blocks[key] = found
+        return found
 
     def _capture(self, block: StepBlock, inputs: BlockInputs) -> tuple[TensorFunction, _Blocks]:
-        """Return the block, and a cache for it that lives no longer than what it refers to."""
+        """Return the block, and where to keep it: with others, if it does not refer to the task."""
         task, count = self._task, len(inputs.flat)
         examples = [*inputs.flat, *task.batch_data]
 
@@ -255,14 +241,18 @@ class BlockRunner:
             if draws_random_numbers(graph):
                 raise RuntimeError("it draws random numbers")
         if graph is function:  # which holds the task
-            return graph, self._uncaptured
-        blocks = self._own if has_constants(graph) else self._shared
+            return graph, self._used
+        blocks = self._used if has_constants(graph) else self._shared
         if self._compiled:
             with activity(COMPILING):
                 graph = compile_graph(graph, examples)
         if block.stacked and devices.can_replay(examples[0]):  # one chunk at a time
             graph = devices.RecordedFunction(graph, fixed=len(task.batch_data))
         return graph, blocks
+
+
+def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride()
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
