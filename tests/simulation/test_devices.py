@@ -20,7 +20,7 @@ import fedtide as ft
 from fedtide.device_copies import to_device_of
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.loop import Run
-from fedtide.training import devices
+from fedtide.training import devices, recording
 from fedtide.training.trainers import block_runner
 
 
@@ -293,8 +293,8 @@ def recordings(monkeypatch):
 
         return repeat, outputs
 
-    monkeypatch.setattr(devices, "_record", record)
-    monkeypatch.setattr(devices, "can_replay", lambda like: True)
+    monkeypatch.setattr(recording, "_record", record)
+    monkeypatch.setattr(block_runner, "can_record", lambda like: True)
     monkeypatch.setattr(block_runner, "_SHARED", deque())
     return recorded
 
@@ -318,7 +318,7 @@ def test_recorded_rounds_give_the_bits_of_others(name, recordings):
     for _ in range(4):
         recorded.round()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(devices, "can_replay", lambda like: False)
+        patch.setattr(block_runner, "can_record", lambda like: False)
         patch.setattr(block_runner, "_SHARED", deque())
         plain = run(**settings)
         for _ in range(4):
@@ -328,7 +328,7 @@ def test_recorded_rounds_give_the_bits_of_others(name, recordings):
 
 
 def test_a_recording_is_made_once_for_data_in_one_place(recordings):
-    replay = devices.RecordedFunction(lambda x, data: (x + data,), fixed=1)
+    replay = recording.RecordedFunction(lambda x, data: (x + data,), fixed=1)
     data = torch.tensor([1.0, 2.0])
     first, second = replay(torch.zeros(2), data)[0], replay(torch.ones(2), data)[0]
     assert len(recordings) == 1
@@ -344,8 +344,8 @@ def test_what_cannot_be_recorded_is_called_with_a_warning(monkeypatch):
     def record(function, tensors):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(devices, "_record", record)
-    replay = devices.RecordedFunction(lambda x, data: (x + data,), fixed=1)
+    monkeypatch.setattr(recording, "_record", record)
+    replay = recording.RecordedFunction(lambda x, data: (x + data,), fixed=1)
     data = torch.ones(2)
     with pytest.warns(RuntimeWarning, match=r"not recorded on the GPU .*: operation not permitted"):
         found = replay(torch.zeros(2), data)
@@ -353,14 +353,12 @@ def test_what_cannot_be_recorded_is_called_with_a_warning(monkeypatch):
     torch.testing.assert_close(replay(data, data)[0], 2 * data)
 
 
-def test_recordings_keep_a_part_of_the_memory_and_lose_the_one_unused_for_longest(
-    recordings, monkeypatch
-):
+def test_recordings_that_take_too_much_memory_together_are_dropped(recordings, monkeypatch):
     """Each keeps its inputs and outputs: 2 * 8 bytes for every number."""
-    monkeypatch.setattr(devices, "recording_bytes", lambda like: 16 * 12)
+    monkeypatch.setattr(recording, "recording_bytes", lambda like: 16 * 12)
     data, calls = torch.zeros(1, dtype=torch.float64), []
-    replays = [devices.RecordedFunction(lambda x, data: (x + data,), fixed=1) for _ in range(4)]
-    for which in (0, 1, 0, 2, 3, 3, 0, 1):  # of sizes 4, 5, 4, 6, ...: 12 numbers fit
+    replays = [recording.RecordedFunction(lambda x, data: (x + data,), fixed=1) for _ in range(4)]
+    for which in (0, 1, 0, 2, 3, 3, 2, 0):  # of sizes 4, 5, 4, 6, ...: 12 numbers fit
         made = len(recordings)
         x = torch.full((4 + which,), float(which), dtype=torch.float64)
         assert torch.equal(replays[which](x, data)[0], x)
@@ -381,7 +379,7 @@ def test_cohorts_of_many_sizes_have_the_bits_of_others_if_recordings_are_dropped
     }
     ends = []
     for most in (0.0, float("inf")):
-        monkeypatch.setattr(devices, "recording_bytes", lambda like, most=most: most)
+        monkeypatch.setattr(recording, "recording_bytes", lambda like, most=most: most)
         monkeypatch.setattr(block_runner, "_SHARED", deque())
         one = run(**settings)
         for _ in range(8):
@@ -392,9 +390,9 @@ def test_cohorts_of_many_sizes_have_the_bits_of_others_if_recordings_are_dropped
 
 
 def test_recordings_that_do_not_fit_together_are_not_made_in_turn_forever(recordings, monkeypatch):
-    monkeypatch.setattr(devices, "recording_bytes", lambda like: 16.0)
+    monkeypatch.setattr(recording, "recording_bytes", lambda like: 16.0)
     data = torch.zeros(1, dtype=torch.float64)
-    replays = [devices.RecordedFunction(lambda x, data: (x + data,), fixed=1) for _ in range(3)]
+    replays = [recording.RecordedFunction(lambda x, data: (x + data,), fixed=1) for _ in range(3)]
     for k in range(20):
         for which, replay in enumerate(replays):
             x = torch.full((4,), float(k + which), dtype=torch.float64)
@@ -417,8 +415,8 @@ def test_threads_do_not_write_where_another_has_not_read_yet(monkeypatch):
 
         return repeat, (shared,)
 
-    monkeypatch.setattr(devices, "_record", record)
-    replays += [devices.RecordedFunction(lambda x, data: (x + data,), fixed=1) for _ in range(2)]
+    monkeypatch.setattr(recording, "_record", record)
+    replays += [recording.RecordedFunction(lambda x, data: (x + data,), fixed=1) for _ in range(2)]
     data = torch.ones(2)
     assert replays[0](torch.ones(2), data)[0].tolist() == [2.0, 2.0]
     others[0].join(timeout=60)
@@ -428,7 +426,9 @@ def test_threads_do_not_write_where_another_has_not_read_yet(monkeypatch):
 def test_a_recording_without_room_leaves_its_memory_to_the_call(recordings, monkeypatch):
     """Recordings keep their memory from other uses; without it the call would fail, too."""
     data = torch.ones(2)
-    kept, other = (devices.RecordedFunction(lambda x, data: (x + data,), fixed=1) for _ in range(2))
+    kept, other = (
+        recording.RecordedFunction(lambda x, data: (x + data,), fixed=1) for _ in range(2)
+    )
     kept(data, data)
     assert kept.bytes
 
@@ -436,8 +436,10 @@ def test_a_recording_without_room_leaves_its_memory_to_the_call(recordings, monk
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
 
     freed = []
-    monkeypatch.setattr(devices, "_record", record)
-    monkeypatch.setattr(devices._memory_of_graphs, "cache_clear", lambda: freed.append(kept.bytes))
+    monkeypatch.setattr(recording, "_record", record)
+    monkeypatch.setattr(
+        recording._memory_of_graphs, "cache_clear", lambda: freed.append(kept.bytes)
+    )
     with pytest.warns(RuntimeWarning, match="not recorded on the GPU .*: CUDA out of memory"):
         assert other(data, data)[0].tolist() == [2.0, 2.0]
     assert freed == [0]
@@ -504,7 +506,7 @@ def captures(monkeypatch):
     for name, fake in (fakes | {"graph": capture, "current_stream": current_stream}).items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(torch, "zeros", lambda *size, device: None)
-    caches = (devices._stream_of_graphs, devices._memory_of_graphs)
+    caches = (recording._stream_of_graphs, recording._memory_of_graphs)
     for cached in caches:
         cached.cache_clear()
     yield captured, defaults
@@ -522,7 +524,7 @@ def test_every_device_captures_on_a_stream_of_its_own(captures):
     captured, _ = captures
     for index in (0, 1):
         device, tensor = on_device(index)
-        devices._record(lambda one: one, (tensor,))
+        recording._record(lambda one: one, (tensor,))
         assert [stream.device for stream, _ in captured[-2:]] == [device, device]
         assert captured[-1][0] is captured[-2][0]
 
@@ -530,7 +532,7 @@ def test_every_device_captures_on_a_stream_of_its_own(captures):
 def test_captures_let_other_threads_use_the_gpu(captures):
     """In PyTorch's default mode, memory that another thread takes meanwhile ends the capture."""
     captured, _ = captures
-    devices._record(lambda one: one, (on_device(0)[1],))
+    recording._record(lambda one: one, (on_device(0)[1],))
     assert [mode for _, mode in captured] == ["thread_local", "thread_local"]
 
 
@@ -543,5 +545,5 @@ def test_after_an_error_the_tensors_are_not_written_before_they_have_been_read(c
 
     device, tensor = on_device(0)
     with pytest.raises(RuntimeError, match="out of memory"):
-        devices._record(fail, (tensor,))
-    assert defaults[device].waits == [devices._stream_of_graphs(device)]
+        recording._record(fail, (tensor,))
+    assert defaults[device].waits == [recording._stream_of_graphs(device)]

@@ -5,13 +5,11 @@ import threading
 import time
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
-from fedtide.problems.base import BatchPlan
 from fedtide.training.threads import CoreThreads
-from fedtide.training.trainers.stacked import _MEDIUM, _SMALL, _USUAL, _divide, _wake
+from fedtide.training.trainers.stacked import _OVERHEAD, _SIZES, _cut
 
 pytestmark = pytest.mark.usefixtures("set_threads")
 
@@ -132,35 +130,21 @@ def test_a_forked_process_starts_threads_of_its_own(monkeypatch):
     assert threads._pool is not before
 
 
-@pytest.mark.parametrize("chunks", [_USUAL, _MEDIUM, _SMALL], ids=["usual", "medium", "small"])
+@pytest.mark.parametrize("cost", [1, 10**6, 10**9])
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
-def test_chunks_hold_every_client_and_little_else(chunks, threads):
+def test_chunks_hold_every_client_and_little_else(cost, threads):
     for clients in range(1, 120):
-        sizes = _divide(chunks, clients, threads)
-        assert set(sizes) <= set(chunks.sizes)
-        assert clients <= sum(sizes)
-        assert sum(sizes[:-1]) < clients
-        assert clients - sum(sizes[:-1]) >= chunks.full * sizes[-1]
+        sizes = list(_cut(clients, _SIZES, threads, cost))
+        assert set(sizes) <= set(_SIZES)
+        assert sum(sizes[:-1]) < clients <= sum(sizes)
+        assert (sum(sizes) - clients) * cost <= _OVERHEAD
 
 
-def test_chunks_keep_all_threads_busy():
-    for clients in (10, 20, 50, 100):
-        sizes = _divide(_USUAL, clients, 2)
-        loads = [0, 0]
-        for size in sizes:
-            loads[loads.index(min(loads))] += size
-        assert max(loads) == clients / 2
-    assert _divide(_USUAL, 100, 2) == [25] * 4
-    assert _divide(_USUAL, 100, 1) == [25] * 4
+@pytest.mark.parametrize("clients", [2, 10, 20, 50])
+def test_chunks_keep_all_threads_busy(clients):
+    assert list(_cut(clients, _SIZES, 2, cost=10**9)) == [clients // 2] * 2
 
 
-def test_clients_that_end_before_another_thread_is_awake_stay_on_one():
-    assert _divide(_USUAL, 10, 2, wake=5) == [10]
-    assert _divide(_USUAL, 100, 2, wake=5) == [25] * 4
-
-
-@pytest.mark.parametrize(("steps", "batch", "expected"), [(6, 10, 5), (6, 100, 0), (1, 1, 5)])
-def test_the_cost_of_waking_a_thread_is_small_beside_long_training(steps, batch, expected):
-    positions = np.zeros((steps, 10, batch), dtype=np.int64)
-    plan = BatchPlan(np.arange(10), np.zeros((steps, 10), dtype=np.int64), positions)
-    assert _wake(plan, model_size=7850) == expected
+def test_small_models_are_filled_up_rather_than_cut_once_more():
+    assert list(_cut(26, _SIZES, 1, cost=10**3)) == [100]
+    assert list(_cut(26, _SIZES, 1, cost=10**7)) == [25, 1]

@@ -167,33 +167,6 @@ def test_the_same_graph_is_compiled_by_one_worker_at_a_time(graph, monkeypatch):
     assert most == {graph.code: 1, other.code: 1, "all": 2}
 
 
-def test_what_does_not_depend_on_the_first_input_is_done_first_for_a_compiler():
-    def function(model, indices, data):
-        for step in indices:
-            model = model - (data[step] * model).sum(0)
-        return (model,)
-
-    examples = [torch.randn(5), torch.randint(9, (3, 4)), torch.randn(9, 5)]
-    graph = _graph_capture.capture(function, examples, {})
-    gathers = [str(node.target) == "aten.index.Tensor" for node in graph.graph.nodes]
-    steps = [str(node.target) == "aten.sub.Tensor" for node in graph.graph.nodes]
-    assert sum(gathers) == sum(steps) == 3
-    assert max(np.flatnonzero(gathers)) < min(np.flatnonzero(steps))
-    torch.testing.assert_close(graph(*examples), function(*examples))
-
-
-def test_what_is_written_into_a_tensor_stays_before_what_reads_it():
-    def function(model, data):
-        sums = torch.zeros(2)
-        sums[0] = model.sum()
-        sums[1] = data.sum()
-        return (sums * data - model,)
-
-    examples = [torch.randn(2), torch.randn(2)]
-    graph = _graph_capture.capture(function, examples, {})
-    torch.testing.assert_close(graph(*examples), function(*examples))
-
-
 def compiled_code(function, examples, folder, monkeypatch):
     """Return the C++ of a compiled function, whose values are those of the function."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.training import LocalTraining, epoch_order
+from fedtide.training import LocalTraining, minibatches
 from fedtide.training.minibatches import MinibatchPlanner
 
 SIZES = [1, 3, 4, 8, 9, 17, 40]
@@ -137,8 +137,8 @@ def test_epochs_beyond_those_that_are_shuffled_at_once_are_shuffled_alike(monkey
     sizes = np.array([3, 5, 8] * 20)
     local = LocalTraining(epochs=4, batch_size=2, lr=0.1)
     plans = []
-    for bits in (epoch_order._ROW_BITS, 4):
-        monkeypatch.setattr(epoch_order, "_ROW_BITS", bits)
+    for bits in (minibatches._ROW_BITS, 4):
+        monkeypatch.setattr(minibatches, "_ROW_BITS", bits)
         planner = MinibatchPlanner(Population(60, samples=sizes), local, seed=0)
         plans.append(planner.plan(np.arange(60)))
     assert np.array_equal(plans[0].positions, plans[1].positions)
@@ -147,7 +147,7 @@ def test_epochs_beyond_those_that_are_shuffled_at_once_are_shuffled_alike(monkey
 def test_orders_that_were_forgotten_come_back(monkeypatch):
     local = LocalTraining(steps=1, batch_size=4)
     expected = [stream(local, SIZES, 2, client, 25) for client in range(len(SIZES))]
-    monkeypatch.setattr(epoch_order, "_KEPT", 0)
+    monkeypatch.setattr(minibatches, "_KEPT", 0)
     assert [stream(local, SIZES, 2, client, 25) for client in range(len(SIZES))] == expected
 
 

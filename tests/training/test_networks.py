@@ -171,9 +171,7 @@ def test_auto_does_not_stack_a_network_that_cannot_be_stacked():
     [
         ("convolutional", {"reference": 1.0, "stacked": 0.9, "threaded": 1.1}, 1e3, "threaded-c"),
         ("convolutional", {"reference": 0.9, "stacked": 1.0, "threaded": 1.1}, 1e3, "threaded-c"),
-        ("convolutional", {"reference": 2.0, "stacked": 0.5, "threaded": 1.0}, 2e3, "compiled"),
-        ("convolutional", {"reference": 2.0, "stacked": 0.5, "threaded": 1.0}, 1e3, "stacked"),
-        ("convolutional", {"reference": 2.0, "stacked": 0.5, "threaded": 1.0}, 100, "stacked"),
+        ("convolutional", {"reference": 2.0, "stacked": 0.5, "threaded": 1.0}, 2e3, "stacked"),
         ("convolutional", {"reference": 2.0, "stacked": 1.5, "threaded": 1.0}, 100, "threaded"),
         ("linear", {"reference": 1.0, "stacked": 0.9}, 1e3, "compiled"),
         ("linear", {"reference": 1.0, "stacked": 0.9}, 60, "stacked"),
@@ -183,7 +181,7 @@ def test_auto_does_not_stack_a_network_that_cannot_be_stacked():
     ],
 )
 def test_auto_compiles_what_is_the_fastest_compiled(kind, measured, clients, chosen, monkeypatch):
-    """By what compiling gains: 5/3 for stacked networks, 1.1 with convolutions, 1.6 on threads.
+    """By what compiling gains, a factor of 1.6, and for stacked convolutions next to nothing.
 
     Stacked steps are compiled for chunks of 1, 5, 10 and 25 clients.
     """

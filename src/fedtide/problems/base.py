@@ -96,7 +96,8 @@ class BatchPlan:
 
         Its minibatches are as wide as the largest of these clients needs.
         """
-        own = replace(self, clients=self.clients[which], **self._map(lambda part: part[:, which]))
+        parts = {name: part[:, which] for name, part in self._parts().items()}
+        own = replace(self, clients=self.clients[which], **parts)
         widths = own.widths
         if widths is None or own.positions is None or own.mask is None:
             return own
@@ -106,13 +107,15 @@ class BatchPlan:
     def single_client(self, position: int) -> BatchPlan:
         """Return the plan of the client at this position of the cohort, with its own steps."""
         own = self.select(np.array([position]))
-        steps = own.steps[0]
-        return replace(own, **own._map(lambda part: part[:steps]) | {"active": None})
+        if own.active is None:
+            return own
+        parts = {name: part[: own.active.sum()] for name, part in own._parts().items()}
+        return replace(own, **(parts | {"active": None}))
 
-    def _map(self, function: Callable[[NDArray[Any]], NDArray[Any]]) -> dict[str, Any]:
-        """Return the function's values of the arrays whose first dimension is the step."""
+    def _parts(self) -> dict[str, Any]:
+        """Return the arrays whose first dimension is the step."""
         arrays = {n: getattr(self, n) for n in ("step_index", "positions", "mask", "active")}
-        return {n: None if array is None else function(array) for n, array in arrays.items()}
+        return {n: array for n, array in arrays.items() if array is not None}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ copies of megabytes. A chunk is a whole cohort if memory allows, because an oper
 long for a hundred clients as for one.
 
 Launching an operation from Python takes longer than most operations themselves, so a block of local
-steps is recorded as a CUDA graph and replayed in one call (`RecordedFunction`).
+steps is recorded as a CUDA graph and replayed in one call (`fedtide.training.recording`).
 
 The tests run without a GPU: on the device "meta", whose tensors have no values, so that reading one
 fails; with a count of the copies that would wait; and with a stand-in for graphs.
@@ -18,15 +18,11 @@ fails; with a count of the copies that would wait; and with a stand-in for graph
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from threading import Lock
 from typing import Any
-from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -36,19 +32,12 @@ from torch import Tensor
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.provenance import machine
 
-TensorFunction = Callable[..., tuple[Tensor, ...]]
-
 _SHARE = 16  # a chunk's updates may take 1/16 of a GPU's memory: activations take more
-_RECORDED = 4  # inputs and outputs of recordings may take 1/4 of it, besides those in use
-_MOST_DROPS = 2  # a recording dropped this often is not recorded again: that would cost more time
 _OCTAVE = 4  # chunk sizes per doubling
 _MOST = 2**14  # most clients in a chunk
 
 _NO_MEMORY = re.compile("out of memory|not enough memory|allocate memory", re.IGNORECASE)
 """What PyTorch says when memory runs out; many other errors mention memory *formats*."""
-
-_replaying = Lock()
-"""Held while recording or replaying: recordings share memory, and PyTorch records one at a time."""
 
 
 def require_device(name: str) -> None:
@@ -99,11 +88,6 @@ def mkl_lacks_avx512() -> bool:
     return both and wide and "Intel" not in machine()
 
 
-def can_replay(like: Tensor) -> bool:
-    """Return whether `RecordedFunction` can record functions on the device of a tensor."""
-    return like.device.type == "cuda"
-
-
 def stack_bytes(like: Tensor, cpu_bytes: int) -> int:
     """Return how many bytes the updates of a chunk may take on the device of a tensor.
 
@@ -152,13 +136,6 @@ def read(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
     return [part.reshape(t.shape) for part, t in zip(parts, tensors, strict=True)]
 
 
-def recording_bytes(like: Tensor) -> float:
-    """Return how many bytes recordings may keep on the device of a tensor."""
-    if like.device.type != "cuda":
-        return math.inf
-    return torch.cuda.get_device_properties(like.device).total_memory / _RECORDED
-
-
 def lacks_memory(error: BaseException) -> bool:
     """Return whether an error says that CPU or GPU memory ran out.
 
@@ -168,164 +145,3 @@ def lacks_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
-
-
-class RecordedFunction:
-    """A function of tensors that is recorded on a GPU once and then replayed in a single call.
-
-    A recording keeps its inputs and outputs. If the recordings on a device together take too much
-    memory, as with large cohorts of many sizes, the least recently used one is dropped, and
-    recorded again when it is needed. After a second drop it is not recorded again: where several
-    recordings that do not fit together are needed in turn, each would be dropped before it is
-    replayed.
-
-    Any thread may call it.
-
-    Args:
-        function: a function of tensors on one GPU, whose shapes and strides never change. It must
-            not read any value. If it cannot be recorded, it is called directly, with a warning.
-        fixed: how many of the last tensors are read in place, such as all samples; if one has
-            moved, the function is recorded again. The other tensors are copied to where the
-            recording reads them.
-    """
-
-    def __init__(self, function: TensorFunction, fixed: int) -> None:
-        self._function, self._fixed = function, fixed
-        self._drops = 0
-        self._places: list[int] | None = None
-        self._inputs: list[Tensor] = []
-        self._outputs: tuple[Tensor, ...] = ()
-        self._repeat: Callable[[], None] | None = None
-
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return what the function returns."""
-        count = len(tensors) - self._fixed
-        places = [tensor.data_ptr() for tensor in tensors[count:]]
-        with _replaying:
-            if places != self._places and self._drops < _MOST_DROPS:
-                self.forget()  # frees the memory first
-                self._record(tensors, count)
-                self._places = places
-            if self._repeat is not None:
-                _recordings(tensors[0].device).move_to_end(self)
-                torch._foreach_copy_(self._inputs, list(tensors[:count]))
-                self._repeat()
-                return tuple(output.clone() for output in self._outputs)  # overwritten by next call
-        return self._function(*tensors)
-
-    @property
-    def bytes(self) -> int:
-        """The number of bytes that the inputs and outputs take."""
-        return sum(t.numel() * t.element_size() for t in (*self._inputs, *self._outputs))
-
-    def forget(self) -> None:
-        """Discard the recording."""
-        self._repeat, self._places, self._inputs, self._outputs = None, None, [], ()
-
-    def drop(self) -> None:
-        """Discard the recording because there is no room for it."""
-        self._drops += 1
-        self.forget()
-
-    def _record(self, tensors: Sequence[Tensor], count: int) -> None:
-        """Record the function with copies of the first `count` tensors, or warn if that fails."""
-        device = tensors[0].device
-        try:
-            inputs = [tensor.clone() for tensor in tensors[:count]]
-            self._repeat, self._outputs = _record(self._function, (*inputs, *tensors[count:]))
-        except RuntimeError as error:
-            _warn(f"local steps are not recorded on the GPU and run slower: {first_line(error)}")
-            is_full = isinstance(error, torch.OutOfMemoryError)
-        else:
-            self._inputs = inputs
-            _recordings(device).add(self, recording_bytes(tensors[0]))
-            return
-        if is_full:  # free the memory of all recordings, so that the function itself can run
-            _recordings(device).drop_all()
-            _memory_of_graphs.cache_clear()
-
-
-class _Recordings:
-    """The recordings on a device, in the order of their last use, as weak references."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, ReferenceType[RecordedFunction]] = {}
-
-    def move_to_end(self, replay: RecordedFunction) -> None:
-        """Mark a recording as the last used."""
-        self._known.pop(id(replay), None)
-        self._known[id(replay)] = ref(replay)
-
-    def add(self, replay: RecordedFunction, most: float) -> None:
-        """Add a recording, and drop others until all together take at most `most` bytes."""
-        self.move_to_end(replay)
-        alive = {key: found for key, known in self._known.items() if (found := known())}
-        self._known = {key: self._known[key] for key in alive}
-        excess = sum(one.bytes for one in alive.values()) - most
-        for key, other in alive.items():
-            if excess <= 0 or other is replay:
-                return
-            excess -= other.bytes
-            other.drop()
-            del self._known[key]
-
-    def drop_all(self) -> None:
-        """Drop all recordings."""
-        for known in self._known.values():
-            if other := known():
-                other.drop()
-        self._known = {}
-
-
-@cache
-def _recordings(device: torch.device) -> _Recordings:
-    return _Recordings()
-
-
-def _record(
-    function: TensorFunction, tensors: Sequence[Tensor]
-) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
-    """Return a function that repeats this call, and the tensors that it writes to."""
-    device = tensors[0].device
-    with torch.cuda.device(device):
-        graph: torch.cuda.CUDAGraph = torch.cuda.CUDAGraph()
-        stream = _stream_of_graphs(device)
-        stream.wait_stream(torch.cuda.current_stream())
-        try:
-            # if the capture fails, only the outer of the two contexts leaves the stream
-            with torch.cuda.stream(stream):
-                function(*tensors)  # libraries choose kernels and allocate memory at the first call
-                pool = _memory_of_graphs(device).pool()
-                with _capture(graph, stream, pool=pool):
-                    outputs = function(*tensors)
-        finally:  # even after an error, before anything else writes to the tensors' memory
-            torch.cuda.current_stream().wait_stream(stream)
-    return graph.replay, outputs
-
-
-def _capture(graph: Any, stream: Any, **where: Any) -> torch.cuda.graph:
-    """Return a context that records operations; other threads may use the GPU meanwhile."""
-    return torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local", **where)
-
-
-@cache
-def _stream_of_graphs(device: torch.device) -> torch.cuda.Stream:
-    """Return a device's stream for captures; PyTorch's own belongs to the first device used."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-@cache
-def _memory_of_graphs(device: torch.device) -> torch.cuda.CUDAGraph:
-    """Return a graph whose memory all others share, as no two run at the same time.
-
-    It is never replayed. PyTorch frees the memory together with the last graph that uses it.
-    """
-    graph = torch.cuda.CUDAGraph()
-    with _capture(graph, _stream_of_graphs(device)):
-        torch.zeros(1, device=device)
-    return graph
-
-
-@cache
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +219,6 @@ def _extend_kernel_arguments() -> None:
     arguments: Any = KernelArgs
     original = arguments.cpp_argdefs
 
-    @wraps(original)
     def cpp_argdefs(self: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(self, *args, **kwargs)
         if _marks_pointers.get():
@@ -234,28 +233,22 @@ def _extend_kernel_arguments() -> None:
 def _mark_unaliased(kernel: Any, definitions: list[str], names: list[str]) -> list[str]:
     """Return the definitions of a kernel's arguments, with `__restrict__` on those without alias.
 
-    The parts of a concatenated tensor are further arguments in the same memory.
+    A tensor may reuse the memory of others, and the parts of a concatenated tensor are further
+    arguments in the same memory.
     """
     from torch._inductor.virtualized import V
 
-    owners = [
-        {_owner(V.graph, alias) for alias in _names_in_kernel(kernel, name)} for name in names
-    ]
-    if any(not owner.isdisjoint(V.graph.mutated_inputs) for owner in owners):
-        return definitions  # inputs may share memory, which matters if one is written to
+    aliases = [getattr(kernel.inplace_buffers.get(n), "other_names", [n]) for n in names]
+    owners = [{_owner(V.graph, alias) for alias in group} for group in aliases]
     count = Counter(name for owner in owners for name in owner)
+    if not count.keys().isdisjoint(V.graph.mutated_inputs):
+        return definitions  # inputs may share memory, which matters if one is written to
     return [
         definition.replace("* ", "* __restrict__ ")
         if all(count[name] == 1 for name in owner)
         else definition
         for definition, owner in zip(definitions, owners, strict=True)
     ]
-
-
-def _names_in_kernel(kernel: Any, name: str) -> list[str]:
-    """Return all names of a tensor, several if it reuses the memory of others."""
-    names: list[str] = getattr(kernel.inplace_buffers.get(name), "other_names", [name])
-    return names
 
 
 def _owner(graph: Any, name: str) -> str:
@@ -285,9 +278,7 @@ def _captured(
         trace = make_fx(function, operations, tracing_mode="fake", _allow_non_fake_inputs=True)
         module = trace(*examples)
     _remove_no_ops(module.graph)
-    if operations is not None:
-        _move_to_front(module.graph)
-    else:  # a compiler chooses memory layouts itself
+    if operations is None:  # a compiler chooses memory layouts itself
         align_images(module.graph)
         add_in_place(module.graph)
         _reshape_views(module.graph)
@@ -314,28 +305,6 @@ def _remove_no_ops(graph: Any) -> None:
         if same is not None:
             node.replace_all_uses_with(same)
     graph.eliminate_dead_code()
-
-
-def _move_to_front(graph: Any) -> None:
-    """Move to the front what does not depend on the first input, the start model: minibatches.
-
-    The compiler fuses only neighbouring operations, and rows scattered over the data are read
-    faster if those of several steps are read together. From the first operation on that writes to a
-    tensor, as a user's loss may, the order stays.
-    """
-    first, *others = graph.find_nodes(op="placeholder")
-    dependent = {first}
-    front = others[-1] if others else first
-    for node in list(graph.nodes):
-        schema = getattr(node.target, "_schema", None)  # e.g. of a tuple's item: none
-        if schema is not None and schema.is_mutable:
-            return
-        if node.op in ("call_function", "get_attr"):
-            if dependent.isdisjoint(node.all_input_nodes):
-                front.append(node)
-                front = node
-            else:
-                dependent.add(node)
 
 
 def _reshape_views(graph: Any) -> None:

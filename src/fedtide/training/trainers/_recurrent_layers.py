@@ -42,7 +42,7 @@ class _Weights(NamedTuple):
 
 
 class StackableRecurrence(TorchFunctionMode):
-    """A context in which `nn.LSTM`, `nn.GRU`, `nn.RNN` and their cells do not work in place.
+    """A context in which `nn.LSTM`, `nn.GRU` and `nn.RNN` do not work in place.
 
     Packed sequences, and layers with random dropout between them, are left to PyTorch.
 
@@ -55,9 +55,6 @@ class StackableRecurrence(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return what the function returns."""
-        if func in _CELLS:
-            states = _CELLS[func](*_one_position(*args))
-            return states if len(states) > 1 else states[0]
         cell = _LAYERS.get(func)
         if cell is None or not isinstance(args[2], list):  # with packed sequences, it is no list
             return func(*args, **(kwargs or {}))
@@ -90,19 +87,6 @@ def _run(
         states = cell(given, states, weights)
         outputs.append(states[0])
     return torch.stack(outputs[::-1] if reverse else outputs), states
-
-
-def _one_position(
-    x: Tensor,
-    initial: Tensor | States,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-) -> tuple[Tensor, States, _Weights]:
-    """Return the arguments of a cell from those of PyTorch's function."""
-    states = (initial,) if isinstance(initial, Tensor) else initial
-    return linear(x, w_ih, b_ih), states, _Weights(w_ih, w_hh, b_ih, b_hh, None)
 
 
 def _lstm_cell(given: Tensor, states: States, weights: _Weights) -> States:
@@ -138,10 +122,4 @@ _LAYERS: Mapping[Any, _Cell] = {
     torch.gru: _gru_cell,
     torch.rnn_tanh: _tanh_cell,
     torch.rnn_relu: _relu_cell,
-}
-_CELLS: Mapping[Any, _Cell] = {
-    torch.lstm_cell: _lstm_cell,
-    torch.gru_cell: _gru_cell,
-    torch.rnn_tanh_cell: _tanh_cell,
-    torch.rnn_relu_cell: _relu_cell,
 }

@@ -1,10 +1,10 @@
-"""The contract of a trainer, and the gradient of a local step that all trainers share."""
+"""The contract of a trainer, and the collection of what the clients of a cohort return."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import TypeVar
@@ -17,9 +17,7 @@ from torch import Tensor
 from fedtide.algorithms.base import Instructions
 from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
-from fedtide.problems.base import BatchPlan, Gradient, Task
-from fedtide.problems.layout import Params
-from fedtide.training.local_training import LocalTraining
+from fedtide.problems.base import BatchPlan
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -96,72 +94,26 @@ class Trainer(ABC):
         """
 
 
-class UpdateSum:
-    """Adds up Σ a_n Δ_n of updates from several threads, always in the order of the clients.
-
-    Hence the result does not depend on which thread is faster. An update that arrives before its
-    turn is kept; all others are added by the core that has them in its cache.
-
-    Args:
-        weights: a_n, shape (S,).
-        model: the clients' start model, shape (d,).
-        group: the clients are summed in groups of this size, and then the groups, so that training
-            in chunks of this size gives the same bits; None: a single group.
-
-    Attributes:
-        result: the sum, shape (d,).
-
-    >>> total = UpdateSum(torch.tensor([1.0, 10.0]), torch.zeros(1))
-    >>> total.put(1, torch.tensor([[2.0]]))
-    >>> total.put(0, torch.tensor([[1.0]]))
-    >>> total.result
-    tensor([21.])
-    """
-
-    def __init__(self, weights: Tensor, model: Tensor, group: int | None = None) -> None:
-        self.result = torch.zeros_like(model)
-        self._group = group or max(1, len(weights))
-        self._sum = self.result  # of the group whose turn it is
-        self._weights = to_device_of(weights, model)
-        self._waiting: dict[int, Tensor] = {}
-        self._next = 0
-        self._lock = Lock()
-
-    def put(self, first: int, deltas: Tensor) -> None:
-        """Take the updates of clients first, first + 1, ... of one group, shape (S', d)."""
-        with self._lock:
-            self._waiting[first] = deltas
-            while (ready := self._waiting.pop(self._next, None)) is not None:
-                end = self._next + len(ready)
-                self._sum.addmv_(ready.T, self._weights[self._next : end])
-                self._next = end
-                if end % self._group == 0 or end == len(self._weights):
-                    self._end_group()
-
-    def _end_group(self) -> None:
-        if self._sum is not self.result:
-            self.result.add_(self._sum)
-            self._sum.zero_()
-        elif self._next < len(self._weights):
-            self._sum = torch.zeros_like(self.result)
-
-
 class CohortResult:
-    """Collects the results of a cohort in parts that may arrive from several threads.
+    """Collects the results of a cohort in parts that may arrive from several threads, in any order.
+
+    A sum is always added up in the order of the clients, so that it does not depend on which thread
+    is faster. A part that arrives before its turn is kept; all others are added by the core that
+    has them in its cache.
 
     Args:
         model: the clients' start model, shape (d,).
         buffers: each client's initial buffers, shape (S, d_b); None: there are none.
         size: S, how many clients train.
         weights: a_n, shape (S,), to collect the sum Σ a_n Δ_n; None: the updates themselves.
-        group: see `UpdateSum`.
+        group: clients are added up in groups of this size, and then the groups, so that training
+            in chunks of this size gives the same bits; None: a single group.
 
-    >>> found = CohortResult(torch.zeros(1), None, size=2)
+    >>> found = CohortResult(torch.zeros(1), None, size=2, weights=torch.tensor([1.0, 10.0]))
     >>> found.put(1, Trained(torch.tensor([2.0])))
     >>> found.put(0, Trained(torch.tensor([[1.0]])))
     >>> found.trained.deltas
-    tensor([[1.],
-            [2.]])
+    tensor([21.])
     """
 
     def __init__(
@@ -172,12 +124,17 @@ class CohortResult:
         weights: Tensor | None = None,
         group: int | None = None,
     ) -> None:
-        self._sum = None if weights is None else UpdateSum(weights, model, group)
-        deltas = model.new_empty(size, len(model)) if self._sum is None else self._sum.result
+        self._weights = None if weights is None else to_device_of(weights, model)
+        deltas = model.new_empty(size, len(model)) if weights is None else torch.zeros_like(model)
         self.trained = Trained(deltas, None if buffers is None else torch.empty_like(buffers))
+        self._size, self._group = size, group or max(1, size)
+        self._sum = deltas  # of the group whose turn it is
+        self._waiting: dict[int, Tensor] = {}
+        self._next = 0
+        self._lock = Lock()
 
     def put(self, first: int, part: Trained) -> None:
-        """Take the results of some consecutive clients.
+        """Take the results of some consecutive clients, of one group.
 
         Args:
             first: the position of the first of them in the cohort.
@@ -185,12 +142,29 @@ class CohortResult:
         """
         deltas = part.deltas.reshape(-1, self.trained.deltas.shape[-1])
         rows = slice(first, first + len(deltas))
-        if self._sum is None:
-            self.trained.deltas[rows] = deltas
-        else:
-            self._sum.put(first, deltas)
         if self.trained.buffers is not None and part.buffers is not None:
             self.trained.buffers[rows] = part.buffers
+        if self._weights is None:
+            self.trained.deltas[rows] = deltas
+            return
+        with self._lock:
+            self._waiting[first] = deltas
+            while (ready := self._waiting.pop(self._next, None)) is not None:
+                self._add(ready, self._weights)
+
+    def _add(self, deltas: Tensor, weights: Tensor) -> None:
+        """Add the updates of the next clients to the sum of their group; end it after the last."""
+        end = self._next + len(deltas)
+        self._sum.addmv_(deltas.T, weights[self._next : end])
+        self._next = end
+        if end % self._group and end < self._size:
+            return
+        total = self.trained.deltas
+        if self._sum is not total:
+            total.add_(self._sum)
+            self._sum.zero_()
+        elif end < self._size:
+            self._sum = torch.zeros_like(total)
 
 
 def find_or_add(kept: deque[tuple[object, dict[Key, Value]]], of: object) -> dict[Key, Value]:
@@ -205,40 +179,3 @@ def find_or_add(kept: deque[tuple[object, dict[Key, Value]]], of: object) -> dic
             return found
     kept.append((of, {}))
     return kept[-1][1]
-
-
-def local_gradient(
-    task: Task,
-    local: LocalTraining,
-    gradients_at_start: bool,
-    differentiate: Callable[[Callable[..., tuple[Tensor, Params]]], Gradient],
-) -> Gradient:
-    """Return the gradient of one client's local step, a pure function of tensors.
-
-    gradient(y, x, correction, mu, buffers, *batch) = (g(y) + λ y + correction + μ (y - x), new
-    buffers), with y, x, correction and the buffers as named tensors; correction is None if there
-    is none, and mu, a 0-d tensor, is None without a proximal term. With AdamW, λ y is left out and
-    applied in the step instead. With `gradients_at_start`, g is taken at x. `differentiate` turns
-    the loss into g.
-    """
-    loss_gradient = differentiate(task.loss_and_buffers)
-    decay = 0.0 if local.optimizer == "adamw" else local.weight_decay
-
-    def gradient(
-        y: Params,
-        x: Params,
-        correction: Params | None,
-        mu: Tensor | None,
-        buffers: Params,
-        *batch: Tensor,
-    ) -> tuple[Params, Params]:
-        g, buffers = loss_gradient(x if gradients_at_start else y, buffers, *batch)
-        if decay:
-            g = {name: g[name] + decay * y[name] for name in y}
-        if correction is not None:
-            g = {name: g[name] + correction[name] for name in y}
-        if mu is not None:
-            g = {name: g[name] + mu * (y[name] - x[name]) for name in y}
-        return g, buffers
-
-    return gradient

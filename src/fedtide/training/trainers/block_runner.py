@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -21,8 +21,9 @@ from fedtide.device_copies import to_device_of
 from fedtide.errors import first_line
 from fedtide.problems.base import BatchInputs, BatchPlan, Task
 from fedtide.training import devices
-from fedtide.training.local_optimizers import adam_scales, count_moments
+from fedtide.training.local_step import adam_scales, count_moments
 from fedtide.training.local_training import LocalTraining
+from fedtide.training.recording import RecordedFunction, can_record
 from fedtide.training.trainers._cpu_operations import cpu_operations
 from fedtide.training.trainers._graph_capture import (
     TensorFunction,
@@ -42,19 +43,6 @@ _SHARED: deque[tuple[object, _Blocks]] = deque(maxlen=4)
 """The captured blocks of the last families of tasks; runs of several seeds and methods share them.
 They hold no data: data are arguments."""
 _capturing = Lock()
-
-
-@dataclass(frozen=True)
-class CohortStart:
-    """What all clients of a cohort have in common.
-
-    Args:
-        inputs: the inputs of their blocks.
-        gradients_at_start: whether every gradient is taken at x.
-    """
-
-    inputs: BlockInputs
-    gradients_at_start: bool
 
 
 class BlockRunner:
@@ -91,29 +79,12 @@ class BlockRunner:
         family = ref(task) if task.seed_family is None else task.seed_family
         self._shared = find_or_add(_SHARED, family)
 
-    def start(self, instructions: Instructions, steps: int, lr: float) -> CohortStart:
-        """Return what all clients of a cohort have in common.
-
-        Args:
-            instructions: how to train; only the corrections differ between clients.
-            steps: how many local steps they take at most.
-            lr: γ.
-        """
-        x = instructions.model
-        inputs = BlockInputs(
-            x=(x,),
-            mu=(x.new_full((), instructions.mu),) if instructions.mu else (),
-            lr=(x.new_full((), lr),),
-            scales=self._scales(steps, x),
-        )
-        return CohortStart(inputs, instructions.gradients_at_start)
-
     def prepare(
         self,
-        start: CohortStart,
+        instructions: Instructions,
         plan: BatchPlan,
         batch_inputs: BatchInputs,
-        correction: torch.Tensor | None = None,
+        lr: float,
         buffers: torch.Tensor | None = None,
     ) -> Callable[[], Trained]:
         """Return a function that trains and returns Δ_n, shape (S, d), or (d,) for one client.
@@ -121,36 +92,41 @@ class BlockRunner:
         Any thread may call it; if the plan is a single block, it does nothing but run that block.
 
         Args:
-            start: what they have in common with others of the cohort.
-            plan: the steps of the chunk, or of the one client.
+            instructions: of the chunk, or of the one client, whose correction has shape (d,).
+            plan: their steps.
             batch_inputs: those of the plan.
-            correction: one per client, shape (S, d), or (d,) for one client; None: none.
+            lr: γ.
             buffers: initial ones, shape (S, d_b), or (d_b,) for one client; None: none.
         """
-        inputs = start.inputs._replace(
+        x, mu, correction = instructions.model, instructions.mu, instructions.correction
+        inputs = BlockInputs(
+            x=(x,),
             correction=() if correction is None else (correction.contiguous(),),
+            mu=(x.new_full((), mu),) if mu else (),
+            lr=(x.new_full((), lr),),
+            scales=self._scales(len(plan.step_index), x),
             buffers=() if buffers is None else (buffers.contiguous(),),
             batch_inputs=tuple(part.contiguous() for part in batch_inputs),
         )
+        at_start = instructions.gradients_at_start
+        block = StepBlock(self._task, self._local, self._stacked, at_start, len(plan.step_index))
         parts = list(_split_steps(plan, self._block_steps))
         if len(parts) == 1:
-            block = self._prepare_block(start, plan, parts[0], inputs)
-            return lambda: Trained(*block())
-        return partial(self._run_blocks, start, plan, parts, inputs)
+            run = self._prepare_block(block, plan, parts[0], inputs)
+            return lambda: Trained(*run())
+        return partial(self._run_blocks, block, plan, parts, inputs)
 
     def _run_blocks(
-        self, start: CohortStart, plan: BatchPlan, parts: list[slice], inputs: BlockInputs
+        self, block: StepBlock, plan: BatchPlan, parts: list[slice], inputs: BlockInputs
     ) -> Trained:
         """Run the plan's steps in several blocks."""
         x = inputs.x[0]
         leading = (len(plan.clients),) if self._stacked else ()
-        block = self._block(start, 0)
         y = block.tensors(x.expand(*leading, -1).clone())
         if not devices.is_cpu(x):  # as every later block has them
             y = tuple(tensor.contiguous() for tensor in y)
         moments = tuple(map(torch.zeros_like, y * count_moments(self._local)))
-        state = (*y, *moments, *inputs.buffers)
-        inputs = inputs._replace(y=y, moments=moments).with_state(state)
+        inputs = inputs._replace(y=y, moments=moments)
         ended: list[Trained] = []
         for part in parts:
             size = self._size_needed(plan, part)
@@ -160,7 +136,7 @@ class BlockRunner:
                 rest = inputs.select(slice(size, None))
                 ended.append(Trained(block.flat(rest.y) - x, *rest.buffers))
                 inputs, plan = inputs.select(slice(size)), plan.select(np.arange(size))
-            inputs = inputs.with_state(self._prepare_block(start, plan, part, inputs)())
+            inputs = inputs.with_state(self._prepare_block(block, plan, part, inputs)())
         ended.append(Trained(block.flat(inputs.y) - x, *inputs.buffers))
         return Trained.join(ended[::-1])
 
@@ -175,11 +151,11 @@ class BlockRunner:
         return min((fit for fit in self._sizes if fit > active[-1]), default=size)
 
     def _prepare_block(
-        self, start: CohortStart, plan: BatchPlan, part: slice, inputs: BlockInputs
+        self, whole: StepBlock, plan: BatchPlan, part: slice, inputs: BlockInputs
     ) -> Callable[[], Tensors]:
         """Return a function that runs this part of the plan's steps."""
-        steps = part.stop - part.start
-        if steps < len(plan.step_index):
+        block = replace(whole, steps=len(plan.step_index[part]))
+        if block.steps < whole.steps:
             inputs = inputs._replace(
                 scales=tuple(scales[part] for scales in inputs.scales),
                 batch_inputs=tuple(
@@ -189,8 +165,7 @@ class BlockRunner:
         if plan.active is not None:
             idle = to_device_of(torch.from_numpy(~plan.active[part]), inputs.x[0])
             inputs = inputs._replace(idle=(idle,))
-        block = self._block(start, steps)
-        key = (block.gradients_at_start, steps, *map(len, inputs), *map(_form, inputs.flat))
+        key = (block.gradients_at_start, block.steps, *map(len, inputs), *map(_form, inputs.flat))
         function = self._used.get(key)
         if function is None:
             function = self._used[key] = self._find_or_capture(block, inputs)
@@ -202,10 +177,6 @@ class BlockRunner:
             return ()
         scales = torch.tensor([*adam_scales(self._local, steps)], dtype=like.dtype)
         return (to_device_of(scales, like),)
-
-    def _block(self, start: CohortStart, steps: int) -> StepBlock:
-        at_start = start.gradients_at_start
-        return StepBlock(self._task, self._local, self._stacked, at_start, steps)
 
     def _find_or_capture(self, block: StepBlock, inputs: BlockInputs) -> TensorFunction:
         """Return the block for inputs of these shapes."""
@@ -246,8 +217,8 @@ class BlockRunner:
         if self._compiled:
             with activity(COMPILING):
                 graph = compile_graph(graph, examples)
-        if block.stacked and devices.can_replay(examples[0]):  # one chunk at a time
-            graph = devices.RecordedFunction(graph, fixed=len(task.batch_data))
+        if block.stacked and can_record(examples[0]):  # one chunk at a time
+            graph = RecordedFunction(graph, fixed=len(task.batch_data))
         return graph, blocks
 
 

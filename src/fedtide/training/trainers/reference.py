@@ -6,9 +6,9 @@ from torch import Tensor
 
 from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import BatchPlan, Task, loss_gradient
-from fedtide.training.local_optimizers import Moments, adam_scales, step_direction
+from fedtide.training.local_step import Moments, adam_scales, local_gradient, step_direction
 from fedtide.training.local_training import LocalTraining
-from fedtide.training.trainers.base import CohortResult, Trained, Trainer, local_gradient
+from fedtide.training.trainers.base import CohortResult, Trained, Trainer
 
 
 class ReferenceTrainer(Trainer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
@@ -31,14 +32,12 @@ _PROBE = 8  # clients trained per measurement
 _LONG_CAPTURE = 60.0
 """Stacked recurrent networks are tried only if training takes longer than this, in seconds:
 capturing two layers with 80 positions takes 24."""
-_COMPILING_SECONDS: dict[TrainerName, float] = {"stacked": 24.0, "threaded": 40.0}
+_COMPILING_SECONDS = 30.0
 """Seconds that compiling takes if the steps are not in the cache; a network takes longer."""
 _FURTHER_BLOCK = 10.0
 """Seconds for the same steps with another number of clients or another minibatch width."""
-_COMPILED_GAIN: dict[TrainerName, float] = {"stacked": 5 / 3, "threaded": 1.6}
+_COMPILED_GAIN = 1.6
 """How many times as fast steps run once compiled."""
-_STACKED_CONVOLUTIONS_GAIN = 1.1
-"""The same for stacked convolutions on a CPU, which oneDNN computes compiled or not."""
 
 _Seconds = dict[TrainerName, float]
 
@@ -70,17 +69,13 @@ def choose_trainer(
         return _trainer(name, task, local), f"{name}, as requested"
     seconds = _measurements(task, local)
     failed: dict[TrainerName, str] = {}  # each run tries again: memory may have become free
-    others: tuple[TrainerName, ...] = ("stacked", "threaded")
-    for candidate in ("reference", *(reversed(others) if task.is_recurrent else others)):
+    for candidate in _candidates(task, seconds, failed, clients):
         if candidate in seconds:
-            continue
-        if not _is_worth_measuring(candidate, task, seconds, failed, clients):
             continue
         try:
             with activity(MEASURING):
-                seconds[candidate] = _seconds_per_client(
-                    _trainer(candidate, task, local), task, local
-                )
+                trainer = _trainer(candidate, task, local)
+                seconds[candidate] = _seconds_per_client(trainer, task, local)
         except (UnsuitableTrainerError, RuntimeError) as error:
             failed[candidate] = first_line(error.__cause__ or error, 80)
     if "reference" not in seconds:
@@ -94,8 +89,7 @@ def choose_trainer(
     gain += "".join(f"; {name} fails on this model ({why})" for name, why in failed.items())
     if not reason and devices.is_cpu(task.start):
         # On a GPU steps are recorded and replayed in one call; compiling them would add little.
-        widths = MinibatchPlanner(task.population, local, seed=0).widths
-        compiled = _find_worth_compiling(seconds, task, local, clients, max(1, len(widths)))
+        compiled = _find_worth_compiling(seconds, task, local, clients)
         if compiled is not None:
             why = f"{compiled.name}: compiling pays (uncompiled, {best} is {gain})"
             return compiled, why
@@ -122,48 +116,44 @@ def _reason_not_to_compile(task: Task, compile: bool) -> str:
     return "" if devices.can_compile(task.start) else "a C++ compiler (g++) was not found"
 
 
-def _is_worth_measuring(
-    candidate: TrainerName,
-    task: Task,
-    seconds: _Seconds,
-    failed: dict[TrainerName, str],
-    clients: float,
-) -> bool:
-    """Return whether a trainer could be the fastest, given those measured before it."""
-    if candidate == "threaded":
-        stacks = "stacked" not in failed and not (task.is_recurrent or _has_convolutions(task))
-        return devices.is_cpu(task.start) and not stacks
-    if candidate == "stacked" and task.is_recurrent and seconds:
-        return min(seconds.values()) * clients > _LONG_CAPTURE
-    return True
+def _candidates(
+    task: Task, seconds: _Seconds, failed: dict[TrainerName, str], clients: float
+) -> Iterator[TrainerName]:
+    """Yield the trainers to measure, given what was found about those yielded before."""
+    stacks_badly = task.is_recurrent or _has_convolutions(task)
+    yield "reference"
+    if devices.is_cpu(task.start) and stacks_badly:
+        yield "threaded"
+    long = min(seconds.values(), default=0.0) * clients > _LONG_CAPTURE
+    if long or not task.is_recurrent:
+        yield "stacked"
+    if devices.is_cpu(task.start) and not stacks_badly and "stacked" in failed:
+        yield "threaded"
 
 
 def _find_worth_compiling(
-    seconds: _Seconds, task: Task, local: LocalTraining, clients: float, widths: int
+    seconds: _Seconds, task: Task, local: LocalTraining, clients: float
 ) -> Trainer | None:
     """Return the trainer that is the fastest once compiled, or None if compiling does not pay.
+
+    Steps are compiled for every width of minibatches and for every chunk size: if the cohort size
+    varies, all chunk sizes occur. Stacked convolutions gain little, as oneDNN computes them anyway.
 
     Args:
         seconds: per client, of the trainers measured on a CPU.
         task: what is learnt.
         local: what a client does in a round.
         clients: how many client updates are to be computed.
-        widths: how many widths the minibatches have; steps are compiled for each, and for each
-            chunk size (if the cohort size varies, all chunk sizes occur).
     """
     best = min(seconds, key=seconds.__getitem__)
-    compiled = {best: seconds[best] / _COMPILED_GAIN[best]} if best in _COMPILED_GAIN else {}
-    if _has_convolutions(task):  # compiling may change which of the two is faster
-        gains = {**_COMPILED_GAIN, "stacked": _STACKED_CONVOLUTIONS_GAIN}
-        compiled = {name: seconds[name] / gains[name] for name in gains if name in seconds}
-    if not compiled:
+    plain: TrainerName = "threaded" if "threaded" in seconds and _has_convolutions(task) else best
+    if plain not in _COMPILED:
         return None
-    fastest = min(compiled, key=compiled.__getitem__)
-    saved = (seconds[best] - compiled[fastest]) * clients
-    trainer = _trainer(_COMPILED[fastest], task, local)
-    others = widths * trainer.chunk_sizes - 1
-    pays = saved > _COMPILING_SECONDS[fastest] + others * _FURTHER_BLOCK
-    return trainer if pays else None
+    saved = (seconds[best] - seconds[plain] / _COMPILED_GAIN) * clients
+    trainer = _trainer(_COMPILED[plain], task, local)
+    widths = len(MinibatchPlanner(task.population, local, seed=0).widths)
+    others = max(1, widths) * trainer.chunk_sizes - 1
+    return trainer if saved > _COMPILING_SECONDS + others * _FURTHER_BLOCK else None
 
 
 def _trainer(name: TrainerName, task: Task, local: LocalTraining) -> Trainer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -120,20 +120,18 @@ class StackedTrainer(Trainer):
         weights: Tensor | None = None,
     ) -> Trained:
         """Train clients in their order, chunk by chunk."""
-        model, correction = instructions.model, instructions.correction
+        model, inputs = instructions.model, self._task.batch_inputs(plan)
         found = CohortResult(model, buffers, len(plan.clients), weights, self.chunk)
-        inputs = self._task.batch_inputs(plan)
-        start = self._runner.start(instructions, len(plan.step_index), lr)
 
         def prepare(chunk: tuple[slice, int]) -> Callable[[], None]:
             rows, size = chunk
             which = np.arange(rows.start, rows.start + size).clip(max=rows.stop - 1)
             there = to_device_of(torch.from_numpy(which), model)
             run = self._runner.prepare(
-                start,
+                instructions.select(there),
                 plan.select(which),
                 tuple(part[:, there] for part in inputs),
-                None if correction is None else correction[there],
+                lr,
                 None if buffers is None else buffers[there],
             )
 
@@ -175,17 +173,35 @@ class StackedTrainer(Trainer):
         cost = self._task.layout.size * samples if self._is_cpu else 0
         threads = 1 if self._threads is None else self._threads.count
         assert self.chunk is not None
-        for first in range(0, len(plan.clients), self.chunk):
-            end = min(first + self.chunk, len(plan.clients))
-            share = -(-(end - first) // threads)
-            most = next((size for size in self._sizes if size >= share), self._sizes[-1])
-            while first < end:
-                rest = end - first
-                size = next(size for size in self._sizes if size >= min(rest, most))
-                if (size - rest) * cost > _OVERHEAD:
-                    size = max(size for size in self._sizes if size <= rest)
+        for group in range(0, len(plan.clients), self.chunk):
+            first, end = group, min(group + self.chunk, len(plan.clients))
+            for size in _cut(end - first, self._sizes, threads, cost):
                 yield slice(first, min(first + size, end)), size
                 first += size
+
+
+def _cut(clients: int, sizes: Sequence[int], threads: int, cost: int) -> Iterator[int]:
+    """Yield the sizes of the chunks into which a cohort is cut.
+
+    Args:
+        clients: how many there are.
+        sizes: the sizes that chunks may have, in increasing order, starting with 1.
+        threads: how many train chunks at the same time.
+        cost: of a step of one client, in parameters times samples.
+
+    >>> [list(_cut(13, (1, 5, 10, 25), threads, cost=10**6)) for threads in (1, 2)]
+    [[10, 5], [10, 5]]
+    >>> list(_cut(10, (1, 5, 10, 25), threads=2, cost=10**6))
+    [5, 5]
+    """
+    share = -(-clients // threads)
+    most = next((size for size in sizes if size >= share), sizes[-1])
+    while clients > 0:
+        size = next(size for size in sizes if size >= min(clients, most))
+        if (size - clients) * cost > _OVERHEAD:
+            size = max(size for size in sizes if size <= clients)
+        yield size
+        clients -= size
 
 
 def _merge(widths: Positions, model_size: int) -> Positions:

@@ -19,10 +19,9 @@ from fedtide.problems.base import (
     require_single_number,
 )
 from fedtide.problems.layout import Params, flatten_after
-from fedtide.training.local_optimizers import step_direction
+from fedtide.training.local_step import local_gradient, step_direction
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.trainers._graph_capture import in_memory
-from fedtide.training.trainers.base import local_gradient
 
 Tensors = tuple[Tensor, ...]
 

@@ -59,9 +59,7 @@ class ThreadedTrainer(Trainer):
                     trained = self._reference.train_client(given, own_plan, lr, before)
                 else:
                     inputs = self._task.batch_inputs(own_plan)
-                    start = self._runner.start(given, len(own_plan.step_index), lr)
-                    run = self._runner.prepare(start, own_plan, inputs, given.correction, before)
-                    trained = run()
+                    trained = self._runner.prepare(given, own_plan, inputs, lr, before)()
                 found.put(s, trained)
 
         self._threads.map(lambda s: partial(train_client, s), range(len(plan.clients)))

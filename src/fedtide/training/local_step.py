@@ -1,13 +1,14 @@
-"""The step that a local optimizer takes, given a gradient: SGD, Adam and AdamW."""
+"""A local step, which all trainers share: its gradient, and what SGD, Adam or AdamW make of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from fedtide.problems.base import Gradient, Task
 from fedtide.problems.layout import Params
 from fedtide.training.local_training import LocalTraining
 
@@ -16,6 +17,43 @@ Moments = tuple[Params, ...]
 
 Scales = tuple[float, float] | Tensor
 """1 / (1 - β₁^k) and 1 / √(1 - β₂^k) of step k."""
+
+
+def local_gradient(
+    task: Task,
+    local: LocalTraining,
+    gradients_at_start: bool,
+    differentiate: Callable[[Callable[..., tuple[Tensor, Params]]], Gradient],
+) -> Gradient:
+    """Return the gradient of one client's local step, a pure function of tensors.
+
+    gradient(y, x, correction, mu, buffers, *batch) = (g(y) + λ y + correction + μ (y - x), new
+    buffers), with y, x, correction and the buffers as named tensors; correction is None if there
+    is none, and mu, a 0-d tensor, is None without a proximal term. With AdamW, λ y is left out and
+    applied in the step instead. With `gradients_at_start`, g is taken at x. `differentiate` turns
+    the loss into g.
+    """
+    loss_gradient = differentiate(task.loss_and_buffers)
+    decay = 0.0 if local.optimizer == "adamw" else local.weight_decay
+
+    def gradient(
+        y: Params,
+        x: Params,
+        correction: Params | None,
+        mu: Tensor | None,
+        buffers: Params,
+        *batch: Tensor,
+    ) -> tuple[Params, Params]:
+        g, buffers = loss_gradient(x if gradients_at_start else y, buffers, *batch)
+        if decay:
+            g = {name: g[name] + decay * y[name] for name in y}
+        if correction is not None:
+            g = {name: g[name] + correction[name] for name in y}
+        if mu is not None:
+            g = {name: g[name] + mu * (y[name] - x[name]) for name in y}
+        return g, buffers
+
+    return gradient
 
 
 def count_moments(local: LocalTraining) -> int:
