@@ -2,7 +2,8 @@
 
 A worker prepares the problem once. In each round it gets what all clients share (`RoundStart`,
 mainly the model) and, for each chunk, who trains and from which step on (`ChunkOrder`). It plans
-the minibatches itself, since they are a function of the seed, the client and the step.
+the minibatches itself, since they are a function of the seed, the client and the step. Tensors
+travel as arrays, which Ray moves without copying.
 """
 
 from __future__ import annotations
@@ -10,18 +11,17 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtide.algorithms import Cohort, FedAvg, Instructions
+from fedtide.algorithms import ClientUpdates, Cohort, FedAvg, Instructions
 from fedtide.algorithms.base import WeightedTotal
 from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError
@@ -33,7 +33,10 @@ from fedtide.simulation.process_settings import ProcessSettings
 from fedtide.simulation.task_cache import content_key, prepare_task
 from fedtide.training.trainers.select import TrainerName
 
-Floats = NDArray[np.floating[Any]]
+Message = TypeVar("Message")
+
+_ON_DEVICE = ("model", "correction", "deltas", "gradients", "total", "buffers")
+"""The tensors of messages that belong on the device of the model; ids and weights do not."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +78,14 @@ class RoundStart:
     """What the chunks of a round share.
 
     Args:
-        instructions: the fields of `Instructions`, with the model as an array, without corrections.
+        model: x, shape (d,).
         lr: γ_t.
         buffers: the initial buffers of all clients, shape (d_b,); None: they share none.
     """
 
-    instructions: dict[str, Any]
+    model: Tensor
     lr: float
-    buffers: Floats | None
+    buffers: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -90,18 +93,18 @@ class ChunkOrder:
     """A chunk to train.
 
     Args:
-        clients: who trains, shape (S,).
-        steps_taken: how many local steps each has taken before, shape (S,).
-        weights: a_n in the model's dtype, shape (S,), to return Σ a_n Δ_n; None: return each Δ_n.
-        correction: of each client's gradients, shape (S, d); None: zero.
+        instructions: how it trains; the model is that of `RoundStart`.
+        cohort: who trains.
+        steps_taken: how many local steps each client has taken before, shape (S,).
+        weights: a_n, shape (S,), to return Σ a_n Δ_n; None: return each Δ_n.
         buffers: each client's own initial buffers, shape (S, d_b); None: none of their own.
     """
 
-    clients: NDArray[np.int64]
+    instructions: Instructions
+    cohort: Cohort
     steps_taken: NDArray[np.int32]
-    weights: Floats | None = None
-    correction: Floats | None = None
-    buffers: Floats | None = None
+    weights: Tensor | None = None
+    buffers: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -109,18 +112,37 @@ class TrainedChunk:
     """What a worker returns.
 
     Args:
-        deltas: the updates, shape (S, d); None if their sum was asked for and all are finite.
-        total: Σ a_n Δ_n, shape (d,), if `deltas` is None; otherwise None.
-        gradients: the reported ones, shape (S, d); None unless asked for.
+        updates: the updates, or their sum if that was asked for and all are finite.
         buffers: the clients' buffers, shape (S, d_b); None: there are none.
         seconds: how long the chunk took.
     """
 
-    deltas: Floats | None
-    total: Floats | None
-    gradients: Floats | None
-    buffers: Floats | None
+    updates: ClientUpdates | WeightedTotal
+    buffers: Tensor | None
     seconds: float
+
+
+def to_arrays(message: Message) -> Message:
+    """Return a message, or one in it, with arrays in place of tensors."""
+    moved: dict[str, Any] = {}
+    for name, value in vars(message).items():
+        if isinstance(value, Tensor):
+            moved[name] = value.detach().cpu().contiguous().numpy()
+        elif isinstance(value, Instructions | Cohort | ClientUpdates | WeightedTotal):
+            moved[name] = to_arrays(value)
+    return replace(message, **moved)  # type: ignore[type-var]
+
+
+def to_tensors(message: Message, like: Tensor) -> Message:
+    """Return the message with tensors again: copies, as arrays from Ray cannot be written to."""
+    moved: dict[str, Any] = {}
+    for name, value in vars(message).items():
+        if isinstance(value, np.ndarray) and name != "steps_taken":
+            device = like.device if name in _ON_DEVICE else None
+            moved[name] = torch.tensor(value, device=device)
+        elif isinstance(value, Instructions | Cohort | ClientUpdates | WeightedTotal):
+            moved[name] = to_tensors(value, like)
+    return replace(message, **moved)  # type: ignore[type-var]
 
 
 class ChunkWorker:
@@ -137,66 +159,56 @@ class ChunkWorker:
     def __init__(self, setup: WorkerSetup) -> None:
         torch.set_num_threads(setup.threads)
         setup.process.apply()
-        experiment = setup.experiment
-        with _named_node(), hash_once():
-            if (here := installed_versions()) != setup.versions:
-                raise InvalidInputError(
-                    f"it has {here}, and the run {setup.versions}; install the same on all nodes"
-                )
-            task = prepare_task(experiment)
-            if fingerprint_experiment(experiment)["data"] != setup.data:
-                raise InvalidInputError(
-                    "its data differ from those of the run; copy them to all nodes"
-                )
-            self._local = LocalRound(
-                task, experiment.local, experiment.seed, setup.trainer, 0, experiment.compile
-            )
-            if self._local.trainer.name != setup.trainer:
-                raise InvalidInputError(
-                    f"it cannot compile, but the run's trainer is {setup.trainer}; install g++ on "
-                    "all nodes, or set compile: false"
-                )
-        self._like = task.start
+        try:
+            with hash_once():
+                self._local, self._like = _prepare(setup)
+        except InvalidInputError as error:
+            node = socket.gethostname()
+            raise InvalidInputError(f"cluster: on the node {node}: {error}") from None
 
     def train(self, start: RoundStart, order: ChunkOrder) -> TrainedChunk:
         """Train a chunk."""
         began = time.perf_counter()
-        self._local.planner.steps_taken[order.clients] = order.steps_taken
-        instructions = self._instructions(start, order)
-        cohort = Cohort.uniform(torch.tensor(order.clients))
-        weights = None if order.weights is None else self._tensor(order.weights)
-        trained, buffers = self._local.train(
-            instructions, cohort, start.lr, self._buffers(start, order), lambda _: weights
+        start, order = to_tensors(start, self._like), to_tensors(order, self._like)
+        self._local.planner.steps_taken[order.cohort.clients.numpy()] = order.steps_taken
+        buffers, weights = order.buffers, order.weights
+        if weights is not None:
+            weights = weights.to(self._like.device)
+        if start.buffers is not None:
+            buffers = start.buffers.expand(len(order.cohort), -1)
+        updates, buffers = self._local.train(
+            replace(order.instructions, model=start.model),
+            order.cohort,
+            start.lr,
+            buffers,
+            lambda _: weights,
         )
-        if isinstance(trained, WeightedTotal):
-            deltas, total, gradients = None, trained.total, None
-        else:
-            deltas, total, gradients = trained.deltas, None, trained.gradients
-        return TrainedChunk(
-            to_array(deltas),
-            to_array(total),
-            to_array(gradients),
-            to_array(buffers),
-            time.perf_counter() - began,
+        return to_arrays(TrainedChunk(updates, buffers, time.perf_counter() - began))
+
+
+def _prepare(setup: WorkerSetup) -> tuple[LocalRound, Tensor]:
+    """Return what trains chunks, and the initial model.
+
+    Raises:
+        InvalidInputError: as for `ChunkWorker`.
+    """
+    experiment = setup.experiment
+    if (here := installed_versions()) != setup.versions:
+        raise InvalidInputError(
+            f"it has {here}, and the run {setup.versions}; install the same on all nodes"
         )
-
-    def _instructions(self, start: RoundStart, order: ChunkOrder) -> Instructions:
-        shared = start.instructions | {"model": self._tensor(start.instructions["model"])}
-        correction = None if order.correction is None else self._tensor(order.correction)
-        return Instructions(**shared, correction=correction)
-
-    def _buffers(self, start: RoundStart, order: ChunkOrder) -> Tensor | None:
-        if order.buffers is not None:
-            return self._tensor(order.buffers)
-        return (
-            None
-            if start.buffers is None
-            else self._tensor(start.buffers).expand(len(order.clients), -1)
+    task = prepare_task(experiment)
+    if fingerprint_experiment(experiment)["data"] != setup.data:
+        raise InvalidInputError("its data differ from those of the run; copy them to all nodes")
+    local = LocalRound(
+        task, experiment.local, experiment.seed, setup.trainer, 0, experiment.compile
+    )
+    if local.trainer.name != setup.trainer:
+        raise InvalidInputError(
+            f"it cannot compile, but the run's trainer is {setup.trainer}; install g++ on all "
+            "nodes, or set compile: false"
         )
-
-    def _tensor(self, array: Floats) -> Tensor:
-        """Return a copy on the device: arrays from Ray cannot be written to."""
-        return torch.tensor(array, device=self._like.device)
+    return local, task.start
 
 
 def training_part(experiment: Experiment) -> Experiment:
@@ -219,17 +231,3 @@ def installed_versions() -> dict[str, str]:
     """Return the versions on which the bits of a result depend."""
     python = ".".join(map(str, sys.version_info[:2]))
     return {"Python": python, **{name: version(name) for name in ("fedtide", "torch", "numpy")}}
-
-
-def to_array(tensor: Tensor | None) -> Floats | None:
-    """Return a tensor as an array, which Ray moves without copying."""
-    return None if tensor is None else tensor.detach().cpu().contiguous().numpy()
-
-
-@contextmanager
-def _named_node() -> Iterator[None]:
-    """Name the node in errors raised in this context."""
-    try:
-        yield
-    except InvalidInputError as error:
-        raise InvalidInputError(f"cluster: on the node {socket.gethostname()}: {error}") from None

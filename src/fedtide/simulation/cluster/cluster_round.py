@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fedtide.algorithms import ClientUpdates, Instructions
-from fedtide.algorithms.base import WeightedTotal
 from fedtide.algorithms.driver import Chunk
 from fedtide.problems import Task
 from fedtide.simulation.buffers import Buffers
-from fedtide.simulation.cluster.chunk_worker import (
-    ChunkOrder,
-    Floats,
-    RoundStart,
-    TrainedChunk,
-    to_array,
-)
+from fedtide.simulation.cluster.chunk_worker import ChunkOrder, RoundStart, to_arrays, to_tensors
 from fedtide.simulation.cluster.ray_cluster import WorkerPool
 from fedtide.simulation.local_round import ChunkResult
 from fedtide.simulation.round_plan import RoundPlan, without_deltas
 from fedtide.training.minibatches import MinibatchPlanner
-
-_SHARED = [field.name for field in fields(Instructions) if field.name != "correction"]
 
 
 class ClusterRound:
@@ -53,85 +41,30 @@ class ClusterRound:
             lr: γ_t.
             buffers: of the run; None: there are none.
         """
-        sent: deque[_Sent] = deque()
-        for trained in self._pool.train(self._orders(chunks, plan, lr, buffers, sent)):
-            chunk = sent.popleft()
-            moved = None if trained.buffers is None else chunk.tensor(trained.buffers)
-            yield chunk.result(trained), moved
+        for message in self._pool.train(self._orders(chunks, plan, lr, buffers)):
+            trained = to_tensors(message, self._task.start)
+            yield trained.updates, trained.buffers
 
     def _orders(
-        self,
-        chunks: Iterator[Chunk],
-        plan: RoundPlan,
-        lr: float,
-        buffers: Buffers | None,
-        sent: deque[_Sent],
+        self, chunks: Iterator[Chunk], plan: RoundPlan, lr: float, buffers: Buffers | None
     ) -> Iterator[tuple[Any, ChunkOrder]]:
-        """Yield what is sent to the workers; add to `sent` what is needed when it comes back."""
-        shares_buffers = buffers is not None and buffers.values.dim() == 1
-        shared = to_array(buffers.values) if buffers is not None and shares_buffers else None
-        first: Instructions | None = None
+        """Yield what is sent to the workers."""
+        shared = None if buffers is None or buffers.values.dim() > 1 else buffers.values
+        model: Tensor | None = None
         start: Any = None
         for instructions, cohort in chunks:
-            if first is None or not _is_alike(instructions, first):
-                first = instructions
-                start = self._pool.put(RoundStart(_to_plain(instructions), lr, shared))
+            if instructions.model is not model:
+                model = instructions.model
+                start = self._pool.put(to_arrays(RoundStart(model, lr, shared)))
             clients = cohort.clients.numpy()
             steps_taken = self._planner.steps_taken[clients]
             updates = without_deltas(self._task, cohort, lr, self._planner.skip(clients))
-            weights = None if plan.weigh is None else plan.weigh(updates)
-            own = None if buffers is None or shares_buffers else buffers.of(cohort.clients)
-            sent.append(_Sent(updates, weights))
-            yield (
-                start,
-                ChunkOrder(
-                    clients,
-                    steps_taken,
-                    weights=to_array(weights),
-                    correction=to_array(instructions.correction),
-                    buffers=to_array(own),
-                ),
+            own = None if buffers is None or shared is not None else buffers.of(cohort.clients)
+            order = ChunkOrder(
+                replace(instructions, model=model[:0]),
+                cohort,
+                steps_taken,
+                weights=None if plan.weigh is None else plan.weigh(updates),
+                buffers=own,
             )
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """What is known of a chunk before it has trained.
-
-    Args:
-        updates: the updates without deltas.
-        weights: a_n if Σ a_n Δ_n is asked for; None: the updates are.
-    """
-
-    updates: ClientUpdates
-    weights: Tensor | None
-
-    def result(self, trained: TrainedChunk) -> ClientUpdates | WeightedTotal:
-        """Return the chunk's updates, or their sum."""
-        if trained.total is not None:
-            assert self.weights is not None
-            total = self.tensor(trained.total)
-            return WeightedTotal(self.updates.clients, self.weights, total)
-        assert trained.deltas is not None
-        gradients = None if trained.gradients is None else self.tensor(trained.gradients)
-        return replace(self.updates, deltas=self.tensor(trained.deltas), gradients=gradients)
-
-    def tensor(self, array: Floats) -> Tensor:
-        """Return a copy on the device of the run: arrays from Ray cannot be written to."""
-        return torch.tensor(array, device=self.updates.deltas.device)
-
-
-def _is_alike(instructions: Instructions, first: Instructions) -> bool:
-    """Return whether the instructions of two chunks differ in nothing but their corrections."""
-    return all(
-        getattr(instructions, name) is getattr(first, name)
-        if name == "model"
-        else getattr(instructions, name) == getattr(first, name)
-        for name in _SHARED
-    )
-
-
-def _to_plain(instructions: Instructions) -> dict[str, Any]:
-    """Return the part of the instructions that chunks share, with the model as an array."""
-    plain = {name: getattr(instructions, name) for name in _SHARED}
-    return plain | {"model": to_array(instructions.model)}
+            yield start, to_arrays(order)
