@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 import fedtide as ft
 from fedtide.cli.main import app
 from fedtide.report.loading import LoadedRun, find_runs, load_runs
-from fedtide.simulation.run_folder import Failure, RunFolder
+from fedtide.simulation.early_end import Failure
+from fedtide.simulation.run_folder import RunFolder
 from fedtide.tracking.base import read_speed
 
 NEEDED = (

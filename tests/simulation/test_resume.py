@@ -21,7 +21,7 @@ from fedtide.algorithms import ALGORITHMS
 from fedtide.errors import Interrupted, InvalidInputError
 from fedtide.simulation import checkpoint as checkpoint_module
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
-from fedtide.simulation.interruption import Interruption
+from fedtide.simulation.early_end import Interruption
 from fedtide.simulation.loop import Run
 from fedtide.simulation.run_folder import RunFolder
 

@@ -24,7 +24,7 @@ from fedtide.leaderboard.spec import CellPlan, load_leaderboard
 from fedtide.leaderboard.standings import Standings, load_standings
 from fedtide.plotting.console import new_console
 from fedtide.plotting.wide_table import WideTable
-from fedtide.simulation.run_folder import Failure
+from fedtide.simulation.early_end import Failure
 from fedtide.validation import require_suffix
 
 

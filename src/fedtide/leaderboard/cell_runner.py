@@ -16,7 +16,7 @@ from fedtide.errors import Interrupted, InvalidInputError, RunFailedError, list_
 from fedtide.leaderboard.cell_record import Results, load_results, save_result
 from fedtide.leaderboard.search import CellResult, run_cell
 from fedtide.leaderboard.spec import FULL, CellPlan, Place
-from fedtide.simulation.run_folder import Failure
+from fedtide.simulation.early_end import Failure
 from fedtide.training.threads import single_threaded
 
 OnCell = Callable[[CellPlan, CellResult | Failure, float], None]

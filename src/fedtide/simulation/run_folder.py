@@ -7,10 +7,8 @@ import json
 import logging
 import math
 import os
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +26,7 @@ from fedtide.atomic_io import (
 )
 from fedtide.errors import InvalidInputError
 from fedtide.locking import LOCK_FILE, lock_folder
-from fedtide.simulation.divergence import DivergenceError
+from fedtide.simulation.early_end import Failure
 from fedtide.simulation.experiment import read_yaml
 from fedtide.simulation.experiment_differences import list_differences
 from fedtide.simulation.fingerprints import Fingerprints, list_changes
@@ -57,31 +55,6 @@ class UnreadableFileError(InvalidInputError):
             "another folder"
         )
         self.file, self.reason = file, reason
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a run has failed.
-
-    Args:
-        sentence: the message of the error.
-        permanent: whether another attempt would fail as well, because the run diverged.
-        trace: the traceback of an unexpected error.
-    """
-
-    sentence: str
-    permanent: bool = False
-    trace: str = ""
-
-    @classmethod
-    def of(cls, error: Exception) -> Failure:
-        """Return the failure that an error describes; a user's code may raise anything."""
-        if isinstance(error, InvalidInputError):
-            return cls(str(error), permanent=isinstance(error, DivergenceError))
-        sentence = type(error).__name__
-        with suppress(Exception):  # even `str` of an exception may fail
-            sentence = " ".join(f"{sentence}: {error}".split())
-        return cls(sentence, trace="".join(traceback.format_exception(error)))
 
 
 class RunFolder:
@@ -213,15 +186,12 @@ class RunFolder:
     def check_fingerprints(self, now: Fingerprints, resume: Resume) -> None:
         """Check that data, files and code are the same as when the run in the folder began.
 
-        Checkpoints without fingerprints lead to a warning only (logger "fedtide"), and so do
-        changes with `resume="force"`.
+        With `resume="force"`, changes lead to a warning only (logger "fedtide").
 
         Raises:
             InvalidInputError: they are not.
         """
         if not (self.experiment.exists() and self.fingerprints.exists()):
-            if numbered(self.checkpoints, "safetensors"):
-                _logger.warning("%s has no fingerprints: changed data go unnoticed", self.path)
             return
         changes = list_changes(self.read_json(self.fingerprints), now)
         if not changes:

@@ -20,9 +20,9 @@ from fedtide.simulation.callbacks import Callback, RunView, WatchedRun, check_ca
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 from fedtide.simulation.cluster.ray_cluster import RayCluster
 from fedtide.simulation.divergence import DivergenceError
+from fedtide.simulation.early_end import Failure, Interruption
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.fingerprints import fingerprint_experiment
-from fedtide.simulation.interruption import Interruption
 from fedtide.simulation.loop import Run
 from fedtide.simulation.plain_experiment import to_plain
 from fedtide.simulation.result import Result
@@ -32,7 +32,7 @@ from fedtide.simulation.result_files import (
     write_results,
     write_timings,
 )
-from fedtide.simulation.run_folder import Failure, Resume, RunFolder
+from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.training.devices import lacks_memory
 from fedtide.training.threads import restored_threads
 from fedtide.training.trainers.select import TrainerName

@@ -12,8 +12,9 @@ from fedtide.atomic_io import make_folder, write_json, write_yaml
 from fedtide.errors import Interrupted
 from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.cluster.ray_cluster import RayCluster
+from fedtide.simulation.early_end import Failure
 from fedtide.simulation.experiment import Experiment
-from fedtide.simulation.run_folder import Failure, Resume, RunFolder
+from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.simulation.run_progress import RunProgress, RunState
 from fedtide.simulation.runner import execute
 

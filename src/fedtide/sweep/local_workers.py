@@ -26,8 +26,8 @@ from joblib.externals.loky.backend import get_context, reduction
 from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.simulation.cluster.ray_cluster import RayCluster
+from fedtide.simulation.early_end import Failure
 from fedtide.simulation.process_settings import ProcessSettings
-from fedtide.simulation.run_folder import Failure
 from fedtide.simulation.task_cache import clear_task_cache
 from fedtide.sweep.job import (
     INTERRUPTED,

@@ -19,8 +19,8 @@ import torch
 from fedtide.atomic_io import make_folder
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.cluster.ray_connection import connect_ray
+from fedtide.simulation.early_end import Failure
 from fedtide.simulation.process_settings import ProcessSettings
-from fedtide.simulation.run_folder import Failure
 from fedtide.sweep.job import (
     INTERRUPTED,
     MAX_ATTEMPTS,

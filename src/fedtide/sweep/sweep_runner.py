@@ -17,10 +17,10 @@ from fedtide.content_hash import hash_once
 from fedtide.errors import Interrupted, InvalidInputError, RunFailedError
 from fedtide.locking import LOCK_FILE, lock_folder
 from fedtide.simulation.cluster.ray_cluster import open_cluster
+from fedtide.simulation.early_end import Failure, Interruption
 from fedtide.simulation.experiment import BUILDER, read_yaml
 from fedtide.simulation.fingerprints import fingerprint_experiment
-from fedtide.simulation.interruption import Interruption
-from fedtide.simulation.run_folder import Failure, Resume, RunFolder, folder_errors
+from fedtide.simulation.run_folder import Resume, RunFolder, folder_errors
 from fedtide.simulation.task_cache import count_alike
 from fedtide.sweep.configurations import Configuration, SweepRun
 from fedtide.sweep.job import Job, OnFinished, Outcome, SweepProgress, write_failure

@@ -1,13 +1,17 @@
-"""Signals that end a run cleanly."""
+"""How a run ends before its last round: on a signal, or with an error."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Self
 
-from fedtide.errors import Interrupted
+from fedtide.errors import Interrupted, InvalidInputError
+from fedtide.simulation.divergence import DivergenceError
 
 
 class Interruption:
@@ -42,3 +46,28 @@ class Interruption:
         if self.requested and number == signal.SIGINT:
             raise Interrupted("ended at once", "continue from the last checkpoint with resume=True")
         self.requested = True
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run has failed.
+
+    Args:
+        sentence: the message of the error.
+        permanent: whether another attempt would fail as well, because the run diverged.
+        trace: the traceback of an unexpected error.
+    """
+
+    sentence: str
+    permanent: bool = False
+    trace: str = ""
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Return the failure that an error describes; a user's code may raise anything."""
+        if isinstance(error, InvalidInputError):
+            return cls(str(error), permanent=isinstance(error, DivergenceError))
+        sentence = type(error).__name__
+        with suppress(Exception):  # even `str` of an exception may fail
+            sentence = " ".join(f"{sentence}: {error}".split())
+        return cls(sentence, trace="".join(traceback.format_exception(error)))
