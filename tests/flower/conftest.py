@@ -5,10 +5,14 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from fedtide.flower.dev.local_federation import LocalFederation
+
+from .recipe import Recipe
 
 collect_ignore = ["app"]
 
@@ -17,6 +21,12 @@ collect_ignore = ["app"]
 def url(tmp_path) -> str:
     """Return the URL of a ledger."""
     return f"sqlite:///{tmp_path / 'ledger.db'}"
+
+
+@pytest.fixture
+def recipe(tmp_path) -> Iterator[Recipe]:
+    with LocalFederation(tmp_path / "federation") as federation:
+        yield Recipe(federation)
 
 
 @pytest.fixture

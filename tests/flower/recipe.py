@@ -8,6 +8,8 @@ import os
 import re
 import shlex
 import shutil
+import socket
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from fedtide.flower.dev.local_federation import LocalFederation, free_port
+
+from .processes import DEADLINE, wait_until
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = str(Path(sys.executable).parent)
@@ -49,6 +53,10 @@ def commands_with(words: str) -> str:
     blocks = re.findall(r"^```\w*\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     [block] = [text for text in blocks if words in text]
     return block
+
+
+SERVER, SITE = (commands_with(f"--now {unit}") for unit in ("superlink", "supernode"))
+_REGISTER, _ = commands_with("register site-a.pub").splitlines()
 
 
 class Recipe:
@@ -100,6 +108,14 @@ class Recipe:
         )
         assert done.returncode == 0, done.stderr
 
+    def start_server(self) -> None:
+        """Make the keys; start the SuperLink and nginx, and wait for both."""
+        self.run(SERVER)
+        self.start_unit("superlink")
+        self.start_nginx()
+        for port, what in ((self.federation.port, "SuperLink"), (self.port, "nginx")):
+            wait_until(lambda port=port: listens("127.0.0.1", port), what)
+
     def start_nginx(self) -> None:
         """Start nginx with the configuration of the recipe."""
         folder = self.etc / "nginx"
@@ -114,3 +130,33 @@ class Recipe:
         [command] = re.findall(r"^ExecStart=(.*)$", unit.replace("\\\n", ""), re.MULTILINE)
         words = shlex.split(command.replace("site-a", site))
         return self.federation._start(site if name == "supernode" else name, *words, *more)
+
+
+def listens(address: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((address, port)) == 0
+
+
+def start(recipe: Recipe, command: str, home: Path | None = None) -> subprocess.Popen[str]:
+    """Start a command, with the operator's configuration of Flower or one's own."""
+    return subprocess.Popen(
+        ["sh", "-c", f"exec {command}"],
+        cwd=recipe.deploy,
+        env=recipe.federation._environment() | {"FLWR_HOME": str(home or recipe.home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def register(recipe: Recipe, key: str, name: str) -> tuple[int, str]:
+    """Register a key with the command of the page; return its exit status and what it says."""
+    process = start(recipe, _REGISTER.replace("site-a.pub", f"{key}.pub").replace("site-a", name))
+    said, _ = process.communicate(timeout=DEADLINE)
+    return process.returncode, said
+
+
+def select(recipe: Recipe, query: str) -> list[tuple]:
+    """Return rows of the SuperLink's database."""
+    with sqlite3.connect(f"file:{recipe.home / 'superlink.db'}?mode=ro", uri=True) as database:
+        return sorted(database.execute(query).fetchall())

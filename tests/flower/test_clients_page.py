@@ -157,10 +157,10 @@ def test_sites_count_by_their_samples():
     names = {"load": shard, "model": network, "client": client, "cross_entropy": cross_entropy}
     block = "Sites that count by their samples"
     names = run_block(block, LocalTraining=lambda **settings: LOCAL, **names)
-    totals = {"num-clients": len(SIZES), "total-samples": sum(SIZES)}
+    mean = {"mean-samples": sum(SIZES) / len(SIZES)}
     wanted = trained_by_hand(network, 3)
     for method in (A.FedAvg(), A.FedAU(cutoff=50), A.MIFA()):
-        require_close(train(names["app"], method, **totals), wanted)
+        require_close(train(names["app"], method, **mean), wanted)
 
 
 def test_an_ordinary_app_returns_what_it_received():

@@ -3,7 +3,6 @@
 import http.server
 import json
 import socket
-import sqlite3
 import ssl
 import subprocess
 import threading
@@ -24,13 +23,10 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedtide.flower.dev.certificates import make_node_key
-from fedtide.flower.dev.local_federation import LocalFederation, free_port
+from fedtide.flower.dev.local_federation import free_port
 
 from .processes import APP, DEADLINE, rows, wait_until
-from .recipe import Recipe, commands_with, needs
-
-SERVER, SITE = (commands_with(f"--now {unit}") for unit in ("superlink", "supernode"))
-REGISTER, _ = commands_with("register site-a.pub").splitlines()
+from .recipe import SERVER, SITE, Recipe, listens, needs, register, select, start
 
 CALLS = {
     "/v1/fleet/activate-node",
@@ -46,19 +42,11 @@ CALLS = {
 }
 """What a SuperNode with a registered key calls."""
 
+FATAL = {"activate-node", "send-node-heartbeat", "pull-messages", "get-run", "get-fab"}
+"""Calls whose failure with 500 ends a SuperNode's connection or its heartbeat."""
+
 SIGNER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
 """A public key that signed nothing."""
-
-
-@pytest.fixture
-def recipe(tmp_path) -> Iterator[Recipe]:
-    with LocalFederation(tmp_path / "federation") as federation:
-        yield Recipe(federation)
-
-
-def listens(address: str, port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((address, port)) == 0
 
 
 def trust(certificate: Path) -> ssl.SSLContext:
@@ -166,12 +154,12 @@ def test_the_key_of_a_site_has_the_curve_that_flower_accepts(recipe):
 
 
 class Echo(http.server.BaseHTTPRequestHandler):
-    """Answers with the request line and the size of the body."""
+    """Answers with the request line and the size of the body, or with what a header asks for."""
 
     def do_POST(self):
         size = len(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         body = f"{self.requestline} {size}".encode()
-        self.send_response(200)
+        self.send_response(int(self.headers.get("Answer", 200)))
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -268,6 +256,30 @@ def test_the_proxy_refuses_other_methods_second_requests_and_large_bodies(echo):
     assert send(echo, call, f"Content-Length: {2**24 + 1}").startswith(b"HTTP/1.1 413 ")
     largest = send(echo, call, f"Content-Length: {6 * 10**6}", b"\0" * 6 * 10**6)
     assert largest.endswith(b"HTTP/1.1 6000000")
+    announced = send(echo, "POST /v1/fleet/push-messages", f"Content-Length: {2**17 + 1}")
+    assert announced.startswith(b"HTTP/1.1 413 ")  # a tree of 1,900 objects
+
+
+@pytest.mark.process
+@needs("nginx")
+def test_a_failure_of_the_superlink_is_passed_on_as_one_after_which_supernodes_call_again(echo):
+    """After a 500 to one of these calls, a SuperNode is offline for good."""
+    for call in CALLS:
+        answer = send(echo, f"POST {call}", "Content-Length: 0\r\nAnswer: 500")
+        fatal = call.rpartition("/")[2] in FATAL
+        assert answer.startswith(b"HTTP/1.1 503 " if fatal else b"HTTP/1.1 500 "), call
+        refused = send(echo, f"POST {call}", "Content-Length: 0\r\nAnswer: 401")
+        assert refused.startswith(b"HTTP/1.1 401 "), call
+
+
+@pytest.mark.process
+@needs("nginx")
+def test_the_proxy_closes_connections_that_do_not_complete_their_headers(echo):
+    """1,500 of them kept all others out for the minute that nginx waits by default."""
+    with connect(echo) as stream:
+        stream.settimeout(20)
+        stream.sendall(b"POST /v1/fleet/get-run HTTP/1.1\r\nHost: local")
+        assert stream.recv(65536) == b""
 
 
 @pytest.mark.process
@@ -294,38 +306,11 @@ def answer_of(port: int, certificate: Path, method: str, path: str) -> str:
     return text
 
 
-def start(recipe: Recipe, command: str, home: Path | None = None) -> subprocess.Popen[str]:
-    """Start a command, with the operator's configuration of Flower or one's own."""
-    return subprocess.Popen(
-        ["sh", "-c", f"exec {command}"],
-        cwd=recipe.deploy,
-        env=recipe.federation._environment() | {"FLWR_HOME": str(home or recipe.home)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def register(recipe: Recipe, key: str, name: str) -> tuple[int, str]:
-    """Register a key with the command of the page; return its exit status and what it says."""
-    process = start(recipe, REGISTER.replace("site-a.pub", f"{key}.pub").replace("site-a", name))
-    said, _ = process.communicate(timeout=DEADLINE)
-    return process.returncode, said
-
-
-def select(recipe: Recipe, query: str) -> list[tuple]:
-    with sqlite3.connect(f"file:{recipe.home / 'superlink.db'}?mode=ro", uri=True) as database:
-        return sorted(database.execute(query).fetchall())
-
-
 def start_federation(recipe: Recipe) -> None:
     """Start the server; site-a; and site-b, which runs only apps that a trusted entity signed."""
-    recipe.run(SERVER)
-    recipe.start_unit("superlink")
-    recipe.start_nginx()
+    recipe.start_server()
     for site in ("site-a", "site-b"):
         recipe.run(SITE.replace("site-a", site))
-    wait_until(lambda: listens("127.0.0.1", recipe.federation.port), "SuperLink")
     trusted = recipe.folder / "trusted.yaml"
     trusted.write_text(f"fpk_reviewer: {SIGNER}\n")
     for site, client, more in (("site-a", 0, ()), ("site-b", 1, ("--trusted-entities", trusted))):

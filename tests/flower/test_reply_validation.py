@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 import fedtide as ft
 from fedtide.flower import FedTide, custom_client
 from fedtide.flower.ledger.ledger import read_ledger
+from fedtide.flower.protocol import ECHO
 from fedtide.flower.server import reply_validation
 
 from .driver import (
@@ -110,6 +111,7 @@ LIES = {
     "a former round": changed(config=claims(**{"server-round": 0})),
     "does not follow": changed(config=None),
     "another node": another_sender,
+    "another request": changed(config=claims(**{ECHO: 1})),
     "nothing at all": changed(arrays=None, metrics=None, config=None),
 }
 
@@ -139,6 +141,7 @@ REASONS = {
     "another round": "false claim",
     "a former round": "false claim",
     "another node": "false claim",
+    "another request": "false claim",
     "does not follow": "not followed",
     "nothing at all": "not followed",
 }
@@ -168,6 +171,33 @@ def test_a_false_reply_is_left_out(lie, url, model_without_client_1):
     assert stages == {("1", "reported")} | {(str(n), "used") for n in (0, 2, 3, 4)}
     assert reasons(url, "1") == [REASONS.get(lie, "malformed")] * 4
     assert set(reasons(url, "2")) == {None}
+
+
+def test_a_node_that_names_another_one_as_the_sender_counts_for_nobody(url):
+    """A site with a key may send in another's name, and knows node and message, not the request.
+
+    As if it were an ordinary Flower client, it repeats nothing of the request.
+    """
+    grid = federation()
+
+    def in_its_name(reply: Message) -> Message:
+        return changed(config=None, arrays=arrays(x=np.full(3, 9.0)))(reply)
+
+    present = np.ones((4, N), dtype=bool)
+    present[2:, 1] = False
+    wanted = model(deploy(federation(present=present), A.FedAvg(), rounds=4))
+    victim, sent = node_of(grid, 1), []
+
+    def tamper(reply: Message) -> Message:
+        if reply.metadata.message_type != "train":
+            return reply
+        sent.append(reply)
+        return reply if len(sent) <= 2 else in_its_name(reply)
+
+    victim.tamper = tamper
+    strategy = deploy(grid, A.FedAvg(), rounds=4, ledger=url)
+    np.testing.assert_array_equal(model(strategy), wanted)
+    assert reasons(url, "1") == [None, None, "false claim", "false claim"]
 
 
 def test_an_app_that_raises_is_not_used_and_reported_nothing(url):

@@ -12,6 +12,9 @@ The SuperLink identifies parts of messages by their hashes, and refuses a messag
 parts was registered in another form before. Any client could do that to a part that it can predict.
 So each record other than arrays has a nonce, and the headers of arrays that the server sends have
 random blanks.
+
+A reply to a request to train also repeats the request's nonce. The SuperLink checks that a reply
+answers a message to the node that it names, but lets any node with a key name another one.
 """
 
 from __future__ import annotations
@@ -39,6 +42,9 @@ NAME_QUERY = f"query.{NAME_ACTION}"
 
 NONCE = "fedtide-nonce"
 """The key of the nonce in records."""
+
+ECHO = "fedtide-echo"
+"""The key of a request's nonce in the reply, which shows that the sender was sent the request."""
 
 LONGEST_NAME = 200
 """The largest length of a client's name."""
@@ -162,6 +168,13 @@ def describe_request(content: RecordDict) -> dict[str, Any]:
     }
 
 
+def read_nonce(content: RecordDict) -> int:
+    """Return the nonce of a request to train."""
+    nonce = select_records(content, ConfigRecord)["config"][NONCE]
+    assert isinstance(nonce, int)
+    return nonce
+
+
 def select_records(content: Mapping[str, Any], kind: type[RecordT]) -> dict[str, RecordT]:
     """Return the records of one kind by name.
 
@@ -234,7 +247,7 @@ def build_update_content(update: Update, request: TrainRequest, model: Params) -
 
 
 def build_reply_content(request: TrainRequest, **flags: bool) -> RecordDict:
-    """Return the content of a reply that names its round and client, and raises flags.
+    """Return the content of a reply that names its request and client, and raises flags.
 
     Args:
         request: the one that it answers.
@@ -243,6 +256,8 @@ def build_reply_content(request: TrainRequest, **flags: bool) -> RecordDict:
     """
     config = ConfigRecord({"server-round": request.round + 1, "client": request.client})
     config.update(flags | draw_nonce())
+    if NONCE in request.config:
+        config[ECHO] = request.config[NONCE]
     return RecordDict({"config": config})
 
 

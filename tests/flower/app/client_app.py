@@ -47,9 +47,13 @@ def train(message, context):
         )
         update = update_of(client, x, correction)
     config["followed"] = True
+    arrays = ArrayRecord({"x": Array(update)})
+    if "ballast" in message.content["arrays"]:
+        size = message.content["arrays"]["ballast"].shape
+        arrays["ballast"] = Array(np.random.default_rng(t).random(size))
     content = RecordDict(
         {
-            "update": ArrayRecord({"x": Array(update)}),
+            "update": arrays,
             "metrics": MetricRecord({"num-examples": 1, "lr": LR, "steps": STEPS}),
             "config": config,
         }

@@ -19,6 +19,8 @@ def main(grid, context):
     methods, folder = config["methods"].split(), Path(config["folder"])
     names = config["names"].split()
     initial = ArrayRecord({"x": Array(np.zeros(3))})
+    if config["ballast"]:
+        initial["ballast"] = Array(np.zeros(config["ballast"]))
 
     def train(method):
         strategy = FedTide(

@@ -17,8 +17,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     strategy = FedTide(
         FedAU(cutoff=int(config["cutoff"])),
-        clients=int(config["num-clients"]),
-        min_available_nodes=int(config["num-clients"]),
+        clients=config["clients"].split(),
         state=config["state"] or None,
         ledger=config["ledger"] or None,
         federation=config["federation"],

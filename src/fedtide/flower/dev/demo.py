@@ -59,8 +59,10 @@ def run_demo(folder: Path, rounds: int, tls: bool, show: Callable[[str], None]) 
             federation.start_node(name, every=period, **shard)
             often = "every round" if period == 1 else f"every {period} rounds"
             show(f"a SuperNode: {name}, digits {2 * number} and {2 * number + 1}, {often}")
+        federation.wait_for_nodes(SITES)  # so that all of them are in the first round
         run = federation.submit(
             example_app(),
+            clients=" ".join(SITES),
             num_server_rounds=rounds,
             cutoff=METHOD.cutoff,
             ledger=ledger,

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -170,6 +171,20 @@ class LocalFederation:
         options = ["--superlink", self.address, "--host", HOST, "--port", str(free_port())]
         options += ["--node-config", " ".join(f"{key}={v}" for key, v in settings.items())]
         return self._start(name, "flower-supernode", *security, *options)
+
+    def wait_for_nodes(self, names: Iterable[str]) -> None:
+        """Wait until these nodes are online.
+
+        Raises:
+            InvalidInputError: one is not in time.
+        """
+        deadline = time.monotonic() + _START_TIMEOUT
+        for name in names:
+            log = self.folder / f"{name}.log"
+            while "SuperNode ID" not in log.read_text(encoding="utf-8"):
+                if time.monotonic() > deadline:
+                    raise InvalidInputError(f"flower: {name} does not come online; see {log}")
+                time.sleep(0.1)
 
     def submit(self, app: Path, **config: Any) -> subprocess.Popen[bytes]:
         """Submit an app as a run; the process that this returns prints the run's log as it goes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtide.errors import printable
 from fedtide.flower._flwr_private import is_node_unavailable, is_unanswered
 from fedtide.flower.arrays import arrays_to_vector
-from fedtide.flower.protocol import NONCE, is_name, select_records
+from fedtide.flower.protocol import ECHO, NONCE, is_name, select_records
 from fedtide.flower.server.client_metrics import MAX_METRICS, SAMPLES, Metrics
 from fedtide.flower.server.transport import PendingReply
 from fedtide.flower.server.validated_updates import ValidatedUpdate
@@ -68,6 +68,7 @@ class ReplyValidator:
     names: list[str]
     reads_steps: bool
     sent_models: Mapping[int, Tensor]
+    _echoing: set[int] = field(default_factory=set)
 
     def validate(self, reply: Message, pending: PendingReply) -> ValidatedUpdate:
         """Return the content of a reply to a request to train.
@@ -83,6 +84,7 @@ class ReplyValidator:
         with _rejecting_errors():
             check_sender(reply, pending.node_id)
             content = dict(reply.content.items())
+            self._check_echo(content, pending)
             self._check_followed(self._read_claims(content, pending), pending)
             sent = self.sent_models.get(pending.round)
             if sent is None:
@@ -133,6 +135,21 @@ class ReplyValidator:
         if config.get("declined"):
             raise DeclinedReplyError
         return config
+
+    def _check_echo(self, content: Records, pending: PendingReply) -> None:
+        """Raise RejectedReplyError if the sender may not know the request.
+
+        The app of an ordinary Flower client repeats no nonce; one that has done so always does.
+        """
+        assert pending.client is not None
+        config: Mapping[str, Any] = select_records(content, ConfigRecord).get("config") or {}
+        echo = config.get(ECHO)
+        if not pending.nonce or (echo is None and pending.client not in self._echoing):
+            return
+        if echo != pending.nonce:
+            text = "it does not repeat the number in its request; another node may have sent it"
+            raise RejectedReplyError("false claim", text)
+        self._echoing.add(pending.client)
 
     def _check_followed(self, config: Mapping[str, Any], pending: PendingReply) -> None:
         if config.get("lost"):

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedtide.errors import quantify
 from fedtide.flower._flwr_messages import PartialReply, pull_replies, push_messages
 from fedtide.flower._flwr_private import OnlineNode, SuperLinkError, list_nodes
-from fedtide.flower.protocol import describe_request
+from fedtide.flower.protocol import describe_request, read_nonce
 
 log = getLogger("flwr")
 
@@ -55,6 +55,7 @@ class PendingReply:
         plain: whether an ordinary Flower client can do all that it asks for.
         lr: the local learning rate that it asks for; 0: the client's own.
         gradients: whether it asks for gradients, too.
+        nonce: the number in a request to train that the reply must repeat; 0: none.
     """
 
     message_id: str
@@ -66,6 +67,7 @@ class PendingReply:
     plain: bool = True
     lr: float = 0.0
     gradients: bool = False
+    nonce: int = 0
 
 
 @dataclass
@@ -181,7 +183,7 @@ class Transport:
         """
         if not messages:
             return []
-        # These are the same for all requests of a round.
+        # These are the same for all requests of a round, except their nonces.
         facts = describe_request(messages[0].content) if kind == "train" else {}
         accepted = push_messages(self.grid, messages)
         sent = []
@@ -190,6 +192,8 @@ class Transport:
             if message_id in accepted:
                 client = self._client_at(node_id)
                 activated_at = self.activated.get(node_id, 0.0)
+                if kind == "train":
+                    facts["nonce"] = read_nonce(message.content)
                 pending = PendingReply(message_id, node_id, kind, client, t, activated_at, **facts)
                 sent.append(pending)
         if len(sent) < len(messages):

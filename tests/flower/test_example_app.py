@@ -1,0 +1,50 @@
+"""The app of the recipe: who takes part in it, and who holds it up."""
+
+import importlib
+import sys
+from functools import cache, partial
+from types import ModuleType
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedtide.flower import FedTide
+from fedtide.flower.dev.demo import example_app
+from fedtide.flower.ledger.ledger import read_ledger, read_rounds
+
+from .fake_grid import FakeGrid, Node
+
+
+@pytest.fixture
+def modules(monkeypatch) -> dict[str, ModuleType]:
+    monkeypatch.syspath_prepend(str(example_app()))
+    found = {name: importlib.import_module(name) for name in ("task", "client_app", "server_app")}
+    for name in found:  # other tests import other modules by these names
+        del sys.modules[name]
+    monkeypatch.setattr(found["task"], "digits", cache(found["task"].digits))
+    return found
+
+
+def test_neither_a_site_that_is_away_nor_forgotten_nodes_hold_up_the_others(
+    modules, monkeypatch, url
+):
+    """Rounds waited for all N, and the first N nodes that came were the clients for good."""
+    app, shards = modules["client_app"].app, {"num-partitions": 3}
+    nodes = {n: Node(app, {"name": f"former-{n}", "partition-id": 0} | shards) for n in (2, 3)}
+    for number, site in enumerate(("site-a", "site-b", "site-c")):
+        nodes[10 + number] = Node(app, {"partition-id": number} | shards, name=site)
+    nodes[12].online = lambda now: False
+    grid = FakeGrid(nodes)
+    monkeypatch.setattr(modules["server_app"], "FedTide", partial(FedTide, clock=grid.clock))
+    config = {"clients": "site-a site-b site-c", "num-server-rounds": 3, "cutoff": 50}
+    config |= {"timeout": 120, "state": "", "ledger": url, "federation": "digits"}
+    began = grid.now
+    context = Context(
+        run_id=grid.run_id, node_id=1, node_config={}, state=RecordDict(), run_config=config
+    )
+    modules["server_app"].app(grid, context)
+    log = read_ledger(f"{url}#digits")
+    assert set(log["client"]) == {"site-a", "site-b"}
+    assert set(log["stage"]) == {"used"}
+    assert len(read_rounds(f"{url}#digits")) == 3
+    assert grid.now - began < 60
