@@ -58,8 +58,10 @@ def in_each_way(program: str, service: str, pod: str) -> list[dict[str, str]]:
         SERVICES[service]["command"],
         pods()[pod][program]["command"],
     ]
-    assert {Path(command[0]).name for command in commands} == {f"flower-{program}"}
-    return [options(command) for command in commands]
+    for command in commands:
+        watchdog = ["python", "-P", "-m", "fedtide.flower.watchdog", f"flower-{program}"]
+        assert [Path(command[0]).name, *command[1:5]] == watchdog
+    return [options(command[4:]) for command in commands]
 
 
 @pytest.mark.parametrize("name", MANIFESTS, ids=" ".join)
