@@ -2,7 +2,6 @@
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -295,85 +294,7 @@ def test_names_in_numbers_of_numpy_are_written_as_numbers() -> None:
     assert plain == {1: 0.1, 0: 0.2}
 
 
-WIDE = pl.DataFrame({"cyd": [1, 1, 0], "ann": [0, 0, 1], "bob": [0, 1, 0]})
-ROUNDS = [["cyd"], ["bob", "cyd"], ["ann"]]
-PEOPLE = ["ann", "bob", "cyd"]
-
-
-def present(table: Any, population: Population, rounds: int = 3) -> list[list[Any]]:
-    """Return the names of the clients that a table makes available."""
-    running = Table(table).begin(population, seed=0)
-    return [population.names_of(running.round(t).clients).tolist() for t in range(rounds)]
-
-
-@pytest.mark.parametrize("library", ["polars", "pandas", "arrow", "rows"])
-def test_the_columns_of_a_wide_table_name_the_clients(library: str) -> None:
-    """They were taken in order, so that the weights of one client became those of another."""
-    pandas = pytest.importorskip("pandas")
-    convert = {
-        "polars": lambda frame: frame,
-        "pandas": lambda frame: pandas.DataFrame(frame.to_dict(as_series=False)),
-        "arrow": pl.DataFrame.to_arrow,
-        "rows": pl.DataFrame.to_dicts,
-    }[library]
-    names = Population(3, names=np.array(PEOPLE))
-    assert present(convert(WIDE), names) == ROUNDS
-    shuffled = WIDE.with_columns(round=pl.Series([1, 0, 3]))[[2, 0, 1]]
-    assert present(convert(shuffled), names, 4) == [["bob", "cyd"], ["cyd"], [], ["ann"]]
-    assert Table(convert(WIDE)).known_rates(names, seed=0) == pytest.approx([1 / 3, 1 / 3, 2 / 3])
-
-
-def test_the_index_round_of_a_pandas_table_numbers_its_rows() -> None:
-    """As in `log.pivot(index="round", columns="client", values="weight")`."""
-    pandas = pytest.importorskip("pandas")
-    rows = {"round": [0, 2, 2], "client": ["bob", "cyd", "ann"], "weight": [0.5, 1.0, 1.0]}
-    wide = pandas.DataFrame(rows).pivot(index="round", columns="client", values="weight").fillna(0)
-    names = Population(3, names=np.array(PEOPLE))
-    assert present(wide, names) == [["bob"], [], ["ann", "cyd"]]
-    both = wide.reset_index().set_index("round", drop=False)
-    assert present(both, names) == [["bob"], [], ["ann", "cyd"]]
-
-
-@pytest.mark.parametrize(
-    ("columns", "names", "rounds"),
-    [
-        (["0", "1", "2"], None, [[0], [0, 2], [1]]),
-        (["2", "0", "1"], None, [[2], [1, 2], [0]]),
-        ([f"column_{n}" for n in range(3)], PEOPLE, [["ann"], ["ann", "cyd"], ["bob"]]),
-        (["0", "1", "2"], PEOPLE, [["ann"], ["ann", "cyd"], ["bob"]]),
-        (["0", "1", "2"], ["2", "1", "0"], [["0"], ["2", "0"], ["1"]]),
-        (["9", "7", "8"], [7, 8, 9], [[9], [8, 9], [7]]),
-        (["round", "a", "b"], ["a", "b", "round"], [["round"], ["b", "round"], ["a"]]),
-    ],
-)
-def test_numbered_columns_are_ids_unless_they_are_names(
-    columns: list[str], names: list[Any] | None, rounds: list[list[Any]]
-) -> None:
-    population = Population(3, names=None if names is None else np.array(names))
-    assert present(WIDE.rename(dict(zip(WIDE.columns, columns, strict=True))), population) == rounds
-
-
-def test_text_columns_without_names_in_the_data_are_in_the_order_of_the_ids() -> None:
-    names = [f"client{n}" for n in range(12)]
-    wide = pl.DataFrame({name: [float(name == "client2")] for name in names})
-    assert present(wide, Population(12), 1) == [[2]]
-
-
-@pytest.mark.parametrize(
-    ("table", "complaint"),
-    [
-        (WIDE.rename({"cyd": "zed"}), "no client of the problem is called 'zed'"),
-        (WIDE.rename({"bob": "bbo"}), r"called 'bbo' .*; did you mean 'bob'\?"),
-        (WIDE.rename({"bob": "1", "cyd": "0", "ann": "2"}), "called '0', '2', '1' "),
-        (WIDE.drop("cyd"), "no column for 'cyd'; give each client one"),
-        (WIDE.drop("cyd").with_columns(round=pl.int_range(3)), "no column for 'cyd'"),
-        (WIDE.with_columns(round=pl.Series([0, 1, 1])), "round 1 has two rows"),
-        (WIDE.with_columns(round=pl.Series([0.0, 0.5, 1.0])), "round: 0.5 is not a round"),
-    ],
-)
-def test_wide_tables_that_do_not_fit_the_clients_are_refused(
-    table: pl.DataFrame, complaint: str
-) -> None:
-    names = Population(3, names=np.array(PEOPLE))
-    with pytest.raises(InvalidInputError, match=rf"^weights.*{complaint}"):
-        Table(table).begin(names, seed=0)
+def test_a_table_with_a_column_for_each_client_is_refused_because_their_order_is_unknown() -> None:
+    wide = pl.DataFrame({"cyd": [1, 1, 0], "ann": [0, 0, 1], "bob": [0, 1, 0]})
+    with pytest.raises(InvalidInputError, match=r"^weights: no column 'round' .*; write a table"):
+        Table(wide)

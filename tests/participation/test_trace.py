@@ -227,16 +227,6 @@ def test_tables_in_memory(library: str) -> None:
     assert rates.tolist() == [0.5, 1.0]
 
 
-def test_a_table_of_weights_is_told_from_a_table_of_rows() -> None:
-    wide = pl.DataFrame({"ann": [0.0, 1.0], "bob": [0.5, 0.5], "zoe": [0.0, 0.0]})
-    rows = pl.DataFrame({"round": [0, 1, 1], "client": [1, 0, 1], "weight": [0.5, 1.0, 0.5]})
-    for library in TABLES:
-        for table in (wide, rows):
-            running = Table(TABLES[library](table)).begin(Population(3), seed=0)
-            assert [running.round(t).clients.tolist() for t in range(2)] == [[1], [0, 1]]
-            assert running.round(1).weights.tolist() == [1.0, 0.5]
-
-
 def test_what_is_no_table_in_memory_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"^file: the table has no rows with an end after"):
         Trace([{"client": 0, "start": 1, "end": 1}], 1.0).begin(Population(1), seed=0)
