@@ -41,11 +41,11 @@ from torch import Tensor
 
 from fedtide.algorithms.auto import Auto, AutoState
 from fedtide.algorithms.base import RoundInfo
-from fedtide.configurable import configurable
 from fedtide.leaderboard.cell_record import load_results
 from fedtide.leaderboard.problems import ClientTasks, QuadraticTasks
 from fedtide.leaderboard.search import Origin, evaluation_rounds
 from fedtide.leaderboard.spec import FULL, REFERENCE, Leaderboard, load_leaderboard
+from fedtide.spec import spec
 from fedtide.student_interval import t_margin
 
 Numbers = NDArray[np.float64]
@@ -71,7 +71,7 @@ GOLDEN = (5**0.5 - 1) / 2
 # ----------------------------------------------------------------------------------------- variants
 
 
-@configurable
+@spec
 class LongSteps(Auto):
     """Auto whose steps may be twice as long as the mean update."""
 
@@ -79,7 +79,7 @@ class LongSteps(Auto):
         return (state.weights.sum() / 2).clamp(min=state.population)
 
 
-@configurable
+@spec
 class LinearMean(Auto):
     """Auto whose output weights the iterates by their round."""
 

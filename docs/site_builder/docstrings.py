@@ -41,7 +41,7 @@ _DATACLASS = griffe.ExprName("dataclass", parent=griffe.ExprName("dataclasses"))
 class Equations(griffe.Extension):
     """Applies `to_markdown` to every docstring that mkdocstrings shows, and finds all dataclasses.
 
-    `fedtide.configurable` makes dataclasses, too; griffe reads the arguments of those that it
+    `fedtide.spec` makes dataclasses, too; griffe reads the arguments of those that it
     recognises by their decorator.
     """
 

@@ -16,9 +16,9 @@ from fedtide.cli.key_tables import (
     tabulate_keys,
     tabulate_types,
 )
-from fedtide.configurable import field_types
 from fedtide.participation import Availability
 from fedtide.simulation import Experiment
+from fedtide.spec import fields
 from site_builder.docstrings import to_markdown
 
 PAGES: Mapping[type | None, str] = {Algorithm: "methods", Availability: "participation"}
@@ -42,7 +42,7 @@ def class_text(cls: type, home: str = "") -> str:
         home: the page of the keys as seen from the page of the class; empty: the same page.
     """
     text = f"{to_markdown(describe(cls))}\n"
-    return f"{text}\n{_table(tabulate_keys(cls, home))}" if field_types(cls) else text
+    return f"{text}\n{_table(tabulate_keys(cls, home))}" if fields(cls) else text
 
 
 def summary(thing: object) -> str:

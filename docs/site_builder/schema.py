@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any, get_args, get_origin
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 
-from fedtide.configurable import field_meanings, field_types, is_union
 from fedtide.problems import MODELS
 from fedtide.problems.models import MODEL_TYPES, Model
 from fedtide.simulation.experiment import BUILDER, Experiment
+from fedtide.spec import fields
+from fedtide.spec.annotations import is_union
 from site_builder.keys import summary
 
 Json = dict[str, Any]
@@ -77,18 +78,15 @@ def experiment_schema() -> Json:
 
 def _object(cls: type, definitions: Json, name: str | None = None) -> Json:
     """Return the schema of a mapping with the fields of a dataclass, and `type` if it has one."""
-    kinds, meaning = field_types(cls), field_meanings(cls)
     properties: Json = {} if name is None else {"type": {"const": name}}
     required = [] if name is None else ["type"]
-    for field in fields(cls):
-        if not field.init:
-            continue
-        kind = kinds[field.name]
-        if field.default is None and kind is not Any:
+    for field in fields(cls).values():
+        kind = field.kind
+        if field.default is not None and field.default() is None and kind is not Any:
             kind = kind | None  # the file of a run names every key, also those left at null
-        about = {"description": meaning[field.name]}
+        about = {"description": field.meaning}
         properties[field.name] = _value(kind, definitions) | about
-        if field.default is MISSING and field.default_factory is MISSING:
+        if field.is_required:
             required.append(field.name)
     return {
         "type": "object",
@@ -106,7 +104,7 @@ def _value(kind: Any, definitions: Json) -> Json:
         distinct = [one for place, one in enumerate(members) if one not in members[:place]]
         return distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
     base = get_origin(kind) or kind
-    if base in REGISTRIES or (is_dataclass(base) and field_types(base)):
+    if base in REGISTRIES or (is_dataclass(base) and fields(base)):
         return _reference(base, definitions)
     if base in (Sequence, list, tuple):
         inner = (*get_args(kind), Any)[0]

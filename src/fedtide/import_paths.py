@@ -219,3 +219,15 @@ def import_path_of(thing: Any) -> str:
         )
     _require_known_home(thing, str(module), f"{module}:{name}", "out")
     return f"{module}:{name}"
+
+
+def code_name(thing: Any) -> str:
+    """Return the module and the name of a class or function, also of those of a script.
+
+    Raises:
+        InvalidInputError: these do not identify it, or its code is not in any file.
+    """
+    module, name = thing.__module__.replace("__mp_main__", "__main__"), thing.__qualname__
+    interactive = module == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
+    local = "<" in name and not module.startswith("torch.")  # a lambda, or what a function defines
+    return import_path_of(thing) if local or interactive else f"{module}:{name}"

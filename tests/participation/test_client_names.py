@@ -289,7 +289,7 @@ def test_a_column_of_pandas_names_the_clients_by_its_index() -> None:
 def test_names_in_numbers_of_numpy_are_written_as_numbers() -> None:
     """As in `dict(zip(ids, rates))` of two arrays, and in nullable columns of pandas."""
     rates = dict(zip(np.array([1, 0]), np.array([0.1, 0.2]), strict=True))
-    plain = BUILDER.to_dict(Bernoulli(rates=rates))["rates"]
+    plain = BUILDER.to_plain(Bernoulli(rates=rates))["rates"]
     assert {type(name) for name in plain} == {int}
     assert plain == {1: 0.1, 0: 0.2}
 

@@ -524,6 +524,6 @@ def test_a_cnn_needs_images_that_are_large_enough(shape, complaint):
     ],
 )
 def test_imported_models_survive_serialisation(given):
-    plain = BUILDER.to_dict(given)
+    plain = BUILDER.to_plain(given)
     assert json.loads(json.dumps(plain)) == plain
     assert resolve_model(plain) == resolve_model(given)

@@ -114,7 +114,7 @@ def same(one, other):
 @pytest.mark.parametrize(("base", "name"), EACH, ids=[name for _, name in EACH])
 def test_plain_data_and_objects_are_two_sides(base, name):
     thing = build(base, name)
-    plain = BUILDER.to_dict(thing)
+    plain = BUILDER.to_plain(thing)
     assert plain["type"] == name
     assert set(plain) == {"type"} | {f.name for f in fields(thing)}
     written = yaml.safe_load(yaml.safe_dump(plain))
@@ -294,12 +294,12 @@ def test_a_file_of_several_runs_is_no_experiment_and_the_error_says_how_to_run_i
 
 def test_arrays_become_lists_and_paths_words(tmp_path):
     weights = np.array([[0.5, 0.5]])
-    assert BUILDER.to_dict(ft.participation.Table(weights=weights))["weights"] == [[0.5, 0.5]]
-    assert BUILDER.to_dict(ft.participation.Table(weights=tmp_path / "t.csv"))["weights"] == str(
+    assert BUILDER.to_plain(ft.participation.Table(weights=weights))["weights"] == [[0.5, 0.5]]
+    assert BUILDER.to_plain(ft.participation.Table(weights=tmp_path / "t.csv"))["weights"] == str(
         tmp_path / "t.csv"
     )
     problem = ft.problems.Quadratic(matrices=torch.ones(1, 1, 1), centers=torch.zeros(1, 1))
-    assert BUILDER.to_dict(problem)["matrices"] == [[[1.0]]]
+    assert BUILDER.to_plain(problem)["matrices"] == [[[1.0]]]
 
 
 @pytest.mark.parametrize("model", [MLP(hidden=[3]), CNN(channels=(2,), dropout=0.5)], ids=repr)
@@ -307,9 +307,9 @@ def test_models_given_as_objects_are_written_by_their_type(model):
     from fedtide.problems.models import resolve_model
 
     problem = ft.problems.Classification("digits", ft.problems.Iid(), 5, model=model)
-    plain = yaml.safe_load(yaml.safe_dump(BUILDER.to_dict(problem)))
+    plain = yaml.safe_load(yaml.safe_dump(BUILDER.to_plain(problem)))
     again = resolve_model(BUILDER.build(Problem, plain).model)
-    assert BUILDER.to_dict(again) == BUILDER.to_dict(model)
+    assert BUILDER.to_plain(again) == BUILDER.to_plain(model)
 
 
 def test_simulate_spells_out_the_fields_of_an_experiment_with_their_defaults():

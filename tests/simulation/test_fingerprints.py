@@ -3,7 +3,6 @@
 import json
 import logging
 import re
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,284 +15,13 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedtide as ft
-from fedtide import content_hash
 from fedtide.cli.main import app
-from fedtide.content_hash import describe, fingerprint, hash_once, is_data
 from fedtide.errors import InvalidInputError
 from fedtide.import_paths import import_object
 from fedtide.report.comparison import compare_runs
 from fedtide.report.loading import load_runs
-from fedtide.simulation.fingerprints import hash_code
+from fedtide.spec import content, hash_code
 from fedtide.sweep import Sweep, run_sweep
-
-# Hashes of content.
-
-
-def frame(values, names=("x", "y")):
-    return pl.DataFrame({name: [*values, None] for name in names})
-
-
-class Samples(torch.utils.data.Dataset):
-    def __init__(self, x):
-        self.x = x
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, i):
-        return {"x": torch.tensor(self.x[i]), "tokens": [1, 2][: i % 2 + 1], "y": i}
-
-
-def network(x):
-    net = nn.Sequential(nn.Linear(len(x), 2), nn.BatchNorm1d(2))
-    for parameter in net.parameters():
-        nn.init.ones_(parameter)
-    net[0].weight.data[0] = torch.tensor(x)
-    return net
-
-
-def hugging_face(x):
-    from datasets import Dataset
-
-    return Dataset.from_dict({"x": x, "y": list(range(len(x)))})
-
-
-def pandas(x):
-    import pandas as pd
-
-    return pd.DataFrame({"x": x, "word": list(map(str, x)), "list": [[v] for v in x]})
-
-
-KINDS = {
-    "NumPy": np.array,
-    "integers": lambda x: np.array(x).astype(np.int16),
-    "objects": lambda x: np.array([str(v) for v in x], dtype=object),
-    "words": lambda x: np.array([str(v) for v in x]),
-    "times": lambda x: np.array(x).astype("datetime64[s]"),
-    "tensor": torch.tensor,
-    "bfloat16": lambda x: torch.tensor(x, dtype=torch.bfloat16),
-    "columns": lambda x: {"x": np.array(x), "tokens": [[1]] * len(x)},
-    "Polars": frame,
-    "Polars column": pl.Series,
-    "Arrow": lambda x: frame(x).to_arrow(),
-    "pandas": pandas,
-    "pandas column": lambda x: pandas(x)["x"],
-    "Hugging Face": hugging_face,
-    "PyTorch": Samples,
-    "tensors": lambda x: torch.utils.data.TensorDataset(torch.tensor(x), torch.zeros(len(x))),
-    "network": network,
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_fingerprint_is_a_function_of_the_content(kind):
-    make = KINDS[kind]
-    x = [1.0, 2.0, 300.0]
-    assert is_data(make(x))
-    assert fingerprint(make(x)) == fingerprint(make([*x]))
-    others = [make(y) for y in ([1.0, 2.0, 400.0], [2.0, 1.0, 300.0], [1.0, 2.0])]
-    assert len({fingerprint(thing) for thing in (make(x), *others)}) == 4
-
-
-def test_types_and_names_belong_to_the_content():
-    things = [
-        np.zeros(2),
-        np.zeros(2, dtype=np.float32),
-        np.zeros((2, 1)),
-        torch.zeros(2),
-        {"x": np.zeros(2)},
-        {"y": np.zeros(2)},
-        {"x": np.zeros(2), "y": np.zeros(2)},
-        {"x": np.array([0.0, 0.0]), "y": [0, 0]},
-        frame([0]),
-        frame([0], ("x", "z")),
-        frame([0.0]),
-    ]
-    assert len({fingerprint(thing) for thing in things}) == len(things)
-
-
-def test_slices_and_chunks_of_tables_do_not_matter():
-    whole = frame(range(10))
-    parts = pl.concat([frame(range(10))[:4], frame(range(10))[4:]], rechunk=False)
-    assert fingerprint(parts) == fingerprint(whole)
-    assert fingerprint(whole[2:5]) == fingerprint(pl.DataFrame({"x": [2, 3, 4], "y": [2, 3, 4]}))
-    array = np.arange(20.0).reshape(4, 5)
-    assert fingerprint(array[:, ::2]) == fingerprint(array[:, ::2].copy())
-
-
-def test_frozen_parameters_and_buffers_belong_to_a_network():
-    plain, frozen, warm = (network([1.0]) for _ in range(3))
-    frozen[0].bias.requires_grad_(False)
-    warm(torch.ones(3, 1))
-    assert len({fingerprint(net) for net in (plain, frozen, warm)}) == 3
-
-
-class Net(nn.Module):
-    def __init__(self, k, buffer=0.0):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear, self.k = nn.Linear(3, 1), k
-        self.register_buffer("hidden", torch.tensor(buffer), persistent=False)
-
-    def forward(self, x):
-        return self.k * self.linear(x)
-
-
-def layer(**changed):
-    torch.manual_seed(0)
-    return nn.TransformerEncoderLayer(4, **{"nhead": 2, "dim_feedforward": 4} | changed)
-
-
-def with_hook(hook):
-    net = Net(1)
-    net.register_forward_hook(hook)
-    return net
-
-
-def filled(net):
-    for parameter in net.parameters():
-        nn.init.ones_(parameter)
-    return net
-
-
-def tied(same):
-    net = nn.Sequential(Net(1), Net(1))
-    if same:
-        net[1].linear = net[0].linear
-    return net
-
-
-def first_hook(module, inputs, outputs):
-    return outputs
-
-
-def second_hook(module, inputs, outputs):
-    return 2 * outputs
-
-
-@pytest.mark.parametrize(
-    "makers",
-    [
-        [lambda k=k: Net(k) for k in (1, 2, 2.0, "2", None, [1, {"a": 2}], [1, {"a": 3}])],
-        [lambda k=k: Net(k) for k in (torch.float32, torch.float64, torch.relu, torch.tanh)],
-        [lambda k=k: Net(k) for k in (nn.functional.relu, nn.functional.gelu, {1, 2}, {1, 3})],
-        [lambda k=k: Net(k) for k in (torch.zeros(2), torch.ones(2), [Net(1)], [Net(2)])],
-        [lambda p=p: nn.Sequential(Net(1), nn.Dropout(p)) for p in (0.1, 0.2)],
-        [layer, lambda: layer(nhead=4), lambda: layer(norm_first=True)],
-        [layer, lambda: layer(dropout=0.2), lambda: layer(activation="gelu")],
-        [lambda: with_hook(first_hook), lambda: with_hook(second_hook), lambda: Net(1)],
-        [lambda: Net(1), lambda: Net(1, 1.0)],
-        [lambda: nn.utils.parametrizations.weight_norm(layer().linear1)],
-        [lambda n=n: filled(nn.LSTM(2, 2, n)) for n in (1, 2)],
-        [lambda: tied(False), lambda: tied(True)],
-    ],
-)
-def test_attributes_of_the_modules_belong_to_a_network(makers):
-    first, second = ([fingerprint(make()) for make in makers] for _ in range(2))
-    assert first == second
-    assert len(set(first)) == len(makers)
-
-
-def test_a_network_may_hold_itself():
-    one, two = Net(1), Net(1)
-    one.k, two.k = [one], [two]
-    assert fingerprint(one) == fingerprint(two) != fingerprint(Net([1]))
-
-
-def test_networks_that_cannot_be_told_apart_are_refused(monkeypatch):
-    import __main__
-
-    class Local(Net):
-        pass
-
-    class Notebook(Net):
-        pass
-
-    Notebook.__module__, Notebook.__qualname__ = "__main__", "Notebook"
-    monkeypatch.setattr(__main__, "__file__", "script.py", raising=False)
-    assert fingerprint(Notebook(1)) == fingerprint(Notebook(1))  # its file is hashed as code
-    monkeypatch.delattr(__main__, "__file__")
-    for net in (Net(lambda x: x), Net(threading.Lock()), Local(1), Notebook(1)):
-        with pytest.raises(InvalidInputError, match=r"^out: .*; .* or run without a folder$"):
-            fingerprint(net)
-
-
-def test_networks_of_two_classes_with_one_name_have_tasks_of_their_own():
-    from fedtide.simulation.task_cache import content_key
-
-    def define():
-        class Local(Net):
-            pass
-
-        Local.__qualname__ = "Net"  # as a notebook cell that is run twice
-        return Local
-
-    one, two = define(), define()
-    with hash_once():
-        assert content_key(one(1)) == content_key(one(1)) != content_key(two(1))
-        assert content_key(Net(lambda: 1)) != content_key(Net(lambda: 1))
-        before = content_key(one(1))
-    with hash_once():
-        assert content_key(one(1)) != before
-
-
-class Doubled(torch.utils.data.TensorDataset):
-    def __init__(self, factor):
-        super().__init__(torch.ones(3, 1))
-        self.factor = factor
-
-    def __getitem__(self, i):
-        return tuple(self.factor * part for part in super().__getitem__(i))
-
-
-def test_data_sets_derived_from_tensors_are_hashed_by_their_items():
-    assert fingerprint(Doubled(2)) == fingerprint(Doubled(2)) != fingerprint(Doubled(3))
-
-
-def test_what_is_not_data_is_not_described():
-    for thing in (None, 3, "x", [1, 2], [[1.0]], {}, {"a": 1}, {"a": [1]}, np.zeros(3), Samples):
-        assert describe(thing) is None
-    about = describe(network([1.0, 2.0]))
-    assert (about["in_memory"], "Linear" in about["structure"]) == (
-        "torch.nn.modules.container:Sequential",
-        True,
-    )
-    assert describe(pandas([1.0, 2.0]))["rows"] == describe({"x": np.zeros((2, 3))})["rows"] == 2
-
-
-def test_what_cannot_be_hashed_is_refused_in_a_sentence():
-    class Bad(Samples):
-        def __getitem__(self, i):
-            return object()
-
-    class Endless(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(())
-
-    mixed = pandas([1.0, 2.0]).assign(word=["a", 1])
-    strange = pl.DataFrame({"x": pl.Series([object()], dtype=pl.Object)})
-    for thing in (Bad([1]), Endless(), np.array([object()]), mixed, strange):
-        with pytest.raises(InvalidInputError, match=r"^out: a \w+( object)? has no .*; [^\n]+$"):
-            fingerprint(thing)
-
-
-def test_within_a_call_each_object_is_hashed_once(monkeypatch):
-    hashed = []
-    original = content_hash._hash_array
-    monkeypatch.setitem(
-        content_hash._HASHERS, "numpy.ndarray", lambda d, a: (hashed.append(a), original(d, a))
-    )
-    array = np.zeros(3)
-    with hash_once():
-        first = [fingerprint(array) for _ in range(3)]
-        with hash_once():
-            fingerprint(array)
-    assert len(hashed) == 1
-    array[0] = 1.0
-    assert fingerprint(array) not in first
-
-
-# Runs.
 
 DIGITS = {"type": "classification", "clients": 4, "partition": "iid", "model": "logistic"}
 
@@ -556,9 +284,9 @@ def test_a_run_that_could_not_start_at_first_has_fingerprints(
 
 def test_a_sweep_hashes_the_data_once(regression, tmp_path, monkeypatch):
     hashed = []
-    original = content_hash._hash_arrow
+    original = content._hash_arrow
     monkeypatch.setattr(
-        content_hash, "_hash_arrow", lambda d, table: (hashed.append(table), original(d, table))
+        content, "_hash_arrow", lambda d, table: (hashed.append(table), original(d, table))
     )
     log = pl.DataFrame({"round": [*range(12)], "client": [0] * 12})
     participation = ft.participation.Replay(log=log)
@@ -706,8 +434,8 @@ def test_a_broken_summary_is_a_sentence(regression, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("e.yaml").write_text(yaml.safe_dump(regression))
     ft.run("e.yaml", out="run")
-    for content in ('{"rounds": 12, "metr', "", "[]", "{}", "3", "\x00"):
-        Path("run/summary.json").write_text(content)
+    for text in ('{"rounds": 12, "metr', "", "[]", "{}", "3", "\x00"):
+        Path("run/summary.json").write_text(text)
         done = CliRunner().invoke(app, ["run", "e.yaml", "--out", "run", "--resume"])
         assert isinstance(done.exception, InvalidInputError)
         assert re.match(r"out: run.*summary\.json.*; start again", str(done.exception))

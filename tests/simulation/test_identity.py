@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 import fedtide as ft
 from fedtide.cli.main import app
-from fedtide.content_hash import describe
 from fedtide.problems import Partition, Problem
 from fedtide.problems.models import Model, resolve_model
 from fedtide.report.comparison import compare_runs
 from fedtide.report.loading import load_runs
 from fedtide.simulation.experiment import BUILDER
+from fedtide.spec import describe, session, spec
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
 
@@ -164,7 +164,7 @@ def test_an_import_path_stands_wherever_a_type_does(base, name, values, own):
     thing = BUILDER.build(base, {"type": path, **values} if name else {"type": path, "steps": 2})
     assert isinstance(thing, base)
     assert type(thing).__name__ == name or not name
-    plain = yaml.safe_load(yaml.safe_dump(BUILDER.to_dict(thing)))
+    plain = yaml.safe_load(yaml.safe_dump(BUILDER.to_plain(thing)))
     assert plain.get("type") == (path if name else None)
     assert plain.items() >= values.items()
     assert BUILDER.build(base, plain) == thing
@@ -207,7 +207,7 @@ def test_models_by_import_path_take_their_parameters_directly(own):
         assert resolve_model(given).build((1, 8, 8), 10)[1].out_features == 7
     module = __import__(own.stem)
     assert issubclass(module.Wide, Model)
-    plain = BUILDER.to_dict(
+    plain = BUILDER.to_plain(
         ft.problems.Classification("digits", ft.problems.Iid(), 5, model=module.Wide(width=4))
     )
     assert plain["model"] == {"type": f"{own.stem}:Wide", "width": 4}
@@ -283,10 +283,10 @@ def test_what_has_no_name_runs_in_memory_only(regression, tmp_path):
 
 
 def test_functions_and_classes_are_written_by_name():
-    assert BUILDER.to_dict(torch.nn.functional.l1_loss) == "torch.nn.functional:l1_loss"
-    assert BUILDER.to_dict(nn.Linear) == "torch.nn.modules.linear:Linear"
+    assert BUILDER.to_plain(torch.nn.functional.l1_loss) == "torch.nn.functional:l1_loss"
+    assert BUILDER.to_plain(nn.Linear) == "torch.nn.modules.linear:Linear"
     with pytest.raises(ft.InvalidInputError, match=r"^out: .*<lambda> of .* has no import path; "):
-        BUILDER.to_dict(lambda outputs, target: 0)
+        BUILDER.to_plain(lambda outputs, target: 0)
 
 
 # Data in memory.
@@ -325,11 +325,11 @@ def test_runs_with_data_in_memory_have_weights_in_reports(regression, tmp_path):
     assert history(run).rounds.tolist() == [0, 1, 2, 3, 3, *range(4, 12)]
 
 
-def test_problems_with_data_in_memory_share_a_task_only_if_the_content_is_equal(monkeypatch):
+def test_problems_with_data_in_memory_share_a_task_only_if_the_content_is_equal():
     """Long arrays have the same repr, and tables of pandas cannot be compared by ==."""
     import pandas as pd
 
-    from fedtide.simulation import task_cache
+    from fedtide.simulation.task_cache import prepare_cached
 
     prepared = []
 
@@ -340,8 +340,6 @@ def test_problems_with_data_in_memory_share_a_task_only_if_the_content_is_equal(
         def prepare(self, seed, device, dtype):
             prepared.append(self)
             return ft.problems.Quadratic([[[1.0]]], [[0.0]]).prepare(seed, device, dtype)
-
-    monkeypatch.setattr(task_cache, "_cached", [])
 
     def net(x):
         linear = nn.Linear(10_000, 1, bias=False)
@@ -359,8 +357,9 @@ def test_problems_with_data_in_memory_share_a_task_only_if_the_content_is_equal(
         before = len(prepared)
         changed = long.copy()
         changed[5000] = 1.0
-        for x in (long, long.copy(), changed, changed):
-            task_cache.prepare_cached(Given(make(x.copy())), 0, "cpu", "float64")
+        with session():
+            for x in (long, long.copy(), changed, changed):
+                prepare_cached(Given(make(x.copy())), 0, "cpu", "float64")
         assert len(prepared) == before + 2
 
 
@@ -384,9 +383,7 @@ def test_data_that_change_in_place_are_prepared_again():
 def test_problems_that_hold_data_are_compared_without_an_error(seed):
     import pandas as pd
 
-    from fedtide.configurable import configurable
-
-    @configurable
+    @spec
     class Given:
         data: object
 

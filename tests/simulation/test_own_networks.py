@@ -13,6 +13,7 @@ from torch import nn
 import fedtide as ft
 from fedtide.report import write_report
 from fedtide.simulation.task_cache import clear_task_cache, prepare_cached
+from fedtide.spec import session
 
 ROWS = 40
 
@@ -133,10 +134,10 @@ def test_a_result_gives_the_network_of_another_of_its_models(in_memory):
 
 
 def test_a_network_kept_by_a_result_keeps_no_training_samples_alive():
-    result = simulate(table(), normalised())
-    task = weakref.ref(prepare_cached(result.experiment.problem, 0, "cpu", "float32"))
-    assert task() is not None
-    clear_task_cache()
+    with session():
+        result = simulate(table(), normalised())
+        task = weakref.ref(prepare_cached(result.experiment.problem, 0, "cpu", "float32"))
+        assert task() is not None
     network = result.network
     del result
     gc.collect()

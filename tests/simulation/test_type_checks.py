@@ -17,12 +17,12 @@ import fedtide as ft
 from fedtide import algorithms as a
 from fedtide import participation as p
 from fedtide import problems
-from fedtide.configurable import configurable
 from fedtide.participation import DROPOUTS, PROCESSES, RATES, SELECTIONS
 from fedtide.problems import PARTITIONS, PROBLEMS
 from fedtide.problems.models import MODEL_TYPES, Imported
 from fedtide.problems.partitions import FlwrInstance
 from fedtide.simulation.experiment import BUILDER, Checkpoints, Evaluate
+from fedtide.spec import spec
 from fedtide.sweep import TwoStage
 from fedtide.training import PROJECTIONS, SCHEDULES
 
@@ -266,7 +266,7 @@ def test_an_experiment_is_checked_like_its_parts():
 # The decorator itself.
 
 
-@configurable
+@spec
 class Base:
     number: float
 
@@ -275,7 +275,7 @@ class Base:
             raise ft.InvalidInputError("number: negative; give another")
 
 
-@configurable
+@spec
 class Derived(Base):
     words: Sequence[str] = ()
     kind: Literal["a", "b"] | None = None
@@ -374,7 +374,7 @@ def test_columns_of_numbers_and_of_words_become_arrays():
 
     for words in (pd.Series(["a", "b"]), pd.Index(["a", "b"])):
         assert list(a.FedAU(groups=words).groups) == ["a", "b"]
-    plain = BUILDER.to_dict(p.Bernoulli(rates=pd.Series([0.5, 0.25])))
+    plain = BUILDER.to_plain(p.Bernoulli(rates=pd.Series([0.5, 0.25])))
     assert plain == {"type": "bernoulli", "rates": [0.5, 0.25]}
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedtide.algorithms._wrapper import Wrapper, WrapperState, require_one_model
 from fedtide.algorithms.base import Algorithm, Amplification, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
-from fedtide.configurable import configurable
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_at_least, require_positive
 
 
@@ -27,7 +27,7 @@ class AmplifiedState(WrapperState):
     change: Tensor
 
 
-@configurable
+@spec
 class Amplified(Wrapper[AmplifiedState]):
     """Generalized FedAvg with amplified updates (Wang & Ji 2022, Algorithm 1), around any method.
 

@@ -13,9 +13,9 @@ from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import Amplification, ClientUpdates, Instructions, RoundInfo
 from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.algorithms.scaffold import CohortWeights
-from fedtide.configurable import configurable
 from fedtide.device_copies import to_device_of
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_at_least, require_positive
 
 _CHUNK_ROWS = 256  # control variates updated together, to keep temporary copies small
@@ -49,7 +49,7 @@ class AmplifiedScaffoldState(WeightedSumState):
         return {"control": served.nonzero().flatten()}
 
 
-@configurable
+@spec
 class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
     """SCAFFOLD for periodic participation (Crawshaw & Liu 2024, Algorithm 1).
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo, empty_sum
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.import_paths import is_own
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 _SHARE = (5**0.5 - 1) / 2
@@ -88,7 +88,7 @@ class AutoState(WeightedSumState):
     latest: ControlVariates | None
 
 
-@configurable
+@spec
 class Auto(WeightedSum[AutoState]):
     """Federated averaging with nothing to choose: every client is owed one weight a round.
 

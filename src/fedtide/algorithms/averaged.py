@@ -11,8 +11,8 @@ from torch import Tensor
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
 from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
-from fedtide.configurable import configurable
 from fedtide.population import Population
+from fedtide.spec import spec
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class AveragedState(WrapperState):
     mean: Tensor
 
 
-@configurable
+@spec
 class Averaged(Wrapper[AveragedState]):
     """Any method, with the mean of its iterates x_1, ..., x_T as output.
 

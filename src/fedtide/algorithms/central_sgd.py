@@ -7,11 +7,11 @@ from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
-from fedtide.configurable import configurable
 from fedtide.population import Population
+from fedtide.spec import spec
 
 
-@configurable
+@spec
 class CentralSGD(WeightedSum[WeightedSumState]):
     """Sequential SGD on the data of all clients together ("sequential SGD" of Yan et al. 2020).
 

@@ -11,9 +11,9 @@ from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, State, 
 from fedtide.algorithms.fedau import FedAU
 from fedtide.algorithms.fedlaavg import FedLaAvg
 from fedtide.algorithms.mifa import MIFA
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.spec import spec
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ClientSideMemoryState(State):
     clients: Tensor
 
 
-@configurable
+@spec
 class ClientSideMemory(Algorithm[ClientSideMemoryState]):
     """A method whose per-client memory is stored by the clients; the server keeps only sums.
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
 from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 _LEAST, _MOST = sys.float_info.min, sys.float_info.max
@@ -35,7 +35,7 @@ class ClippedState(WrapperState):
     norms: Tensor
 
 
-@configurable
+@spec
 class Clipped(Wrapper[ClippedState]):
     """Any method, given updates whose Euclidean norm is at most C.
 

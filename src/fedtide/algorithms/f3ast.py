@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 
@@ -28,7 +28,7 @@ class F3ASTState(WeightedSumState):
     last: Tensor
 
 
-@configurable
+@spec
 class F3AST(WeightedSum[F3ASTState]):
     """Federated averaging aided by an adaptive sampling technique (Ribero et al., 2022).
 

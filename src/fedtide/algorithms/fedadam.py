@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedtide.algorithms._adaptive_server import AdaptiveServer
-from fedtide.configurable import configurable
+from fedtide.spec import spec
 
 
-@configurable
+@spec
 class FedAdam(AdaptiveServer):
     """Adam on the server (Reddi et al., 2021, Algorithm 2), around any method.
 

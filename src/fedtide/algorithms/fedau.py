@@ -26,10 +26,10 @@ from torch import Tensor
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
 from fedtide.client_values import Name, order_by_id
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.import_paths import is_own
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_one_per_client, require_positive
 
 _MOST_PHASES = 2**27
@@ -217,7 +217,7 @@ class FedAUState(WeightedSumState):
     intervals: IntervalStatistics
 
 
-@configurable
+@spec
 class FedAU(WeightedSum[FedAUState]):
     """Federated averaging with adaptive weights for unknown participation (Wang & Ji 2024).
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import SumT, WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 Weights = Literal["mean", "all", "data", "given"]
@@ -50,7 +50,7 @@ class CohortAverage(WeightedSum[SumT]):
         return 1.0 if self.weights == "given" else state.weights.sum()
 
 
-@configurable
+@spec
 class FedAvg(CohortAverage[WeightedSumState]):
     """Federated averaging (McMahan et al., 2017).
 

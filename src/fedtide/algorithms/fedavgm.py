@@ -11,9 +11,9 @@ from torch import Tensor
 from fedtide.algorithms._wrapper import Wrapper, WrapperState, require_one_model
 from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 Convention = Literal["sum", "ema"]
@@ -30,7 +30,7 @@ class MomentumState(WrapperState):
     m: Tensor
 
 
-@configurable
+@spec
 class FedAvgM(Wrapper[MomentumState]):
     """Server momentum (Hsu et al., 2019; Reddi et al., 2021), around any method.
 

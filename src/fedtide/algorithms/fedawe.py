@@ -17,9 +17,9 @@ from fedtide.algorithms.base import (
     State,
     no_updates,
 )
-from fedtide.configurable import configurable
 from fedtide.device_copies import to_device_of
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 
@@ -54,7 +54,7 @@ class FedAWEState(State):
         return torch.where(never.unsqueeze(1), self.start, local)
 
 
-@configurable
+@spec
 class FedAWE(Algorithm[FedAWEState]):
     """Federated agile weight re-equalization (Xiang et al., NeurIPS 2024, Algorithm 1).
 

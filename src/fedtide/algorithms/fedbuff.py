@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fedtide.algorithms._coordinatewise import Rows
 from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, State
-from fedtide.configurable import configurable
 from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.randomness import random_words
+from fedtide.spec import spec
 from fedtide.validation import require_positive, require_whole_number
 
 _ORDER = "fedbuff order"
@@ -37,7 +37,7 @@ class FedBuffState(State):
     updates: Rows
 
 
-@configurable
+@spec
 class FedBuff(Algorithm[FedBuffState]):
     """Buffered aggregation (Nguyen et al., AISTATS 2022), adapted to rounds.
 

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
-from fedtide.configurable import configurable
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 
-@configurable
+@spec
 class FedLaAvg(LatestUpdates[LatestUpdatesState]):
     """Federated latest averaging (Yan et al. 2020; Algorithm 2 for I > 1 local steps).
 

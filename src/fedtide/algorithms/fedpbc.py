@@ -17,9 +17,9 @@ from fedtide.algorithms.base import (
     State,
     no_updates,
 )
-from fedtide.configurable import configurable
 from fedtide.device_copies import to_device_of
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 
@@ -44,7 +44,7 @@ class FedPBCState(State):
     present: Tensor
 
 
-@configurable
+@spec
 class FedPBC(Algorithm[FedPBCState]):
     """Federated postponed broadcast (Xiang et al., arXiv 2404.10091).
 

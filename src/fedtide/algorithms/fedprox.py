@@ -9,12 +9,12 @@ from torch import Tensor
 from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import Instructions
 from fedtide.algorithms.fedavg import CohortAverage, Weights
-from fedtide.configurable import configurable
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_at_least
 
 
-@configurable
+@spec
 class FedProx(CohortAverage[WeightedSumState]):
     """Federated averaging with a proximal term (Li et al., 2020).
 

@@ -15,10 +15,10 @@ from fedtide.algorithms.fedau import IntervalStatistics, MeanInterval
 from fedtide.algorithms.fedvarp import EmptyRounds
 from fedtide.algorithms.known_rates import KnownRates, KnownRatesState
 from fedtide.client_values import Name
-from fedtide.configurable import configurable
 from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 Source = Literal["estimated", "known"]
@@ -41,7 +41,7 @@ class FedStaleState(LatestUpdatesState):
     known: KnownRatesState | None
 
 
-@configurable
+@spec
 class FedStale(LatestUpdates[FedStaleState]):
     """A convex combination of fresh and stale updates (Rodio & Neglia 2024, arXiv 2405.04171).
 

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
-from fedtide.configurable import configurable
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 EmptyRounds = Literal["skip", "memory"]
 
 
-@configurable
+@spec
 class FedVARP(LatestUpdates[LatestUpdatesState]):
     """Federated variance reduction for partial participation (Jhunjhunwala et al., 2022).
 

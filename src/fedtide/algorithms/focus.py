@@ -7,12 +7,12 @@ from torch import Tensor
 
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo
-from fedtide.configurable import configurable
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 
-@configurable
+@spec
 class FOCUS(LatestUpdates[LatestUpdatesState]):
     """Federated optimization with exact convergence via push-pull (Ying et al., NeurIPS 2025).
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
 from fedtide.client_values import Name, order_by_id
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, quantify
 from fedtide.import_paths import is_own
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 
@@ -31,7 +31,7 @@ class KnownRatesState(WeightedSumState):
     rates: Tensor
 
 
-@configurable
+@spec
 class KnownRates(WeightedSum[KnownRatesState]):
     """Averaging in which each update is divided by its client's participation rate.
 

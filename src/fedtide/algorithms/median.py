@@ -8,10 +8,10 @@ from typing import Any
 from fedtide.algorithms._coordinatewise import CoordinatewiseTrimmed
 from fedtide.algorithms.base import Algorithm
 from fedtide.algorithms.fedavg import FedAvg
-from fedtide.configurable import configurable
+from fedtide.spec import spec
 
 
-@configurable
+@spec
 class Median(CoordinatewiseTrimmed):
     """The coordinate-wise median (Yin et al., 2018, Definition 1 and Algorithm 1).
 

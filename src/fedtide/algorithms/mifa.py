@@ -8,14 +8,14 @@ from torch import Tensor
 
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
-from fedtide.configurable import configurable
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 Unseen = Literal["zero", "exclude", "wait"]
 
 
-@configurable
+@spec
 class MIFA(LatestUpdates[LatestUpdatesState]):
     """Memory-augmented impatient federated averaging (Gu et al., 2021).
 

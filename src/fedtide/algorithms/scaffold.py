@@ -12,9 +12,9 @@ from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo, empty_sum
 from fedtide.algorithms.fedavg import CohortAverage
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 CohortWeights = Literal["mean", "given"]
@@ -35,7 +35,7 @@ class ScaffoldState(WeightedSumState):
     change: Tensor
 
 
-@configurable
+@spec
 class Scaffold(CohortAverage[ScaffoldState]):
     """Stochastic controlled averaging (Karimireddy et al., 2020, Algorithm 1).
 

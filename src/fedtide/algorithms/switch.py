@@ -17,9 +17,9 @@ from fedtide.algorithms.base import (
     RoundInfo,
     WeightedTotal,
 )
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_at_least
 
 
@@ -50,7 +50,7 @@ class SwitchState:
         return self.active.model
 
 
-@configurable
+@spec
 class Switch(Algorithm[SwitchState]):
     """One method until a given round, then another, which continues from the current model.
 

@@ -9,11 +9,11 @@ from typing import Any
 from fedtide.algorithms._coordinatewise import CoordinatewiseTrimmed
 from fedtide.algorithms.base import Algorithm
 from fedtide.algorithms.fedavg import FedAvg
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
+from fedtide.spec import spec
 
 
-@configurable
+@spec
 class TrimmedMean(CoordinatewiseTrimmed):
     """The coordinate-wise trimmed mean (Yin et al., 2018, Definition 2 and Algorithm 1).
 

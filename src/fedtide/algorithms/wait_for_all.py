@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import Algorithm, ClientUpdates, Cohort, Instructions, RoundInfo
-from fedtide.configurable import configurable
 from fedtide.device_copies import to_device_of
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_at_least
 
 Mode = Literal["steps", "gradient"]
@@ -30,7 +30,7 @@ class WaitState(WeightedSumState):
     weight: Tensor
 
 
-@configurable
+@spec
 class WaitForAll(Algorithm[WaitState]):
     """One server step in every period of P rounds (wait-minibatch and wait-full of Wang & Ji 2022).
 

@@ -12,12 +12,12 @@ from fedtide.algorithms._weighted_sum import WeightedSum
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.algorithms.known_rates import KnownRatesState, order_rates
 from fedtide.client_values import Name
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.spec import spec
 
 
-@configurable
+@spec
 class WeightedFedAvg(WeightedSum[KnownRatesState]):
     """Models averaged with the participation weights p_n (Rahimi & Kalogerias 2025, (10)).
 

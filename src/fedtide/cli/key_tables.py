@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from fedtide.algorithms import ALGORITHMS, Algorithm
-from fedtide.configurable import field_meanings, field_types, is_union
 from fedtide.differential_privacy import MECHANISMS, Mechanism
 from fedtide.participation import (
     DROPOUTS,
@@ -36,6 +35,8 @@ from fedtide.problems.losses import LOSSES
 from fedtide.problems.models import MODEL_TYPES, Model
 from fedtide.problems.sample_metrics import METRICS
 from fedtide.simulation.experiment import Checkpoints, Evaluate, Experiment
+from fedtide.spec import Field, fields
+from fedtide.spec.annotations import is_union
 from fedtide.sweep import Sweep
 from fedtide.sweep.strategies import TwoStage
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
@@ -96,13 +97,10 @@ def tabulate_keys(cls: type, home: str = "") -> KeyTable:
         cls: the class.
         home: the page that links to sections lead to; empty: the page of the table itself.
     """
-    meanings, kinds = field_meanings(cls), field_types(cls)
-    known = [field for field in fields(cls) if field.init]
-    if missing := [field.name for field in known if field.name not in meanings]:
+    known = fields(cls).values()
+    if missing := [field.name for field in known if not field.meaning]:
         raise ValueError(f"{cls.__name__}: the docstring does not explain {missing}")
-    rows = [
-        (f"`{f.name}`", _kind(kinds[f.name], home), _default(f), meanings[f.name]) for f in known
-    ]
+    rows = [(f"`{f.name}`", _kind(f.kind, home), _default(f), f.meaning) for f in known]
     return KeyTable(("key", "takes", "default", "meaning"), rows)
 
 
@@ -189,10 +187,10 @@ def _either(options: Iterable[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _default(field: Field[Any]) -> str:
-    value = field.default if field.default_factory is MISSING else field.default_factory()
-    if value is MISSING:
+def _default(field: Field) -> str:
+    if field.default is None:
         return REQUIRED
+    value = field.default()
     names = {cls: name for r in (SELECTIONS, DROPOUTS, ALGORITHMS) for name, cls in r.items()}
     if type(value) in names:
         return f"`{names[type(value)]}`"

@@ -23,10 +23,10 @@ from fedtide.cli.key_tables import (
     tabulate_keys,
     tabulate_types,
 )
-from fedtide.configurable import field_types
 from fedtide.errors import InvalidInputError
 from fedtide.plotting.console import new_console
 from fedtide.simulation.experiment import SWEEP_KEYS
+from fedtide.spec import fields
 
 _OF_SWEEPS = ("base", *SWEEP_KEYS)
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False}
@@ -109,7 +109,7 @@ def _section(section: Section) -> Iterator[Part]:
 
 
 def _class(place: str, cls: type) -> Iterator[Part]:
-    table = tabulate_keys(cls) if field_types(cls) else None
+    table = tabulate_keys(cls) if fields(cls) else None
     key, _, kind = place.partition(".")
     rows = table.rows if table else ()
     required = (f", {row[0].strip('`')}: ..." for row in rows if row[2] == REQUIRED)
@@ -125,7 +125,7 @@ def _near(name: str) -> str:
     known = {section.key for section in SECTIONS} | {*places, *_OF_SWEEPS}
     known |= {place.partition(".")[2] for place in places} - {""}
     for place, cls in places.items():
-        known |= {name for key in field_types(cls) for name in (key, f"{place}.{key}")}
+        known |= {name for key in fields(cls) for name in (key, f"{place}.{key}")}
     near = difflib.get_close_matches(name, sorted(known), n=_NEAR, cutoff=0.6)
     return f"did you mean {', '.join(near)}?" if near else "begin with those of: fedtide keys"
 

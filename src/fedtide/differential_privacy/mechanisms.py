@@ -15,9 +15,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.configurable import configurable
 from fedtide.differential_privacy.accounting import epsilon_of_loss, loss_of_epsilon
 from fedtide.errors import InvalidInputError
+from fedtide.spec import spec
 from fedtide.validation import require_at_least, require_positive, require_whole_number
 
 Floats = NDArray[np.float64]
@@ -151,7 +151,7 @@ class Mechanism(ABC):
         return math.inf if self.budget is None else loss_of_epsilon(self.budget, self.delta)
 
 
-@configurable
+@spec
 class Gaussian(Mechanism):
     """Independent Gaussian noise in every round.
 
@@ -207,7 +207,7 @@ class Gaussian(Mechanism):
     """
 
 
-@configurable
+@spec
 class MatrixFactorisation(Mechanism):
     """Noise that cancels over the rounds (DP-FTRL): less of it in the model, for the same ε.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.configurable import configurable
 from fedtide.participation.availability.base import (
     Availability,
     AvailabilityStream,
@@ -14,12 +13,13 @@ from fedtide.participation.availability.base import (
 )
 from fedtide.population import Population
 from fedtide.randomness import generator
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 _WEEK = 168  # rounds of an hour
 
 
-@configurable
+@spec
 class PhoneSessions(Availability):
     """Phones that charge: a daily cycle, heavy-tailed sessions, weekends, habits that drift.
 

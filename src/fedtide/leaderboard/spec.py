@@ -21,7 +21,7 @@ from fedtide.leaderboard.problems import CLASSES, PROBLEM_TYPES, LeaderboardProb
 from fedtide.participation import Availability, Schedule, Selection
 from fedtide.population import Population
 from fedtide.simulation.experiment import BUILDER, put, read_yaml
-from fedtide.simulation.fingerprints import hash_code, hash_files
+from fedtide.spec import hash_code, hash_files
 from fedtide.validation import require_choice
 
 FULL = "full"

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.client_values import Name, in_any_order, order_by_id
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import Ids
 from fedtide.population import Population
 from fedtide.randomness import uniforms
+from fedtide.spec import spec
 from fedtide.validation import (
     require_at_least,
     require_nonnegative,
@@ -53,7 +53,7 @@ class Dropout(ABC):
         """
 
 
-@configurable
+@spec
 class NoDropout(Dropout):
     """Every selected client reports."""
 
@@ -64,7 +64,7 @@ class NoDropout(Dropout):
         return np.ones(len(clients), dtype=np.bool_)
 
 
-@configurable
+@spec
 class RandomDropout(Dropout):
     """Each selected client fails to report with a probability, independently of everything else.
 
@@ -93,7 +93,7 @@ class RandomDropout(Dropout):
         return 1.0 - self.probability
 
 
-@configurable
+@spec
 class Stragglers(Dropout):
     """The server closes a round before the slowest of the selected clients have reported.
 

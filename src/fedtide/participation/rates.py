@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtide.client_values import Name, in_any_order, order_by_id
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.randomness import generator
+from fedtide.spec import spec
 from fedtide.validation import (
     require_nonnegative,
     require_numbers,
@@ -35,7 +35,7 @@ class RateLaw(ABC):
         """Return the rates of clients with these class shares (N, C), shape (N,)."""
 
 
-@configurable
+@spec
 class Correlated(RateLaw):
     """Rates that depend on each client's classes, as in FedAU's experiments (section 6).
 
@@ -64,7 +64,7 @@ class Correlated(RateLaw):
         return correlated_rates(class_shares, self.alpha, self.mean, self.floor, seed)
 
 
-@configurable
+@spec
 class UniformByClass(RateLaw):
     """Rates that mix one random number per class, as in FedAWE's experiments (appendix J.3).
 

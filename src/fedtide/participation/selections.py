@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, quantify
 from fedtide.participation.availability.base import AvailableClients, Ids
 from fedtide.population import Population
 from fedtide.randomness import generator, random_words
+from fedtide.spec import spec
 from fedtide.validation import require_cohort_size, require_whole_number
 
 
@@ -51,7 +51,7 @@ class Selection(ABC):
         return min(clients, getattr(self, "size", clients))
 
 
-@configurable
+@spec
 class All(Selection):
     """All available clients."""
 
@@ -59,7 +59,7 @@ class All(Selection):
         return _AllStream()
 
 
-@configurable
+@spec
 class UniformOf(Selection):
     """S of the available clients, uniformly without replacement; all if fewer are available.
 
@@ -106,7 +106,7 @@ class _UniformOfStream(SelectionStream):
         return np.sort(random.choice(clients, self._size, replace=False, shuffle=False))
 
 
-@configurable
+@spec
 class PermutationOf(Selection):
     """The next S available clients of a random permutation of all N clients.
 
@@ -174,7 +174,7 @@ class _PermutationOfStream(SelectionStream):
         return clients[order]
 
 
-@configurable
+@spec
 class LongestAbsent(Selection):
     """The S available clients whose last selection was longest ago (Yan et al. 2020, FedLaAvg).
 
@@ -215,7 +215,7 @@ class _LongestAbsentStream(SelectionStream):
         return selected
 
 
-@configurable
+@spec
 class LeastServed(Selection):
     """The S available clients with the least accumulated weight Σ q in the current window.
 
@@ -272,7 +272,7 @@ class _LeastServedStream(SelectionStream):
         return selected
 
 
-@configurable
+@spec
 class LeastFrequent(Selection):
     """The S available clients with the smallest smoothed rate (Ribero et al. 2022, F3AST).
 
@@ -329,7 +329,7 @@ class _LeastFrequentStream(SelectionStream):
         return selected
 
 
-@configurable
+@spec
 class MinSeparation(Selection):
     """S of the available clients that have rested, uniformly without replacement.
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.problems.augmentation import changes_colours, check_augmentations
 from fedtide.problems.base import BufferMode
@@ -18,9 +17,10 @@ from fedtide.problems.partitions import Partition
 from fedtide.problems.partitions.splitting import check_partition
 from fedtide.problems.supervised import SupervisedProblem
 from fedtide.problems.supervised_data import ReadData, Samples
+from fedtide.spec import Code, spec
 
 
-@configurable
+@spec
 class Classification(SupervisedProblem):
     """`Supervised` for data sets of labelled images by name: the loss is the cross-entropy.
 
@@ -57,7 +57,7 @@ class Classification(SupervisedProblem):
     dataset: str | Path
     partition: Partition | Any
     clients: int
-    model: str | Mapping[str, Any] | Model = "logistic"
+    model: Annotated[str | Mapping[str, Any] | Model, Code] = "logistic"
     augment: Sequence[str] | None = None
     normalise: Normalise | None = None
     samples: int | None = None

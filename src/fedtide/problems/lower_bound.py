@@ -8,19 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.configurable import configurable
 from fedtide.device_copies import to_device_of
 from fedtide.population import Population
 from fedtide.problems.base import BatchInputs, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.layout import Layout, Params
 from fedtide.randomness import uniforms
+from fedtide.spec import spec
 from fedtide.validation import require_at_least
 
 MU, H, L, LAMBDA, C, ZETA = 1.0, 16.0, 2.0, 1.0, 1.0, 16.0
 B = np.sqrt(MU) * C / np.sqrt(H)
 
 
-@configurable
+@spec
 class LowerBound4D(Problem):
     """Two clients in four dimensions that disagree on the fourth coordinate.
 

@@ -10,18 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtide.configurable import configurable
 from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.base import BatchInputs, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.layout import Layout, Params
+from fedtide.spec import spec
 from fedtide.validation import require_numbers
 
 Array = Sequence[Any] | NDArray[Any] | Tensor
 
 
-@configurable
+@spec
 class Quadratic(Problem):
     """F_n(x) = ½ (x - e_n)ᵀ A_n (x - e_n), with exact gradients.
 

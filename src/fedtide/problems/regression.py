@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.configurable import configurable
 from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.layout import Layout, Params
 from fedtide.randomness import generator
+from fedtide.spec import spec
 from fedtide.validation import require_at_least
 
 
-@configurable
+@spec
 class Regression(Problem):
     """F_n(w) = 1 / (2 m) Σ_i (x_iᵀ w - y_i)² over the m samples of client n, without a bias.
 

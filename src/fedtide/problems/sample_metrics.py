@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.import_paths import is_import_path
 from fedtide.metric_direction import is_direction_known, lower_is_better
@@ -27,6 +26,7 @@ from fedtide.problems.losses import (
     mse,
     resolve_function,
 )
+from fedtide.spec import spec
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -40,7 +40,7 @@ MetricFunction = Callable[..., Tensor]
 """Takes the arguments of a loss and returns one number per sample, (B,)."""
 
 
-@configurable
+@spec
 class Metric:
     """A metric with one value per sample.
 

@@ -8,13 +8,12 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Names
 from fedtide.problems.base import BufferMode, Problem
@@ -57,6 +56,7 @@ from fedtide.problems.target_columns import (
     read_target,
     warn_of_classes,
 )
+from fedtide.spec import Code, Source, spec
 from fedtide.validation import expand_home
 
 _logger = logging.getLogger("fedtide")
@@ -146,7 +146,7 @@ class SupervisedProblem(Problem):
         return split(self.partition, labels, self.clients, seed, columns)
 
 
-@configurable
+@spec
 class Supervised(SupervisedProblem):
     """F_n(x) is the mean loss of a network with parameters x over the samples of client n.
 
@@ -204,15 +204,15 @@ class Supervised(SupervisedProblem):
     (array([2, 2]), ['a', 'b'], 2)
     """
 
-    train: Any
-    test: Any = None
+    train: Annotated[Any, Source]
+    test: Annotated[Any, Source] = None
     inputs: Inputs = "x"
     target: str | Sequence[str] | None = "y"
     clients: str | int = "client"
     partition: Partition | Any = None
-    model: ModelLike = "logistic"
-    loss: str | LossFunction = "cross_entropy"
-    metrics: str | Sequence[str] | Mapping[str, Any] | None = None
+    model: Annotated[ModelLike, Code] = "logistic"
+    loss: Annotated[str | LossFunction, Code] = "cross_entropy"
+    metrics: Annotated[str | Sequence[str] | Mapping[str, Any] | None, Code] = None
     buffers: BufferMode = "average"
     normalise: Sequence[float] | None = None
 

@@ -18,16 +18,14 @@ from numpy.typing import NDArray
 from polars.exceptions import PolarsError
 
 from fedtide.algorithms import Algorithm
-from fedtide.canonical_json import canonical_json
-from fedtide.configurable import field_types
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.metric_direction import lower_is_better
 from fedtide.participation.log.client_ids import number_clients
 from fedtide.population import Population
 from fedtide.simulation.experiment import BUILDER, HOW, Experiment, flatten, read_yaml
 from fedtide.simulation.fingerprints import Fingerprints
-from fedtide.simulation.plain_experiment import replace_unnamed
 from fedtide.simulation.run_folder import RunFolder, UnreadableFileError, numbered, read_frame
+from fedtide.spec import canonical, fields, replace_opaque
 from fedtide.validation import expand_home
 
 _OWN_TEST_METRIC = re.compile(r"test_(?!(accuracy|loss)$|recall_).+")
@@ -86,7 +84,7 @@ class LoadedRun:
     @cached_property
     def identity(self) -> str:
         """A text that is equal for all runs of one method."""
-        return canonical_json(self.fields)
+        return canonical(self.fields)
 
     @property
     def method(self) -> str:
@@ -96,7 +94,7 @@ class LoadedRun:
     @cached_property
     def algorithm(self) -> Algorithm[Any] | None:
         """The algorithm; None if its class, or a library that it needs, is not available here."""
-        kind = field_types(Experiment)["algorithm"]
+        kind = fields(Experiment)["algorithm"].kind
         with suppress(InvalidInputError):
             return self.given or BUILDER.build(kind, self.experiment["algorithm"], "algorithm")
         return None
@@ -442,7 +440,7 @@ def split_by_problem(runs: Iterable[LoadedRun]) -> list[tuple[str, list[LoadedRu
     """
     groups: dict[str, list[LoadedRun]] = {}
     for run in runs:
-        key = canonical_json(_describe_problem(run))
+        key = canonical(_describe_problem(run))
         groups.setdefault(key, []).append(run)
     names = _name_problems([_describe_problem(group[0]) for group in groups.values()])
     return list(zip(names, groups.values(), strict=True))
@@ -454,7 +452,7 @@ def _describe_problem(run: LoadedRun) -> dict[str, Any]:
     What these cannot describe is represented by its name: it may differ only because it was
     created again for each run.
     """
-    problem = replace_unnamed(run.experiment["problem"], lambda unnamed: unnamed.name)
+    problem = replace_opaque(run.experiment["problem"], lambda one: one.name)
     if not isinstance(problem, Mapping):
         problem = {"type": problem}
     return {"problem": problem, "objective": run.experiment.get("objective")}

@@ -19,8 +19,8 @@ from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import LoadedRun, find_repeats, load_runs
 from fedtide.report.table_file import write_table
 from fedtide.simulation import Result, Results
-from fedtide.simulation.plain_experiment import tell_apart
 from fedtide.simulation.run_folder import RunFolder
+from fedtide.spec import tell_apart
 from fedtide.validation import expand_home
 
 _logger = getLogger("fedtide")

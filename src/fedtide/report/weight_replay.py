@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver
 from fedtide.algorithms.contract_checks import find_own
-from fedtide.configurable import field_types
 from fedtide.differential_privacy import make_private
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.report.loading import LoadedRun
 from fedtide.report.summary import client_influence
 from fedtide.simulation.experiment import BUILDER, Experiment
+from fedtide.spec import fields
 
 Floats = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ def history(run: LoadedRun) -> WeightHistory | None:
     if it cannot be replayed, if the replay of all rounds gives other weights than the run (as when
     they depend on the updates), or if weights do not tell how much clients count.
     """
-    algorithm, kinds = run.algorithm, field_types(Experiment)
+    algorithm, known = run.algorithm, fields(Experiment)
     if algorithm is None or not run.weights_tell_influence or algorithm.weights_follow_updates:
         return None
     is_own = any(find_own(algorithm))
@@ -66,7 +66,8 @@ def history(run: LoadedRun) -> WeightHistory | None:
     failures = Exception if is_own else InvalidInputError  # a user's own may need a real model
     try:
         local, mechanism = (
-            BUILDER.build(kinds[key], run.experiment.get(key), key) for key in ("local", "privacy")
+            BUILDER.build(known[key].kind, run.experiment.get(key), key)
+            for key in ("local", "privacy")
         )
         if mechanism is not None:  # it refuses updates of clients that must rest or have spent all
             algorithm = make_private(algorithm, mechanism, seed=0)

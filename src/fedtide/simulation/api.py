@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack, overload
 
 from fedtide.algorithms import Algorithm
-from fedtide.content_hash import hash_once
 from fedtide.differential_privacy import Mechanism
 from fedtide.errors import InvalidInputError
 from fedtide.participation import Availability, Dropout, Selection
@@ -29,6 +28,7 @@ from fedtide.simulation.result import Result, Results
 from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.simulation.runner import execute
 from fedtide.simulation.task_cache import count_alike
+from fedtide.spec import session
 from fedtide.training import LocalTraining
 from fedtide.training.trainers.select import TrainerName
 from fedtide.validation import require_whole_number
@@ -198,7 +198,7 @@ def _show_progress(
         yield (*watchers, bar) if shown else watchers
 
 
-@hash_once()
+@session()
 def _execute_seeds(
     experiment: Experiment,
     seeds: Sequence[int],

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from dataclasses import MISSING, field, fields
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fedtide.algorithms import ALGORITHMS, Algorithm
-from fedtide.configurable import configurable
 from fedtide.differential_privacy import MECHANISMS, Mechanism
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.participation import (
@@ -30,13 +30,13 @@ from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
 from fedtide.problems.datasets.catalogue import KNOWN
 from fedtide.problems.models.model_registry import MODEL_TYPES
 from fedtide.problems.weighted_objective import Objective
-from fedtide.simulation.config import Builder, refuse_unknown_keys
+from fedtide.spec import AtLeast, Builder, diff, fields, refuse_unknown_keys, spec
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
 from fedtide.training.devices import require_device
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
 from fedtide.training.trainers.select import TrainerName
-from fedtide.validation import expand_home, require_at_least
+from fedtide.validation import expand_home
 from fedtide.yaml_text import YamlError, parse
 
 BUILDER = Builder(
@@ -83,7 +83,7 @@ _EVALUATED_SHARE = 0.1  # samples evaluated for each that is trained on, at most
 _LEAST_EVALUATIONS = 10  # evaluations of a run
 
 
-@configurable
+@spec
 class Evaluate:
     """When the model is evaluated.
 
@@ -105,16 +105,10 @@ class Evaluate:
         InvalidInputError: a negative number.
     """
 
-    every: int | None = None
-    last: int = 0
+    every: Annotated[int, AtLeast(0)] | None = None
+    last: Annotated[int, AtLeast(0)] = 0
     clients: bool = True
-    personalise: int = 0
-
-    def __post_init__(self) -> None:
-        if self.every is not None:
-            require_at_least("every", self.every, 0)
-        require_at_least("last", self.last, 0)
-        require_at_least("personalise", self.personalise, 0)
+    personalise: Annotated[int, AtLeast(0)] = 0
 
     def interval(self, rounds: int, cost: float) -> int:
         """Return the number of rounds between evaluations; 0: only the last round is evaluated.
@@ -146,7 +140,7 @@ class Evaluate:
         return ended > rounds - self.last and ended % _USUAL_INTERVAL == 0
 
 
-@configurable
+@spec
 class Checkpoints:
     """When the checkpoints of a run with a folder are written; results do not depend on it.
 
@@ -160,16 +154,11 @@ class Checkpoints:
         InvalidInputError: negative seconds, or less than one round.
     """
 
-    seconds: float = 30.0
-    every: int | None = None
-
-    def __post_init__(self) -> None:
-        require_at_least("seconds", self.seconds, 0)
-        if self.every is not None:
-            require_at_least("every", self.every, 1)
+    seconds: Annotated[float, AtLeast(0)] = 30.0
+    every: Annotated[int, AtLeast(1)] | None = None
 
 
-@configurable
+@spec
 class Experiment:
     """Everything that determines a run.
 
@@ -219,8 +208,8 @@ class Experiment:
     participation: Availability
     algorithm: Algorithm[Any]
     local: LocalTraining
-    rounds: int
-    seed: int = 0
+    rounds: Annotated[int, AtLeast(1)]
+    seed: Annotated[int, AtLeast(0)] = 0
     name: str = "run"
     objective: Objective = "uniform"
     selection: Selection = field(default_factory=All)
@@ -235,15 +224,10 @@ class Experiment:
     log: LogStage = "available"
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
     record_iterates: bool = False
-    chunk: int | None = None
-    max_stack_bytes: int = 2**25
+    chunk: Annotated[int, AtLeast(1)] | None = None
+    max_stack_bytes: Annotated[int, AtLeast(1)] = 2**25
 
     def __post_init__(self) -> None:
-        require_at_least("rounds", self.rounds, 1)
-        require_at_least("max_stack_bytes", self.max_stack_bytes, 1)
-        if self.chunk is not None:
-            require_at_least("chunk", self.chunk, 1)
-        require_at_least("seed", self.seed, 0)
         require_device(self.device)
 
     @property
@@ -254,7 +238,7 @@ class Experiment:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Experiment:
         """Return the experiment described by plain data (a parsed file), objects, or a mixture."""
-        refuse_unknown_fields(plain, [field.name for field in fields(cls)])
+        refuse_unknown_fields(plain, fields(cls))
         _refuse_dataset(plain.get("problem"))
         experiment: Experiment = BUILDER.build(cls, dict(plain))
         return experiment
@@ -277,15 +261,45 @@ class Experiment:
                 )
         return cls.from_dict(plain)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the experiment as plain data, including all defaults."""
-        plain: dict[str, Any] = BUILDER.to_dict(self)
+    def to_dict(self, opaque: Callable[[Any], Any] | None = None) -> dict[str, Any]:
+        """Return the experiment as plain data, including all defaults.
+
+        Args:
+            opaque: returns what stands for what plain data cannot describe; None: it is refused.
+
+        Raises:
+            InvalidInputError: a part that plain data cannot describe.
+        """
+        plain: dict[str, Any] = BUILDER.to_plain(self, opaque)
         return plain
 
 
 def refuse_unknown_fields(given: Iterable[Any], known: Collection[str]) -> None:
     """Raise InvalidInputError if a key of an experiment is unknown, such as `lr` for `local.lr`."""
     refuse_unknown_keys(given, known, find=partial(BUILDER.find_key, Experiment))
+
+
+def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the dotted keys in which two experiments, as plain data, differ, with both values.
+
+    A field that is missing because an earlier version wrote the experiment has its default.
+    """
+    return [*diff(_complete(before), _complete(now))]
+
+
+def _complete(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an experiment written by an earlier version, with the defaults of later fields.
+
+    What cannot be built, such as data that were in memory, stays as it is.
+    """
+    completed = dict(plain)
+    for name, known in fields(Experiment).items():
+        if name not in plain and known.default is not None:
+            completed[name] = BUILDER.to_plain(known.default())
+        elif name in plain:
+            with suppress(InvalidInputError):
+                completed[name] = BUILDER.to_plain(BUILDER.build(known.kind, plain[name], name))
+    return completed
 
 
 def _refuse_dataset(problem: Any) -> None:
@@ -384,9 +398,5 @@ def flatten(
 SWEEP_KEYS = ("seeds", "methods", "grid", "list", "strategy")
 """The keys that a file of several runs may have in addition to those of an experiment."""
 
-REQUIRED = tuple(
-    field.name
-    for field in fields(Experiment)
-    if field.default is MISSING and field.default_factory is MISSING
-)
+REQUIRED = tuple(name for name, known in fields(Experiment).items() if known.is_required)
 """The keys that every experiment must have."""

@@ -14,7 +14,6 @@ import torch
 
 from fedtide.activity import PREPARING, activity, listen
 from fedtide.atomic_io import write_frame, write_json
-from fedtide.content_hash import hash_once
 from fedtide.errors import Interrupted, InvalidInputError, first_line
 from fedtide.simulation.callbacks import Callback, RunView, WatchedRun, check_callbacks
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
@@ -24,7 +23,6 @@ from fedtide.simulation.early_end import Failure, Interruption
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.loop import Run
-from fedtide.simulation.plain_experiment import to_plain
 from fedtide.simulation.result import Result
 from fedtide.simulation.result_files import (
     collect_result,
@@ -33,6 +31,7 @@ from fedtide.simulation.result_files import (
     write_timings,
 )
 from fedtide.simulation.run_folder import Resume, RunFolder
+from fedtide.spec import Opaque, session
 from fedtide.training.devices import lacks_memory
 from fedtide.training.threads import restored_threads
 from fedtide.training.trainers.select import TrainerName
@@ -65,10 +64,10 @@ def execute(
         for watcher in watchers:
             watcher.on_activity(what)
 
-    with _memory_errors(), hash_once(), listen(on_activity), restored_threads():
+    with _memory_errors(), session(), listen(on_activity), restored_threads():
         if out is None:
             run = _new_run(experiment, None, cluster, alike)
-            return _in_memory(run, to_plain(experiment), watchers)
+            return _in_memory(run, experiment.to_dict(Opaque), watchers)
         return _in_folder(experiment, RunFolder(out), resume, watchers, cluster, alike)
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from fedtide.canonical_json import canonical_json
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.experiment import put
+from fedtide.spec import canonical
 from fedtide.validation import require_folder_name
 
 _FOLDER_NAME = re.compile(r"[\w+.=-]+")
@@ -193,7 +193,7 @@ def _shorten(label: str) -> str:
 
 def _hash(value: Any) -> str:
     """Return six hexadecimal digits, after the `type` if there is one; equal in every sweep."""
-    text = canonical_json(value)
+    text = canonical(value)
     kind = f"{value['type']}-" if isinstance(value, dict) and "type" in value else ""
     return kind + hashlib.sha256(text.encode()).hexdigest()[:6]
 

@@ -23,12 +23,12 @@ from queue import SimpleQueue
 import torch
 from joblib.externals.loky.backend import get_context, reduction
 
-from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.simulation.cluster.ray_cluster import RayCluster
 from fedtide.simulation.early_end import Failure
 from fedtide.simulation.process_settings import ProcessSettings
 from fedtide.simulation.task_cache import clear_task_cache
+from fedtide.spec import session
 from fedtide.sweep.job import (
     INTERRUPTED,
     MAX_ATTEMPTS,
@@ -241,7 +241,7 @@ def _worker_main(
         signal.signal(number, signal.SIG_IGN)
     jobs = SimpleQueue[bytes]()
     threading.Thread(target=_listen, args=(pipe, jobs), daemon=True).start()
-    with hash_once():  # the jobs of one sweep share their tasks
+    with session():  # the jobs of one sweep share their tasks
         while content := jobs.get():
             pipe.send(_run(content, pipe))
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.simulation.config import Builder
 from fedtide.simulation.experiment import flatten
+from fedtide.spec import Builder, spec
 from fedtide.sweep.configurations import Configuration
 from fedtide.sweep.grid import Point
 
@@ -28,7 +27,7 @@ def _quarter_powers(first: int, last: int) -> tuple[float, ...]:
     return tuple(float(f"{10 ** (k / 4):.4g}") for k in range(first, last + 1))
 
 
-@configurable
+@spec
 class TwoStage:
     """The papers' search for learning rates: first γ with η = 1, then η with the best γ.
 

@@ -13,7 +13,6 @@ import numpy as np
 import polars as pl
 
 from fedtide.atomic_io import write_frame, write_yaml
-from fedtide.content_hash import hash_once
 from fedtide.errors import Interrupted, InvalidInputError, RunFailedError
 from fedtide.locking import LOCK_FILE, lock_folder
 from fedtide.simulation.cluster.ray_cluster import open_cluster
@@ -22,6 +21,7 @@ from fedtide.simulation.experiment import BUILDER, read_yaml
 from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.run_folder import Resume, RunFolder, folder_errors
 from fedtide.simulation.task_cache import count_alike
+from fedtide.spec import session
 from fedtide.sweep.configurations import Configuration, SweepRun
 from fedtide.sweep.job import Job, OnFinished, Outcome, SweepProgress, write_failure
 from fedtide.sweep.local_workers import run_in_processes, run_sequentially
@@ -40,7 +40,7 @@ OnRunEnd = Callable[[SweepRun, Path], None]
 """Called with each run that finished or failed, in this or an earlier call, and its folder."""
 
 
-@hash_once()
+@session()
 def run_sweep(
     sweep: Sweep,
     out: str | Path,
@@ -137,7 +137,7 @@ def _check_folders(sweep: Sweep, out: Path, resume: Resume) -> None:
     if file.is_file() and not sweep.is_single_run:
         there = read_yaml(file)
         is_record = "base" not in there and file.read_text(encoding="utf-8") == dump(there)
-        if not is_record and there != BUILDER.to_dict(sweep.plain):
+        if not is_record and there != BUILDER.to_plain(sweep.plain):
             raise InvalidInputError(
                 f"out: {file} is not a record of a sweep, and would be replaced; choose another"
             )
@@ -177,11 +177,11 @@ class _Execution:
             return
         found = self.sweep.strategy.search(self.sweep.configurations, self._scores)
         self.best = {best.label for _, best in found}
-        write_yaml(self.out / BEST_FILE, BUILDER.to_dict(self.sweep.best_methods(found)))
+        write_yaml(self.out / BEST_FILE, BUILDER.to_plain(self.sweep.best_methods(found)))
 
     def _write_record(self) -> None:
         """Write the specification, unless a file has it, which may be the user's, with comments."""
-        file, plain = self.out / SWEEP_FILE, BUILDER.to_dict(self.sweep.plain)
+        file, plain = self.out / SWEEP_FILE, BUILDER.to_plain(self.sweep.plain)
         if not (file.exists() and read_yaml(file) == plain):
             write_yaml(file, plain)
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtide.content_hash import is_data
 from fedtide.errors import InvalidInputError
-from fedtide.simulation.config import refuse_missing_keys
 from fedtide.simulation.experiment import (
     BUILDER,
     REQUIRED,
@@ -22,6 +20,7 @@ from fedtide.simulation.experiment import (
     read_yaml,
     refuse_unknown_fields,
 )
+from fedtide.spec import is_data, refuse_missing_keys
 from fedtide.sweep.configurations import Configuration, SweepRun
 from fedtide.sweep.grid import combine_points, merge, parse_methods
 from fedtide.sweep.strategies import Found, TwoStage, build_strategy
@@ -170,7 +169,7 @@ def _to_plain(key: str, value: Any) -> Any:
     if _holds_data(value):
         return value
     try:
-        return BUILDER.to_dict(value)
+        return BUILDER.to_plain(value)
     except InvalidInputError as error:
         what = str(error).removeprefix("out: ").partition(";")[0]
         raise InvalidInputError(

@@ -14,8 +14,8 @@ from typing import Any
 from fedtide.errors import first_line
 from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.experiment import read_yaml
-from fedtide.simulation.plain_experiment import replace_unnamed, to_plain
 from fedtide.simulation.run_folder import RunFolder
+from fedtide.spec import Opaque, replace_opaque
 
 _logger = logging.getLogger("fedtide")
 
@@ -77,7 +77,7 @@ class Tracker(Callback):
 
     def on_start(self, run: RunView) -> None:
         folder, self._logged = None if run.out is None else RunFolder(run.out), None
-        self.open(TrackedRun(replace_unnamed(to_plain(run.experiment), str), folder))
+        self.open(TrackedRun(replace_opaque(run.experiment.to_dict(Opaque), str), folder))
         self._logged, self._has_failed = 0, False
         self._log_missing(run)
 

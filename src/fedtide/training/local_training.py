@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
+from fedtide.spec import spec
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
 from fedtide.validation import require_at_least, require_positive
@@ -16,7 +16,7 @@ Optimizer = Literal["sgd", "adam", "adamw"]
 """How a local step uses the gradient."""
 
 
-@configurable
+@spec
 class LocalTraining:
     """I local steps of SGD, Adam or AdamW from y = x; afterwards Δ_n = y - x.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, quantify
+from fedtide.spec import spec
 from fedtide.validation import require_at_least, require_positive
 
 
@@ -18,7 +18,7 @@ class LearningRateSchedule(ABC):
         """Return the factor by which γ is multiplied in round t (counted from 0)."""
 
 
-@configurable
+@spec
 class StepDecay(LearningRateSchedule):
     """Step decay: the learning rate is multiplied by the same factor at regular intervals.
 
@@ -61,7 +61,7 @@ class StepDecay(LearningRateSchedule):
         return float(self.decay**steps)
 
 
-@configurable
+@spec
 class InverseDecay(LearningRateSchedule):
     """Inverse decay: γ_t = γ / (1 + t / every), as MIFA's authors use with every = 1.
 
@@ -85,7 +85,7 @@ class InverseDecay(LearningRateSchedule):
         return 1.0 / (1.0 + t / self.every)
 
 
-@configurable
+@spec
 class Piecewise(LearningRateSchedule):
     """Piecewise constant: γ · factors[i] from round starts[i] on, and γ before starts[0].
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedtide.configurable import configurable
 from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError, quantify
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 
@@ -27,7 +27,7 @@ class Projection(ABC):
         """Raise InvalidInputError unless the set has d = `size` dimensions."""
 
 
-@configurable
+@spec
 class Ball(Projection):
     """The Euclidean ball around `center`: Π(y) = c + (y - c) · min(1, r / ‖y - c‖).
 
@@ -74,7 +74,7 @@ class Ball(Projection):
         return inside
 
 
-@configurable
+@spec
 class Box(Projection):
     """The box low <= y <= high in every coordinate.
 

@@ -13,8 +13,8 @@ from fedtide.auditing.privacy.sampling_laws import SAMPLING_LAWS, SamplingLaw
 from fedtide.auditing.privacy.spending import Spent, spent
 from fedtide.differential_privacy import MECHANISMS, Mechanism
 from fedtide.errors import InvalidInputError, did_you_mean, quantify
-from fedtide.simulation.config import Builder
 from fedtide.simulation.experiment import SWEEP_KEYS, read_yaml
+from fedtide.spec import Builder
 
 _BUILDER = Builder({Algorithm: ALGORITHMS, Mechanism: MECHANISMS, SamplingLaw: SAMPLING_LAWS})
 _KEYS = ("privacy", "algorithm", "law", "target", "horizon")

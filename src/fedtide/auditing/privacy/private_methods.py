@@ -58,7 +58,8 @@ def _adapt(advice: Advice, mechanism: Mechanism, clients: int) -> Advice | None:
         f"with privacy, its noise is that for updates of weights up to A = {bound:,.4g}; the "
         "replay has neither clipping nor noise"
     )
-    plain = {name: value for name, value in BUILDER.to_dict(mechanism).items() if value is not None}
+    settings = BUILDER.to_plain(mechanism)
+    plain = {name: value for name, value in settings.items() if value is not None}
     return replace(advice, reasons=[*advice.reasons, reason], privacy=plain)
 
 

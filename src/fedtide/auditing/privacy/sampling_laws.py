@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike
 
 from fedtide.auditing.log.participation_log import Ints, ParticipationLog, find_gaps
 from fedtide.auditing.statistics.distributions import chi2_sf, normal_two_sided
-from fedtide.configurable import configurable
 from fedtide.differential_privacy import Mechanism
 from fedtide.errors import InvalidInputError, MissingExtraError
+from fedtide.spec import spec
 from fedtide.validation import require_whole_number
 
 _LEVEL = 0.01
@@ -49,7 +49,7 @@ class SamplingLaw(ABC):
         return None
 
 
-@configurable
+@spec
 class PoissonSampling(SamplingLaw):
     """Every client takes part with probability q in every round, independently of everything.
 
@@ -107,7 +107,7 @@ class PoissonSampling(SamplingLaw):
         return float(accountant.get_epsilon(mechanism.delta))
 
 
-@configurable
+@spec
 class FixedSizeSampling(SamplingLaw):
     """M clients in every round, uniformly without replacement, independently of other rounds.
 

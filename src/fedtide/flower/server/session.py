@@ -25,7 +25,6 @@ from fedtide.algorithms.serialization import (
     with_further_clients,
 )
 from fedtide.atomic_io import DRAFT_PATTERNS, unwritable, write_text
-from fedtide.content_hash import fingerprint, is_data
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.flower.arrays import widen_half
 from fedtide.flower.ledger.ledger import Entry
@@ -38,6 +37,7 @@ from fedtide.population import Population
 from fedtide.problems.layout import Layout
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 from fedtide.simulation.run_folder import numbered
+from fedtide.spec import fingerprint, is_data
 
 log = getLogger("flwr")
 

@@ -8,13 +8,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
 from fedtide.participation.availability.renewal import RenewalStream, draw_geometric
 from fedtide.participation.rates import Rates, check_rates, resolve_rates
 from fedtide.population import Population
 from fedtide.randomness import generator, uniforms
+from fedtide.spec import spec
 from fedtide.validation import require_probabilities, require_whole_number
 
 Shares = Callable[[int, Ids], NDArray[np.float64]]
@@ -47,7 +47,7 @@ class ThinnedStream(RenewalStream):
         return ids[uniforms(self._seed, self._purpose, t, ids) < self._shares(t, ids)]
 
 
-@configurable
+@spec
 class Drifting(Availability):
     """Client n is available independently with probability p_n^t, which changes linearly.
 
@@ -101,7 +101,7 @@ class Drifting(Availability):
         return None if ends.any() else final
 
 
-@configurable
+@spec
 class DayNight(Availability):
     """Client n is available with a probability that blends its rates by day and by night.
 
@@ -165,7 +165,7 @@ class DayNight(Availability):
 Shape = Literal["sine", "interleaved-sine", "staircase"]
 
 
-@configurable
+@spec
 class Fluctuating(Availability):
     """Client n is available with probability p_n^t = p_n f_n(t), independently (Xiang et al. 2024).
 

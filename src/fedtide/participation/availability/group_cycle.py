@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.client_values import Name, in_any_order, order_by_id
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, quantify
 from fedtide.participation.availability.base import (
     Availability,
@@ -19,10 +18,11 @@ from fedtide.participation.availability.base import (
 )
 from fedtide.population import Population
 from fedtide.randomness import generator, uniforms
+from fedtide.spec import spec
 from fedtide.validation import require_one_per_client, require_probabilities, require_whole_number
 
 
-@configurable
+@spec
 class GroupCycle(Availability):
     """K groups take turns: with turns of g rounds, round t is that of group ⌊(t + o)/g⌋ mod K.
 

@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, error_prefix, quantify
 from fedtide.participation.availability.base import (
     Availability,
@@ -34,6 +33,7 @@ from fedtide.participation.log.tables import (
     to_polars,
 )
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import (
     expand_home,
     require_choice,
@@ -80,7 +80,7 @@ def recorded_rates(clients: Ids, population: int, rounds: int) -> NDArray[np.flo
 _logger = getLogger("fedtide")
 
 
-@configurable
+@spec
 class Replay(Availability):
     """The rounds of a participation log: the clients that reached `stage` are available.
 
@@ -203,7 +203,7 @@ class Replay(Availability):
 Weights = NDArray[np.float64]
 
 
-@configurable
+@spec
 class Table(Availability):
     """Client n is available in round t with weight q_t^n if that is positive (Wang & Ji 2022).
 

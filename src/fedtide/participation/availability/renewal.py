@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import (
     Availability,
@@ -23,6 +22,7 @@ from fedtide.participation.availability.base import (
 from fedtide.participation.rates import Rates, check_rates, resolve_rates
 from fedtide.population import Population
 from fedtide.randomness import generator
+from fedtide.spec import spec
 from fedtide.validation import require_share, require_whole_number
 
 NEVER = 2**31 - 1
@@ -127,7 +127,7 @@ def draw_geometric(random: np.random.Generator, p: NDArray[np.float64]) -> NDArr
     return np.minimum(trials, NEVER, out=trials)
 
 
-@configurable
+@spec
 class Bernoulli(Availability):
     """Client n is available with probability p_n, independently over rounds and clients.
 
@@ -162,7 +162,7 @@ class Bernoulli(Availability):
         return resolve_rates(self.rates, population, seed)
 
 
-@configurable
+@spec
 class Markov(Availability):
     """Each client is a two-state chain: off → on with probability a_n, on → off with b_n.
 
@@ -233,7 +233,7 @@ def _on_probabilities(p: NDArray[np.float64], max_on: float) -> NDArray[np.float
         return np.minimum(max_on, p / (1 - p))
 
 
-@configurable
+@spec
 class Cyclic(Availability):
     """Client n is available for A_n rounds, then unavailable for B_n rounds, and so on.
 
@@ -302,7 +302,7 @@ class Cyclic(Availability):
         return (cycle - wait) % cycle
 
 
-@configurable
+@spec
 class Churn(Availability):
     """Client n arrives in round A_n and leaves for good before round A_n + L_n.
 

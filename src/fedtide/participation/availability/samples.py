@@ -10,7 +10,6 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtide.client_values import Name, in_any_order, order_by_id, scale_to_finite_sum
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, quantify
 from fedtide.participation.availability.base import (
     Availability,
@@ -24,6 +23,7 @@ from fedtide.participation.inclusion import inclusion_probabilities
 from fedtide.participation.log.client_ids import normalise_clients, number_clients
 from fedtide.population import Population
 from fedtide.randomness import generator, uniforms
+from fedtide.spec import spec
 from fedtide.validation import (
     require_cohort_size,
     require_nonnegative,
@@ -33,7 +33,7 @@ from fedtide.validation import (
 )
 
 
-@configurable
+@spec
 class Full(Availability):
     """Every client is available in every round.
 
@@ -50,7 +50,7 @@ class Full(Availability):
         return np.ones(population.clients)
 
 
-@configurable
+@spec
 class Uniform(Availability):
     """In every round an independent uniform sample of S of the N clients, without replacement.
 
@@ -92,7 +92,7 @@ _MAX_EXACT_WORK = 1_000_000
 """The largest N·S for which exact inclusion probabilities take seconds rather than minutes."""
 
 
-@configurable
+@spec
 class Weighted(Availability):
     """In every round, S clients drawn one by one, each ∝ weight among those not yet drawn.
 
@@ -178,7 +178,7 @@ class _WeightedStream(AvailabilityStream):
         return np.argpartition(log_times, missing - 1)[:missing]
 
 
-@configurable
+@spec
 class SubsetLaw(Availability):
     """Independent rounds in which the set A is available with probability q(A).
 
@@ -259,7 +259,7 @@ def _to_column(subset: Sequence[int | str]) -> pl.Series:
     return normalise_clients("subsets", pl.Series(names))
 
 
-@configurable
+@spec
 class Permutation(Availability):
     """S clients per round, taken in order from successive random permutations of all N clients.
 

@@ -8,13 +8,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
 from fedtide.participation.availability.renewal import NEVER, RenewalStream
 from fedtide.participation.rates import Rates, check_rates, resolve_rates
 from fedtide.population import Population
 from fedtide.randomness import generator
+from fedtide.spec import spec
 
 Law = Literal["weibull", "log-normal"]
 Floats = NDArray[np.float64]
@@ -24,7 +24,7 @@ _RANGES = {"weibull": (0.3, 10.0), "log-normal": (0.1, 3.0)}
 k > 10 or σ < 0.1, all have nearly the same length."""
 
 
-@configurable
+@spec
 class Sessions(Availability):
     """Client n is on for a session, off for a pause, and so on, in continuous time.
 

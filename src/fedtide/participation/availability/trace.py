@@ -10,7 +10,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import (
     Availability,
@@ -27,6 +26,7 @@ from fedtide.participation.log.tables import (
     to_polars,
 )
 from fedtide.population import Population
+from fedtide.spec import spec
 from fedtide.validation import require_numbers
 
 _Times = NDArray[np.float64]
@@ -37,7 +37,7 @@ _FIRST_DATE = 1e8  # seconds: over three years into a run, but below Unix times 
 _MAX_COUNTED_ROUNDS = 100_000  # counting these takes seconds
 
 
-@configurable
+@spec
 class Trace(Availability):
     """Clients are available in observed intervals of time.
 

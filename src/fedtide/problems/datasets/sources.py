@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from fedtide.content_hash import once
 from fedtide.errors import InvalidInputError, did_you_mean, first_line
 from fedtide.import_paths import import_object, is_import_path
 from fedtide.problems.datasets.files import (
@@ -32,6 +31,7 @@ from fedtide.problems.datasets.files import (
 from fedtide.problems.datasets.image_decoding import decode_cached
 from fedtide.problems.datasets.natural import NATURAL, load_natural
 from fedtide.problems.datasets.table_columns import Column, from_arrow, is_pandas, to_column
+from fedtide.spec import Session
 from fedtide.validation import expand_home
 
 
@@ -251,7 +251,7 @@ def _load_named(field: str, name: str) -> Any:
         data, _, split = split.partition(":")
         return load_from_hub(field, data, split or "train", "give a file")
     if is_import_path(name) and not Path(name).exists():
-        return once(("loaded", name), import_object(name, field))
+        return Session.current().once(("loaded", name), import_object(name, field))
     return Path(name)
 
 

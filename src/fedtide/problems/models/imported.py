@@ -5,17 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from torch import nn
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.import_paths import home_module, import_object, is_import_path, is_installed
 from fedtide.problems.models.base import Model, Shape
+from fedtide.spec import Code, spec
 
 
-@configurable
+@spec
 class Imported(Model):
     """Any network by import path; the working directory is searched first.
 
@@ -36,7 +36,7 @@ class Imported(Model):
     Linear(in_features=64, out_features=10, bias=True)
     """
 
-    path: str
+    path: Annotated[str, Code]
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

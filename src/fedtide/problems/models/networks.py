@@ -8,15 +8,15 @@ from typing import Literal
 
 from torch import nn
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.problems.models.base import Model, Shape
+from fedtide.spec import spec
 from fedtide.validation import require_whole_number
 
 Initialisation = Literal["default", "kaiming"]
 
 
-@configurable
+@spec
 class Logistic(Model):
     """Multinomial logistic regression: one linear layer.
 
@@ -42,7 +42,7 @@ class Logistic(Model):
         return nn.Sequential(nn.Flatten(), layer)
 
 
-@configurable
+@spec
 class MLP(Model):
     """Linear layers with ReLU between them, with PyTorch's initial parameters.
 
@@ -65,7 +65,7 @@ class MLP(Model):
         return nn.Sequential(nn.Flatten(), *_linear(math.prod(shape), self.hidden, classes, 0))
 
 
-@configurable
+@spec
 class CNN(Model):
     """Convolutions with ReLU and maximum pooling, then linear layers with ReLU.
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.population import Names
 from fedtide.problems.partitions.base import (
@@ -22,11 +21,12 @@ from fedtide.problems.partitions.base import (
     StoredShards,
     to_names,
 )
+from fedtide.spec import spec
 
 _SAMPLE = "fedtide_sample"
 
 
-@configurable
+@spec
 class Flwr(Partition):
     """Uses a partitioner of flwr-datasets (extra `partitioners`), given by its class name.
 
@@ -63,7 +63,7 @@ class Flwr(Partition):
         return FlwrInstance(partitioner).split(labels, clients, seed, columns)
 
 
-@configurable
+@spec
 class FlwrInstance(Partition):
     """Uses a partitioner object of flwr-datasets.
 

@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.problems.partitions.base import (
     NO_COLUMNS,
@@ -19,10 +18,11 @@ from fedtide.problems.partitions.base import (
     StoredShards,
 )
 from fedtide.randomness import generator
+from fedtide.spec import spec
 from fedtide.validation import require_positive
 
 
-@configurable
+@spec
 class Iid(Partition):
     """Shuffles all samples and divides them evenly; sizes differ by at most one.
 
@@ -35,7 +35,7 @@ class Iid(Partition):
         return StoredShards(order, np.arange(clients + 1) * len(labels) // clients)
 
 
-@configurable
+@spec
 class Dirichlet(Partition):
     """Gives each client its own mixture of classes (Wang & Ji 2024, section 6).
 
@@ -72,7 +72,7 @@ class Dirichlet(Partition):
         return StoredShards.from_owners(owners, clients)
 
 
-@configurable
+@spec
 class MajorityClass(Partition):
     """Gives each client mostly one class (Wang & Ji 2022; Crawshaw & Liu 2024).
 
@@ -111,7 +111,7 @@ class MajorityClass(Partition):
         return StoredShards.from_owners(owners, clients)
 
 
-@configurable
+@spec
 class SingleClass(Partition):
     """Gives each client samples of a single class, with varying sizes (Yan et al., section 5).
 
@@ -156,7 +156,7 @@ class SingleClass(Partition):
         return StoredShards.from_owners(owners, clients)
 
 
-@configurable
+@spec
 class Natural(Partition):
     """Creates one client per distinct value of a column, such as writers, devices or hospitals.
 

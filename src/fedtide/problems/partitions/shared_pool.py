@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.problems.partitions.base import NO_COLUMNS, Columns, Ints, Partition, Shards
 from fedtide.randomness import random_words
+from fedtide.spec import spec
 from fedtide.validation import require_at_least
 
 _BLOCK = 2**16  # how many clients' samples are computed together
 
 
-@configurable
+@spec
 class SharedPool(Partition):
     """Gives each client `samples` draws, with replacement, from a pool that all clients share.
 

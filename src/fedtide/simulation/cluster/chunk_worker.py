@@ -23,14 +23,14 @@ from torch import Tensor
 
 from fedtide.algorithms import ClientUpdates, Cohort, FedAvg, Instructions
 from fedtide.algorithms.base import WeightedTotal
-from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError
 from fedtide.participation import Full
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.local_round import LocalRound
 from fedtide.simulation.process_settings import ProcessSettings
-from fedtide.simulation.task_cache import content_key, prepare_task
+from fedtide.simulation.task_cache import prepare_task
+from fedtide.spec import key, session
 from fedtide.training.trainers.select import TrainerName
 
 Message = TypeVar("Message")
@@ -62,7 +62,7 @@ class WorkerSetup:
     @property
     def key(self) -> Any:
         """A key that is equal for runs whose chunks the same workers can train."""
-        return content_key(self.experiment), self.trainer, self.threads, self.process
+        return key(self.experiment), self.trainer, self.threads, self.process
 
     @classmethod
     def of_run(cls, experiment: Experiment, trainer: TrainerName) -> WorkerSetup:
@@ -160,7 +160,7 @@ class ChunkWorker:
         torch.set_num_threads(setup.threads)
         setup.process.apply()
         try:
-            with hash_once():
+            with session():
                 self._local, self._like = _prepare(setup)
         except InvalidInputError as error:
             node = socket.gethostname()

@@ -1,0 +1,75 @@
+"""Objects that an experiment can configure: one description of fields, one walk, and its folds.
+
+`spec` makes a class a frozen dataclass that checks its fields; `visit` yields what is in an object;
+`Builder.build`, `to_plain`, `diff`, `key`, `equal`, `fingerprint` and `hash_code` are folds.
+"""
+
+from fedtide.spec.build import (
+    Builder,
+    Registries,
+    refuse_missing_keys,
+    refuse_unknown_keys,
+)
+from fedtide.spec.code import hash_code, hash_files
+from fedtide.spec.constraints import (
+    AtLeast,
+    Constraint,
+    OneOf,
+    Positive,
+    Share,
+    Unit,
+    Within,
+)
+from fedtide.spec.content import describe, fingerprint, hash_file, is_data, is_network
+from fedtide.spec.fields import Field, equal, field_meanings, fields, spec
+from fedtide.spec.identity import is_changeable, key
+from fedtide.spec.memo import PROCESS, Session, session
+from fedtide.spec.plain import (
+    Opaque,
+    canonical,
+    diff,
+    replace_opaque,
+    tell_apart,
+)
+from fedtide.spec.visit import Code, Kind, Source, kind_of, visit
+
+__all__ = [
+    "PROCESS",
+    "AtLeast",
+    "Builder",
+    "Code",
+    "Constraint",
+    "Field",
+    "Kind",
+    "OneOf",
+    "Opaque",
+    "Positive",
+    "Registries",
+    "Session",
+    "Share",
+    "Source",
+    "Unit",
+    "Within",
+    "canonical",
+    "describe",
+    "diff",
+    "equal",
+    "field_meanings",
+    "fields",
+    "fingerprint",
+    "hash_code",
+    "hash_file",
+    "hash_files",
+    "is_changeable",
+    "is_data",
+    "is_network",
+    "key",
+    "kind_of",
+    "refuse_missing_keys",
+    "refuse_unknown_keys",
+    "replace_opaque",
+    "session",
+    "spec",
+    "tell_apart",
+    "visit",
+]

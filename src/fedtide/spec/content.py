@@ -1,0 +1,285 @@
+"""SHA-256 of the content of files, arrays, tables, data sets and networks.
+
+The libraries whose objects are hashed are not imported: objects are recognised by the names of
+their classes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from functools import lru_cache
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedtide.errors import InvalidInputError, first_line
+from fedtide.import_paths import code_name
+from fedtide.spec.memo import Session
+
+_BATCH = 10_000  # rows of a data set that are hashed together
+_PLAIN = (type(None), str, bytes, int, float, complex, np.generic, Path, Decimal)
+_TIMES = (datetime.date, datetime.time, datetime.timedelta)
+
+
+class _Digest(Protocol):
+    def update(self, data: Any, /) -> None: ...
+
+
+def is_data(thing: Any) -> bool:
+    """Return whether this is an array, table, data set or network, or a mapping of columns.
+
+    >>> is_data(np.zeros(3)), is_data({"x": np.zeros(3), "y": [0, 1, 1]}), is_data([0, 1, 1])
+    (True, True, False)
+    """
+    return _data_type(thing) is not None
+
+
+def is_network(thing: Any) -> bool:
+    """Return whether this is a `torch.nn.Module`."""
+    return _data_type(thing) == "torch.Module"
+
+
+def is_table(thing: Mapping[Any, Any]) -> bool:
+    """Return whether a mapping holds columns of equal length, one of them an array."""
+    columns = list(thing.values())
+    if not any(_data_type(column) for column in columns):
+        return False
+    try:
+        return len({len(column) for column in columns}) == 1
+    except TypeError:  # a number, or an array without dimensions
+        return False
+
+
+def fingerprint(thing: Any) -> str:
+    """Return the SHA-256 of data: 64 hexadecimal digits, equal if names, types and values are.
+
+    Raises:
+        InvalidInputError: data of this type cannot be hashed.
+
+    >>> fingerprint(np.zeros(3)) == fingerprint(np.zeros(3)), fingerprint(np.zeros(3))[:8]
+    (True, '9ae54aa3')
+    """
+    digest = hashlib.sha256()
+    _update(digest, thing)
+    return digest.hexdigest()
+
+
+def fingerprint_once(thing: Any) -> str:
+    """Return the fingerprint of an object, which is hashed only once in a session."""
+    return Session.current().hash_once(thing, fingerprint)
+
+
+def describe(thing: Any) -> dict[str, Any]:
+    """Return the description of data or a network given in memory for an experiment file.
+
+    >>> describe({"x": np.zeros(3), "y": [0, 1, 1]})["in_memory"]
+    'dict'
+    """
+    name = _data_type(thing)
+    about: dict[str, Any]
+    if name == "torch.Module":
+        about = {"in_memory": code_name(type(thing)), "structure": str(thing)}
+    elif name in ("numpy.ndarray", "torch.Tensor"):
+        about = {"in_memory": type(thing).__name__}
+    else:
+        rows = _count_rows(next(iter(thing.values())) if name == "dict" else thing)
+        about = {"in_memory": name, "rows": rows}
+    return about | {"sha256": fingerprint_once(thing)}
+
+
+def hash_file(path: str | Path) -> str:
+    """Return the SHA-256 of a file, which is read once per process unless it changes."""
+    status = Path(path).stat()
+    return _hash_version(Path(path).resolve(), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _hash_version(path: Path, size: int, time: int) -> str:
+    """Return the SHA-256 of a file; its size and modification time identify its version."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _data_type(thing: Any) -> str | None:
+    """Return the key of `_HASHERS` for this object if it is data."""
+    if isinstance(thing, Mapping):
+        return "dict" if is_table(thing) else None
+    cls: Any = type(thing)  # mypy considers classes unhashable
+    return _class_key(cls)
+
+
+@lru_cache(maxsize=512)
+def _class_key(cls: type[object]) -> str | None:
+    names = (f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
+    return next((name for name in names if name in _HASHERS), None)
+
+
+def _count_rows(thing: Any) -> int:
+    try:
+        return len(thing)
+    except TypeError:
+        raise InvalidInputError(
+            f"out: a {type(thing).__name__} object has no length; give a data set that has one"
+        ) from None
+
+
+def _update(digest: _Digest, value: Any) -> None:
+    """Add a value to the digest, with its type and size."""
+    name = _data_type(value)
+    digest.update(f"<{name or type(value).__name__}>".encode())
+    if name is not None:
+        _HASHERS[name](digest, value)
+    elif isinstance(value, Mapping):
+        _hash_mapping(digest, value)
+    elif isinstance(value, list | tuple):
+        digest.update(f"{len(value)} ".encode())
+        for part in value:
+            _update(digest, part)
+    elif isinstance(value, _PLAIN + _TIMES):
+        digest.update(f"{value!r};".encode())
+    elif hasattr(value, "__array__") or hasattr(value, "__array_interface__"):  # such as images
+        _hash_array(digest, np.asarray(value))
+    else:
+        raise InvalidInputError(
+            f"out: a {type(value).__name__} object has no fingerprint; give arrays, tensors or "
+            "numbers, or run without a folder"
+        )
+
+
+def _hash_mapping(digest: _Digest, mapping: Mapping[Any, Any]) -> None:
+    digest.update(f"{len(mapping)} ".encode())
+    for key, value in mapping.items():
+        digest.update(f"{key!r}:".encode())
+        _update(digest, value)
+
+
+def _hash_array(digest: _Digest, array: np.ndarray[Any, Any]) -> None:
+    digest.update(f"{array.dtype.str} {array.shape} ".encode())
+    if array.dtype.hasobject:
+        for part in array.ravel().tolist():
+            _update(digest, part)
+    elif array.size:
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def _hash_tensor(digest: _Digest, tensor: Any) -> None:
+    import torch
+
+    if tensor.layout is not torch.strided:
+        entries = tensor.detach().to_sparse().coalesce()
+        _update(digest, ["sparse", list(tensor.shape), entries.indices(), entries.values()])
+        return
+    flat = tensor.detach().cpu().contiguous().flatten()
+    digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+    if len(flat):
+        digest.update(flat.view(torch.uint8).numpy())
+
+
+def _hash_network(digest: _Digest, network: Any) -> None:
+    """Hash the layers of a network, their settings, and all parameters and buffers.
+
+    The settings of a layer are those of its attributes that are plain data or hold such. Functions
+    and other objects count by their names: their code is hashed with the module that defines it.
+    """
+    for name, layer in network.named_modules():
+        is_frozen = network.training and not layer.training  # else it is trained as a whole
+        settings = {
+            key: list(value.values()) if "hooks" in key and value else value  # numbered by process
+            for key, value in vars(layer).items()
+            if key not in _STATE
+        }
+        _update(digest, [name, code_name(type(layer)), is_frozen, _setting(settings)])
+    _update(digest, {name: [p.requires_grad, p] for name, p in network.named_parameters()})
+    _update(digest, dict(network.named_buffers()))
+
+
+_STATE = ("training", "_parameters", "_buffers", "_modules")
+"""The attributes of a layer that are hashed otherwise."""
+
+
+def _setting(value: Any) -> Any:
+    """Return what is hashed of an attribute of a layer."""
+    if isinstance(value, Mapping):
+        return [[str(key), _setting(part)] for key, part in value.items()]
+    if isinstance(value, list | tuple):
+        return [_setting(part) for part in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    if isinstance(value, _PLAIN) or (is_data(value) and not is_network(value)):
+        return value
+    if isinstance(value, type | FunctionType):
+        return code_name(value)
+    return re.sub(" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def _hash_arrow(digest: _Digest, table: Any) -> None:
+    """Hash a PyArrow table: the bytes of its columns, regardless of metadata and chunks."""
+    import pyarrow as pa
+
+    plain = table.replace_schema_metadata(None).combine_chunks()
+    digest.update(plain.schema.serialize())
+    for batch in plain.to_batches(max_chunksize=_BATCH):
+        # a copy, in which the bits after the last row are 0
+        digest.update(batch.take(pa.array(np.arange(batch.num_rows))).serialize())
+
+
+def _hash_pandas(digest: _Digest, frame: Any) -> None:
+    import pyarrow as pa
+
+    _hash_converted(digest, lambda: pa.Table.from_pandas(frame, preserve_index=False))
+
+
+def _hash_polars(digest: _Digest, frame: Any) -> None:
+    def to_arrow() -> Any:
+        if "Object" in map(str, frame.dtypes):  # Arrow stores them as addresses
+            raise TypeError("a column of Python objects")
+        return frame.to_arrow()
+
+    _hash_converted(digest, to_arrow)
+
+
+def _hash_converted(digest: _Digest, to_arrow: Callable[[], Any]) -> None:
+    try:
+        table = to_arrow()
+    except Exception as error:  # a column of mixed types
+        raise InvalidInputError(
+            f"out: a table has no fingerprint ({first_line(error, 120)}); give each column one "
+            "type, or run without a folder"
+        ) from None
+    _hash_arrow(digest, table)
+
+
+def _hash_hugging_face(digest: _Digest, data: Any) -> None:
+    for batch in data.with_format("arrow").iter(batch_size=_BATCH):
+        _hash_arrow(digest, batch)
+
+
+def _hash_samples(digest: _Digest, data: Any) -> None:
+    """Hash a map-style PyTorch data set: its tensors, or one sample after another."""
+    if type(data).__module__.startswith("torch.") and hasattr(data, "tensors"):
+        _update(digest, list(data.tensors))  # a class derived from it may return anything
+        return
+    for i in range(_count_rows(data)):
+        _update(digest, data[i])
+
+
+_HASHERS: dict[str, Callable[[_Digest, Any], None]] = {
+    "dict": _hash_mapping,
+    "numpy.ndarray": _hash_array,
+    "torch.Tensor": _hash_tensor,
+    "torch.Module": _hash_network,
+    "torch.Dataset": _hash_samples,
+    "pyarrow.Table": _hash_arrow,
+    "polars.DataFrame": _hash_polars,
+    "polars.Series": lambda digest, series: _hash_polars(digest, series.to_frame()),
+    "pandas.DataFrame": _hash_pandas,
+    "pandas.Series": lambda digest, series: _hash_pandas(digest, series.to_frame()),
+    "datasets.Dataset": _hash_hugging_face,
+}
+"""The function that hashes each type, by the library and the name of the class."""

@@ -1,0 +1,78 @@
+"""The folds over `visit` by which objects are recognised, within a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtide.errors import InvalidInputError
+from fedtide.spec.content import fingerprint, fingerprint_once, is_network
+from fedtide.spec.visit import Kind, visit
+from fedtide.validation import expand_home
+
+
+class Same:
+    """Equals only what stands for the same object, and keeps the object alive."""
+
+    def __init__(self, thing: object) -> None:
+        self._thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other._thing is self._thing
+
+    def __hash__(self) -> int:
+        return id(self._thing)
+
+
+def key(thing: Any) -> tuple[Any, ...]:
+    """Return a hashable key, equal for equal objects: data by content, files by their version.
+
+    Code is recognised by its name or object, and a network by its layers and values; what is
+    opaque equals only itself.
+
+    >>> from fedtide.participation import Bernoulli
+    >>> key(Bernoulli(rates=[0.5, 1.0])) == key(Bernoulli(rates=[0.5, 1.0]))
+    True
+    """
+    return tuple((path, kind, _token(kind, part)) for path, kind, part in visit(thing))
+
+
+def is_changeable(thing: Any) -> bool:
+    """Return whether an object involves code or opaque parts, which may change unseen."""
+    return any(
+        kind in (Kind.CODE, Kind.OPAQUE)
+        or (kind is Kind.SPEC and type(part).__module__.partition(".")[0] != "fedtide")
+        for _, kind, part in visit(thing)
+    )
+
+
+def _token(kind: Kind, part: Any) -> Any:
+    """Return a hashable object that is equal for equal parts of this kind."""
+    if kind is Kind.SPEC:
+        return type(part)
+    if kind is Kind.FILE:
+        return str(part), *_versions(expand_home(part))
+    if kind is Kind.PLAIN:
+        if part is None or isinstance(part, str | int | float):
+            return type(part), part
+        is_long = isinstance(part, list | tuple) and {*map(type, part)} in ({int}, {float})
+        return fingerprint(np.asarray(part) if is_long else part)
+    if kind is Kind.OPAQUE or (kind is Kind.CODE and not is_network(part)):
+        return part if isinstance(part, str) else Same(part)
+    try:
+        content = fingerprint_once(part)
+    except InvalidInputError:  # samples of other types
+        return Same(part)
+    return (content, *(type(layer) for layer in part.modules())) if is_network(part) else content
+
+
+def _versions(path: Path) -> list[tuple[str, int, int]]:
+    """Return name, size and modification time of a file, or of the files in a folder."""
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        found = [(file.name, file.stat()) for file in files if file.is_file()]
+    except (OSError, ValueError):  # not a path
+        return []
+    return [(name, status.st_size, status.st_mtime_ns) for name, status in found]

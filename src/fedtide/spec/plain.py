@@ -1,0 +1,175 @@
+"""Objects as plain data, from which `build` makes equal ones, and how plain data differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedtide.errors import InvalidInputError
+from fedtide.import_paths import import_path_of
+from fedtide.spec.annotations import is_flat
+from fedtide.spec.content import describe, is_network
+from fedtide.spec.fields import Field
+from fedtide.spec.visit import ANYTHING, Kind, children, is_tensor, kind_of
+
+_LISTED = 10_000
+"""Arrays with more numbers are described by a fingerprint where no object is built from them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Opaque:
+    """Stands in plain data for what these cannot describe, such as a class of a notebook.
+
+    Two are equal if they stand for the same object.
+
+    Args:
+        thing: the object, class or function.
+        number: tells apart those that have the same name; 0: none other has it.
+    """
+
+    thing: object
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the class or function, or that of the object's class."""
+        return str(getattr(self.thing, "__name__", type(self.thing).__name__))
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.number}" if self.number else self.name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Opaque) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
+def to_plain(
+    thing: Any,
+    name_type: Callable[[type], Any],
+    opaque: Callable[[Any], Any] | None = None,
+    field: Field = ANYTHING,
+) -> Any:
+    """Return plain data from which `build` makes an equal object.
+
+    Functions, and classes without a `type` name, are written as import paths. Tables, data sets,
+    networks and mappings of arrays are described by a fingerprint, which is equal for equal data
+    but which `build` refuses.
+
+    Args:
+        thing: the object.
+        name_type: returns the `type` of a class; None if the field that holds it implies it.
+        opaque: returns what stands for what plain data cannot describe, such as `Opaque`; large
+            arrays are then described by a fingerprint. None: such objects are refused.
+        field: the field that holds the object.
+
+    Raises:
+        InvalidInputError: an object that plain data cannot describe.
+    """
+    try:
+        return _to_plain(thing, name_type, opaque, field)
+    except Exception:  # a user's class may raise anything as it is described
+        if opaque is None:
+            raise
+        return opaque(thing)
+
+
+def _to_plain(
+    thing: Any,
+    name_type: Callable[[type], Any],
+    opaque: Callable[[Any], Any] | None,
+    field: Field,
+) -> Any:
+    def inner(part: Any, holder: Field) -> Any:
+        return to_plain(part, name_type, opaque, holder)
+
+    kind = kind_of(thing, field)
+    if kind is Kind.FILE:
+        return str(thing)
+    if kind is Kind.DATA or is_network(thing):
+        return describe(thing)
+    if kind is Kind.CODE:
+        return thing if isinstance(thing, str) else import_path_of(thing)
+    if kind is Kind.SPEC:
+        name = inner(name_type(type(thing)), ANYTHING)
+        head = {} if name is None else {"type": name}
+        return head | {name: inner(part, holder) for name, part, holder in children(thing, field)}
+    if kind is Kind.OPAQUE:
+        raise InvalidInputError(
+            f"out: a {type(thing).__name__} object cannot be written to an experiment file; "
+            "describe it by name, or run without a folder"
+        )
+    if isinstance(thing, Mapping):
+        return {
+            key.item() if isinstance(key, np.generic) else key: inner(value, field)
+            for key, value in thing.items()
+        }
+    if isinstance(thing, list | tuple):
+        return list(thing) if is_flat(thing) else [inner(part, field) for part in thing]
+    if isinstance(thing, np.ndarray | np.generic) or is_tensor(thing):
+        return describe(thing) if opaque and np.size(thing) > _LISTED else thing.tolist()
+    return thing
+
+
+def replace_opaque(plain: Any, change: Callable[[Opaque], Any]) -> Any:
+    """Return plain data with `change(one)` for every `Opaque`."""
+    if isinstance(plain, Opaque):
+        return change(plain)
+    if isinstance(plain, Mapping):
+        return {key: replace_opaque(value, change) for key, value in plain.items()}
+    if isinstance(plain, list) and not is_flat(plain):
+        return [replace_opaque(value, change) for value in plain]
+    return plain
+
+
+def tell_apart(plains: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return plain data in which different `Opaque` with the same name have numbers."""
+    given, known = list(plains), dict[str, list[Opaque]]()
+
+    def meet(one: Opaque) -> Opaque:
+        alike = known.setdefault(one.name, [])
+        if one not in alike:
+            alike.append(one)
+        return one
+
+    def number(one: Opaque) -> Opaque:
+        alike = known[one.name]
+        return replace(one, number=1 + alike.index(one) if len(alike) > 1 else 0)
+
+    for plain in given:
+        replace_opaque(plain, meet)
+    return [replace_opaque(plain, number) for plain in given]
+
+
+def canonical(plain: Any) -> str:
+    """Return the same text for plain data that differ only in the order of keys; 7 and "7" are one.
+
+    >>> canonical({"rates": {7: 0.1, "ann": 0.2}})
+    '{"rates": {"7": 0.1, "ann": 0.2}}'
+    """
+    with_text_keys = json.loads(json.dumps(plain, default=str))
+    return json.dumps(with_text_keys, sort_keys=True)
+
+
+def diff(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """Yield the dotted keys in which two pieces of plain data differ, with both values.
+
+    >>> list(diff({"rounds": 5, "local": {"lr": 0.1}}, {"rounds": 6, "local": {"lr": 0.1}}))
+    ['rounds (was 5, is 6)']
+    """
+    if old == new:
+        return
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        yield f"{path} (was {old!r:.40}, is {new!r:.40})"
+    elif old.get("in_memory") and old.get("in_memory") == new.get("in_memory"):
+        drawn = "; new layers draw new weights: use torch.manual_seed, or give the class"
+        hint = drawn if "structure" in old and old["structure"] == new["structure"] else ""
+        yield f"{path} (other content than in the folder{hint})"
+    else:
+        for key in dict.fromkeys([*old, *new]):
+            yield from diff(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
