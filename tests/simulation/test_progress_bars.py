@@ -9,8 +9,8 @@ import fedtide as ft
 from fedtide.activity import COMPILING, MEASURING, activity, listen
 from fedtide.callbacks import Callback
 from fedtide.simulation import progress_bars
-from fedtide.simulation.progress_bars import BarCallback, Pace, ProgressBars, format_seconds
-from fedtide.simulation.run_progress import RunProgress
+from fedtide.simulation.progress_bars import Pace, ProgressBars, format_seconds
+from fedtide.simulation.run_progress import Progress, RunProgress
 
 
 class Runs:
@@ -188,13 +188,13 @@ def test_seeds_that_had_finished_are_shown_as_done(finished, regression, tmp_pat
     fields = {key: value for key, value in regression.items() if key != "seed"}
     ft.simulate(**fields, seeds=finished, out=tmp_path)
     shown = []
-    original = BarCallback.on_end
+    original = Progress.finish
 
-    def on_end(callback, run):
-        original(callback, run)
-        shown.append({name: one.state for name, one in callback.runs.items()})
+    def finish(progress, name, state):
+        original(progress, name, state)
+        shown.append({name: one.state for name, one in progress.runs.items()})
 
-    monkeypatch.setattr(BarCallback, "on_end", on_end)
+    monkeypatch.setattr(Progress, "finish", finish)
     ft.simulate(**fields, seeds=[1, 2, 3], out=tmp_path, resume=True, progress=True)
     assert shown[-1] == dict.fromkeys(["seed 1", "seed 2", "seed 3"], "done")
 

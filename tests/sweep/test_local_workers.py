@@ -16,8 +16,9 @@ import pytest
 import yaml
 
 import fedtide as ft
+from fedtide.simulation.run_progress import Progress, StatusReporter
 from fedtide.sweep import Sweep, run_sweep
-from fedtide.sweep.job import INTERRUPTED, Job, SweepProgress, _StatusReporter
+from fedtide.sweep.job import INTERRUPTED, Job
 from fedtide.sweep.local_workers import run_in_processes
 
 COMMAND = [sys.executable, "-c", "from fedtide.cli.main import main; main()", "sweep"]
@@ -67,7 +68,7 @@ def test_a_sweep_interrupted_while_its_workers_start_does_not_wait_for_them(swee
     """They would import, and begin a run, only to end it; importing may take half a minute."""
     runs = sweep(seeds=[1, 2]).runs
     jobs = [Job(run.path, run.experiment, tmp_path / run.path) for run in runs]
-    progress, ended, answers = SweepProgress(), {}, iter([False])
+    progress, ended, answers = Progress(), {}, iter([False])
     for job in jobs:
         progress.add(job.path, 3)
     run_in_processes(
@@ -275,9 +276,11 @@ def test_rounds_are_reported_at_intervals(base, tmp_path, monkeypatch):
         def on_round_end(self, run):
             clock[0] += 0.03
 
-    monkeypatch.setattr("fedtide.sweep.job.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(
+        "fedtide.simulation.run_progress.time", SimpleNamespace(monotonic=lambda: clock[0])
+    )
     seen = []
-    callbacks = [_StatusReporter(seen.append), Tick()]
+    callbacks = [StatusReporter(seen.append), Tick()]
     ft.simulate(**base | {"rounds": 70}, callbacks=callbacks)
     rounds = [status.ended for status in seen if status.ended is not None]
     assert rounds[0] == 0

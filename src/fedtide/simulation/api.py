@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack, overload
 
@@ -15,7 +16,7 @@ from fedtide.participation import Availability, Dropout, Selection
 from fedtide.problems import Problem
 from fedtide.problems.weighted_objective import Objective
 from fedtide.simulation.callbacks import Callback, check_callbacks
-from fedtide.simulation.cluster.ray_cluster import RayCluster, open_cluster
+from fedtide.simulation.cluster.ray_cluster import open_cluster
 from fedtide.simulation.experiment import (
     Checkpoints,
     Dtype,
@@ -26,6 +27,7 @@ from fedtide.simulation.experiment import (
 )
 from fedtide.simulation.result import Result, Results
 from fedtide.simulation.run_folder import Resume, RunFolder
+from fedtide.simulation.run_progress import Progress, StatusReporter
 from fedtide.simulation.runner import execute
 from fedtide.simulation.task_cache import count_alike
 from fedtide.spec import session
@@ -146,14 +148,12 @@ def simulate(
     for argument in ("seeds", "out", "resume", "progress", "callbacks", "cluster", "workers"):
         del given[argument]
     experiment = Experiment.from_dict(given)
-    listed = [seed] if seeds is None else _check_seeds(seeds, seed)
-    with (
-        open_cluster(cluster, workers) as opened,
-        _show_progress(progress, experiment, listed, callbacks) as watchers,
-    ):
-        if seeds is None:
-            return execute(experiment, out, resume, watchers, opened)
-        return _execute_seeds(experiment, listed, out, resume, watchers, opened)
+    how = (resume, progress, callbacks, cluster, workers)
+    if seeds is None:
+        return _execute([experiment], [out], *how)[0]
+    runs = [replace(experiment, seed=one) for one in _check_seeds(seeds, seed)]
+    folders = [None if out is None else Path(out) / f"seed-{run.seed}" for run in runs]
+    return Results(_execute(runs, folders, *how))
 
 
 def run(
@@ -174,51 +174,55 @@ def run(
         InvalidInputError: the file or a value cannot be used.
     """
     experiment = Experiment.load(path, overrides)
-    with (
-        open_cluster(cluster, workers) as opened,
-        _show_progress(progress, experiment, [experiment.seed], callbacks) as watchers,
-    ):
-        return execute(experiment, out, resume, watchers, opened)
-
-
-@contextmanager
-def _show_progress(
-    wanted: bool | None, experiment: Experiment, seeds: Sequence[int], callbacks: Iterable[Callback]
-) -> Iterator[tuple[Callback, ...]]:
-    """Yield the callbacks, plus a progress bar if one is wanted."""
-    watchers = check_callbacks(callbacks)
-    if wanted is False:
-        yield watchers
-        return
-    from fedtide.simulation.progress_bars import BarCallback, ProgressBars  # rich takes a moment
-
-    with ProgressBars(experiment.name) as bars:
-        shown = bars.is_interactive if wanted is None else wanted
-        bar = BarCallback(bars, experiment.rounds, seeds)
-        yield (*watchers, bar) if shown else watchers
+    return _execute([experiment], [out], resume, progress, callbacks, cluster, workers)[0]
 
 
 @session()
-def _execute_seeds(
-    experiment: Experiment,
-    seeds: Sequence[int],
-    out: str | Path | None,
+def _execute(
+    runs: Sequence[Experiment],
+    folders: Sequence[str | Path | None],
     resume: Resume,
-    callbacks: Sequence[Callback],
-    cluster: RayCluster | None,
-) -> Results:
-    """Run an experiment with each seed; all folders are checked before the first run starts."""
-    runs = [replace(experiment, seed=seed) for seed in seeds]
-    folders = [None if out is None else Path(out) / f"seed-{run.seed}" for run in runs]
+    progress: bool | None,
+    callbacks: Iterable[Callback],
+    cluster: str | None,
+    workers: int | None,
+) -> list[Result]:
+    """Run experiments that differ in the seed; all folders are checked before the first starts."""
+    watchers = check_callbacks(callbacks)
     for run, folder in zip(runs, folders, strict=True):
         if folder is not None:
             RunFolder(folder).check(run.to_dict(), resume)
-    return Results(
-        [
-            execute(run, folder, resume, callbacks, cluster, alike)
-            for run, folder, alike in zip(runs, folders, count_alike(runs), strict=True)
-        ]
-    )
+    found = []
+    with open_cluster(cluster, workers) as opened, _shown(progress, runs) as shown:
+        for run, folder, alike in zip(runs, folders, count_alike(runs), strict=True):
+            name = f"seed {run.seed}"
+            reporter = StatusReporter(partial(shown.set_status, name))
+            shown.start(name)
+            try:
+                given = [*watchers, reporter]
+                found.append(execute(run, folder, resume, given, opened, alike))
+            except BaseException as error:
+                shown.finish(name, "failed" if isinstance(error, Exception) else "interrupted")
+                raise
+            shown.finish(name, "done")
+    return found
+
+
+@contextmanager
+def _shown(wanted: bool | None, runs: Sequence[Experiment]) -> Iterator[Progress]:
+    """Yield the progress of the runs, which is shown if wanted."""
+    if wanted is False:
+        progress = Progress()
+        bars: AbstractContextManager[Any] = nullcontext()
+    else:
+        from fedtide.simulation.progress_bars import ProgressBars  # rich takes a moment
+
+        bars = ProgressBars(runs[0].name)
+        progress = Progress(bars if wanted or bars.is_interactive else None)
+    for run in runs:
+        progress.add(f"seed {run.seed}", run.rounds)
+    with bars:
+        yield progress
 
 
 def _check_seeds(seeds: Any, seed: int) -> list[int]:

@@ -7,34 +7,24 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
 
+from rich import progress as rich_progress
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
 
 from fedtide.activity import COMPILING
-from fedtide.simulation.callbacks import Callback, RunView
-from fedtide.simulation.run_progress import RunProgress
+from fedtide.simulation.run_progress import Progress, RunProgress
 
 _LINE_SECONDS = 10.0  # between lines of output if there is no terminal
 _MAX_BARS = 16  # active runs with a bar of their own
 _MAX_NAME_LENGTH = 48
 _PACE_SECONDS = 1.0  # of measurement before a remaining time is shown
-
-
-class HasRuns(Protocol):
-    """Anything that holds the progress of runs."""
-
-    @property
-    def runs(self) -> Mapping[str, RunProgress]:
-        """The progress of each run, by its name."""
 
 
 class ProgressBars(AbstractContextManager["ProgressBars"]):
@@ -48,7 +38,7 @@ class ProgressBars(AbstractContextManager["ProgressBars"]):
         self._title = title
         console = Console(stderr=True)
         self.is_interactive = console.is_terminal or _is_notebook(console)
-        self._bars = Progress(
+        self._bars = rich_progress.Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -70,7 +60,7 @@ class ProgressBars(AbstractContextManager["ProgressBars"]):
         if self.is_interactive:  # before 14.3, rich ends a disabled display with an empty line
             self._bars.stop()
 
-    def __call__(self, progress: HasRuns) -> None:
+    def __call__(self, progress: Progress) -> None:
         """Show the current progress."""
         runs, now = progress.runs, time.monotonic()
         running = {name: run for name, run in runs.items() if run.state == "running"}
@@ -109,53 +99,6 @@ class ProgressBars(AbstractContextManager["ProgressBars"]):
                 self._by_run[path] = self._bars.add_task(f"  {name}", total=run.rounds, status="")
             status = run.activity or _format_loss(run.loss)
             self._bars.update(self._by_run[path], completed=run.ended, status=status)
-
-
-class BarCallback(Callback):
-    """Shows the progress of one run, or of several one after another.
-
-    Args:
-        bars: the bars.
-        rounds: of each run.
-        seeds: of the runs.
-    """
-
-    def __init__(self, bars: ProgressBars, rounds: int, seeds: Sequence[int]) -> None:
-        self._bars = bars
-        self.runs = {f"seed {seed}": RunProgress(rounds) for seed in seeds}
-
-    def on_activity(self, activity: str) -> None:
-        for run in self.runs.values():
-            if run.state in ("waiting", "running"):
-                run.activity = activity
-                self._bars(self)
-                return
-
-    def on_start(self, run: RunView) -> None:
-        for name, one in self.runs.items():
-            if name == f"seed {run.experiment.seed}":
-                one.start()
-                break
-            if one.state == "waiting":  # it had finished before
-                one.finish("done")
-        self.on_round_end(run)
-
-    def on_round_end(self, run: RunView) -> None:
-        loss = run.metrics[-1].get("loss") if run.metrics else None
-        self._of(run).update(run.round, loss)
-        self._bars(self)
-
-    def on_end(self, run: RunView) -> None:
-        self._of(run).rounds = run.round  # less than planned if it was stopped
-        self._of(run).finish("done")
-        self._bars(self)
-
-    def on_error(self, run: RunView, error: BaseException) -> None:
-        self._of(run).finish("failed" if isinstance(error, Exception) else "interrupted")
-        self._bars(self)
-
-    def _of(self, run: RunView) -> RunProgress:
-        return self.runs[f"seed {run.experiment.seed}"]
 
 
 class Pace:

@@ -27,6 +27,7 @@ from fedtide.errors import InvalidInputError, first_line
 from fedtide.simulation.cluster.ray_cluster import RayCluster
 from fedtide.simulation.early_end import Failure
 from fedtide.simulation.process_settings import ProcessSettings
+from fedtide.simulation.run_progress import Progress, RunStatus
 from fedtide.simulation.task_cache import clear_task_cache
 from fedtide.spec import session
 from fedtide.sweep.job import (
@@ -35,8 +36,6 @@ from fedtide.sweep.job import (
     Job,
     OnFinished,
     Outcome,
-    RunStatus,
-    SweepProgress,
     lost_worker,
     run_job,
 )
@@ -47,7 +46,7 @@ _POLL_SECONDS = 0.2  # between two checks whether to stop
 
 def run_sequentially(
     jobs: Sequence[Job],
-    progress: SweepProgress,
+    progress: Progress,
     on_finished: OnFinished,
     stopped: Callable[[], bool],
     cluster: RayCluster | None = None,
@@ -67,7 +66,7 @@ def run_in_processes(
     jobs: Sequence[Job],
     workers: int,
     threads: int,
-    progress: SweepProgress,
+    progress: Progress,
     on_finished: OnFinished,
     stopped: Callable[[], bool],
 ) -> None:
@@ -140,7 +139,7 @@ def _ctrl_c_ignored() -> Iterator[None]:
 class _WorkerPool:
     """Worker processes and their jobs."""
 
-    def __init__(self, threads: int, progress: SweepProgress, on_finished: OnFinished) -> None:
+    def __init__(self, threads: int, progress: Progress, on_finished: OnFinished) -> None:
         self._threads, self._progress, self._on_finished = threads, progress, on_finished
         self._workers: list[_Worker] = []
 

@@ -21,13 +21,13 @@ from fedtide.errors import InvalidInputError
 from fedtide.simulation.cluster.ray_connection import connect_ray
 from fedtide.simulation.early_end import Failure
 from fedtide.simulation.process_settings import ProcessSettings
+from fedtide.simulation.run_progress import Progress
 from fedtide.sweep.job import (
     INTERRUPTED,
     MAX_ATTEMPTS,
     Job,
     OnFinished,
     Outcome,
-    SweepProgress,
     lost_worker,
     run_job,
 )
@@ -39,7 +39,7 @@ def run_on_ray(
     jobs: Sequence[Job],
     address: str,
     workers: int | None,
-    progress: SweepProgress,
+    progress: Progress,
     on_finished: OnFinished,
     stopped: Callable[[], bool],
 ) -> None:

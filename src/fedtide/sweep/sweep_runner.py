@@ -20,10 +20,11 @@ from fedtide.simulation.early_end import Failure, Interruption
 from fedtide.simulation.experiment import BUILDER, read_yaml
 from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.run_folder import Resume, RunFolder, folder_errors
+from fedtide.simulation.run_progress import Progress
 from fedtide.simulation.task_cache import count_alike
 from fedtide.spec import session
 from fedtide.sweep.configurations import Configuration, SweepRun
-from fedtide.sweep.job import Job, OnFinished, Outcome, SweepProgress, write_failure
+from fedtide.sweep.job import Job, OnFinished, Outcome, write_failure
 from fedtide.sweep.local_workers import run_in_processes, run_sequentially
 from fedtide.sweep.result_table import RESULTS_FILE, read_results
 from fedtide.sweep.sweep_spec import BEST_FILE, SWEEP_FILE, Sweep
@@ -33,7 +34,7 @@ from fedtide.yaml_text import dump
 _PROCESSES_OF_A_GPU = 2
 """Two on a GPU: one prepares its next round while the other's kernels run; each takes memory."""
 
-OnProgress = Callable[[SweepProgress], None]
+OnProgress = Callable[[Progress], None]
 """Called with the progress of all runs when the state of one changes, and after rounds."""
 
 OnRunEnd = Callable[[SweepRun, Path], None]
@@ -93,7 +94,7 @@ def run_sweep(
     out = expand_home(out)
     _check_folders(sweep, out, resume)
     execution = _Execution(
-        sweep, out, workers, ray, cluster, strict, resume, done, SweepProgress(progress)
+        sweep, out, workers, ray, cluster, strict, resume, done, Progress(progress)
     )
     table = table and not sweep.is_single_run  # which locks its folder itself
     lock = lock_folder(out, "out", "wait for it or choose another")
@@ -162,7 +163,7 @@ class _Execution:
     strict: bool
     resume: Resume
     done: OnRunEnd | None
-    progress: SweepProgress
+    progress: Progress
     runs: dict[str, SweepRun] = field(default_factory=dict)
     best: set[str] = field(default_factory=set)
     failed: tuple[str, Failure] | None = None
@@ -251,7 +252,7 @@ class _Execution:
         return [max(1, count / processes) for count in counts]
 
     def _execute_in_parallel(
-        self, execute: Callable[[SweepProgress, OnFinished, Callable[[], bool]], None]
+        self, execute: Callable[[Progress, OnFinished, Callable[[], bool]], None]
     ) -> None:
         with Interruption() as interruption:
 
