@@ -939,18 +939,6 @@ def test_targets_of_different_types_in_training_and_test_are_refused(train, test
         prepare(problem)
 
 
-@pytest.mark.parametrize("test", [0.2, "table"])
-def test_clients_without_test_samples_are_warned_of(test):
-    """Eleven clients of one sample, and one that holds the other 229."""
-    table = pd.DataFrame(columns()).assign(user=np.minimum(np.arange(ROWS), 11))
-    given_test = table[table["user"] == 11] if test == "table" else test
-    task = prepare(regression(table, test=given_test))
-    (warning,) = task.warnings
-    assert warning.startswith("problem.test: 11 of 12 clients have no test samples")
-    assert np.isnan(task.evaluate(task.start).clients["test_loss"]).sum() == 11
-    assert prepare(regression(test=0.2)).warnings == ()
-
-
 def test_constants_for_pixels_are_refused_where_there_are_none():
     with pytest.raises(InvalidInputError, match=r"^normalise: no input holds pixels; standardise"):
         prepare(regression(normalise=(100.0, 7.0)))

@@ -151,7 +151,6 @@ class Task(ABC):
             sequence are long when unrolled.
         class_names: the classes of the network's outputs, in their order, if they were given as
             text; else None.
-        warnings: sentences on metrics to be read with care, kept with the warnings of the run.
         evaluated_samples: how many samples an evaluation goes through; 0 if that costs nothing.
         batch_data: the tensors that `batch` reads besides its arguments; see `with_batch_data`.
         seed_family: equal for tasks of one problem, device and dtype that were prepared for
@@ -168,7 +167,6 @@ class Task(ABC):
     fewest_samples: int = 1
     is_recurrent: bool = False
     class_names: tuple[str, ...] | None = None
-    warnings: tuple[str, ...] = ()
     evaluated_samples: int = 0
     batch_data: tuple[Tensor, ...] = ()
     seed_family: object = None

@@ -61,18 +61,18 @@ class SupervisedEvaluator:
         shared = buffers if own is None else own.mean(dim=0)
         train = self._measure(x, data.train, shared)
         test = {} if data.test is None else self._measure_test(x, data.test, shared)
+        recalls = self._recalls(data.test, test)
         figures: dict[str, Floats] = {}
         if clients and own is not None:
             figures = self.evaluate_clients(x, np.arange(len(own)), own)
         elif clients:
             means = {name: shards.client_means(values) for name, values in train.items()}
-            figures = means | self._client_test_figures(test)
+            figures = means | self._client_test_figures(test, recalls)
         metrics = {"loss": figures.get("loss", train["loss"]).mean()}
         metrics |= {f"train_{name}": values.mean() for name, values in train.items()}
         metrics |= {f"test_{name}": values.mean() for name, values in test.items()}
-        if test and self._weighs_classes:
-            recalls, classes = self._recalls(test["accuracy"]), self._test_classes()
-            by_class = class_metrics(recalls, classes, data.class_names)
+        if data.test is not None and recalls is not None:
+            by_class = class_metrics(recalls, data.test.target.cpu().numpy(), data.class_names)
             metrics |= {n: v for n, v in by_class.items() if n not in metrics}  # the user's own
         return Evaluation(
             {name: float(value) for name, value in metrics.items()}, figures, self.lower_is_better
@@ -103,10 +103,17 @@ class SupervisedEvaluator:
         test = self._mean_over(x, data.test, own, buffers)
         return {f"test_{name}": value for name, value in test.items()}
 
-    def _client_test_figures(self, test: Mapping[str, Floats]) -> dict[str, Floats]:
-        """Return the test metrics of each client for one model, given those of each sample."""
+    def _client_test_figures(
+        self, test: Mapping[str, Floats], recalls: Floats | None
+    ) -> dict[str, Floats]:
+        """Return the test metrics of each client for one model, given those of each sample.
+
+        Args:
+            test: the metrics of each test sample, by name.
+            recalls: the accuracy of each class, (C,); None: samples have no classes.
+        """
         figures: dict[str, Floats] = {}
-        owners, shares = self.data.test_owners, self._weighing_shares
+        owners, shares = self.data.test_owners, self.class_shares
         if owners is not None:
             held, clients = owners >= 0, len(self.data.shards.sizes)
             count = np.bincount(owners[held], minlength=clients)
@@ -114,31 +121,20 @@ class SupervisedEvaluator:
                 sums = np.bincount(owners[held], values[held], clients)
                 with np.errstate(invalid="ignore"):  # NaN for a client without test samples
                     figures[f"test_{name}"] = sums / count
-        elif test and shares is not None:
-            recalls = self._recalls(test["accuracy"])
+        elif recalls is not None and shares is not None:
             figures["class_weighted_test_accuracy"] = weigh_classes(recalls, shares)
         return figures
 
-    @property
-    def _weighs_classes(self) -> bool:
-        """Whether every sample has one class, whose accuracy is measured."""
-        one_class = self.data.classes > 0 and self.data.train.target.dim() == 1
-        return one_class and "accuracy" in self.functions
+    def _recalls(self, samples: DeviceSamples | None, test: Mapping[str, Floats]) -> Floats | None:
+        """Return the accuracy of each class on the test samples, (C,).
 
-    @property
-    def _weighing_shares(self) -> Floats | None:
-        """The class shares of clients, (N, C), that weight the classes' accuracies; None: none."""
-        return self.class_shares if self._weighs_classes else None
-
-    def _recalls(self, correct: Floats) -> Floats:
-        """Return the share of test samples of each class that are classified correctly, (C,)."""
-        return class_recalls(correct, self._test_classes(), self.data.classes)
-
-    def _test_classes(self) -> Ints:
-        """Return the class of each test sample."""
-        assert self.data.test is not None
-        classes: Ints = self.data.test.target.cpu().numpy()
-        return classes
+        None unless every sample has one class, and the accuracy is measured.
+        """
+        if samples is None or "accuracy" not in test or samples.target.dim() != 1:
+            return None
+        if not self.data.classes:
+            return None
+        return class_recalls(test["accuracy"], samples.target.cpu().numpy(), self.data.classes)
 
     def _mean_over(
         self, x: Tensor, samples: DeviceSamples, rows: Ints, buffers: Tensor | None

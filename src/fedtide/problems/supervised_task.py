@@ -109,7 +109,6 @@ class SupervisedTask(Task):
             check_per_sample(field, function, outputs, example.target, *example.masks)
         warn_of_probabilities(module, loss, outputs)
         self.hides_padding = bool(data.train.masks) and self._mask_name is None
-        self.warnings = tuple(self._untested_clients())
         params = self.model.params
         self._needs_keys = bool(augmentations) or self.model.draws
         self.layout = Layout.from_params(params)
@@ -246,18 +245,6 @@ class SupervisedTask(Task):
         if positions is None or self._mask_name is None:
             return ()
         return (positions.long() if self._mask_name == _TOKENIZERS_MASK else positions,)
-
-    def _untested_clients(self) -> list[str]:
-        """Return a sentence on clients without test samples, if there are any."""
-        owners, clients = self.data.test_owners, self.population.clients
-        missing = 0 if owners is None else clients - len(np.unique(owners[owners >= 0]))
-        if not missing:
-            return []
-        return [
-            f"problem.test: {missing:,} of {clients:,} clients "
-            f"{'has' if missing == 1 else 'have'} no test samples; test metrics of clients, such "
-            "as the worst tenth, leave them out"
-        ]
 
     @torch.no_grad()
     def _accepts_channels_last(self, arguments: tuple[Tensor, ...]) -> bool:

@@ -225,8 +225,7 @@ class Run:
         algorithm, tally = self.experiment.algorithm, self.tally
         moved = not torch.equal(self.driver.output, self.task.start)
         entered = bool(tally.effective.any())
-        found = find_warnings(algorithm, self.metrics, start_loss, tally.reports, moved, entered)
-        return [*found, *self.task.warnings]
+        return find_warnings(algorithm, self.metrics, start_loss, tally.reports, moved, entered)
 
     def metrics_table(self) -> pl.DataFrame:
         """Return one row per evaluation."""
