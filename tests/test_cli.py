@@ -592,7 +592,7 @@ def test_damaged_logs_and_data_are_refused(fedtide):
 def test_data_with_invalid_values_are_refused(fedtide):
     rows = {"f": [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], "label": [0, 1, 1]}
     cases = [
-        ({"f": [[0.0, 1.0], [float("nan"), 1.0], [0.0, 1.0]]}, "finite"),
+        ({"f": [[0.0, 1.0], [float("nan"), 1.0], [0.0, 1.0]]}, "NaN or infinity"),
         ({"label": [0, -1, 1]}, "label"),
         ({"label": [0.5, 1.0, 1.0]}, "label"),
         ({"label": ["a", None, "b"]}, "label"),

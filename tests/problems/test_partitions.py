@@ -250,7 +250,7 @@ def test_flwr_instances_can_be_reused_and_use_other_columns():
         ),
         (
             lambda: Natural("writre").split(LABELS, 5, 0, {"writer": LABELS}),
-            "^column: .*'writre' .*; did you mean 'writer'",
+            "^column: .*'writre'; did you mean 'writer'",
         ),
         (
             lambda: split(Natural("writer"), LABELS, 5, 0, {"writer": LABELS}),

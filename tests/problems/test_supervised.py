@@ -844,8 +844,8 @@ UNFIT = {
     ),
     "text-among-targets": ({"target": ["number", "kind"]}, "target: column 'kind' does not hold"),
     "column-twice": ({"inputs": ["a", "a"]}, "inputs: .*twice"),
-    "a-share-of-one": ({"test": 1}, "test: 1.0 is not a share"),
-    "true-as-share": ({"test": True}, "test: 1.0 is not a share"),
+    "a-share-of-one": ({"test": 1}, "test: 1 is not a share"),
+    "true-as-share": ({"test": True}, "test: True is not a share"),
 }
 
 

@@ -34,12 +34,16 @@ def column_names(inputs: Inputs) -> list[str]:
     """Return all columns that `inputs` names.
 
     Raises:
-        InvalidInputError: a column is named twice.
+        InvalidInputError: a column is named twice, or by something other than text.
     """
     if isinstance(inputs, str):
         return [inputs]
-    entries = inputs.values() if isinstance(inputs, Mapping) else inputs
-    names = [name for e in entries for name in ([e] if isinstance(e, str) else e)]
+    names: list[str] = []
+    for entry in inputs.values() if isinstance(inputs, Mapping) else inputs:
+        own = entry if isinstance(entry, list | tuple) else [entry]
+        if not all(isinstance(name, str) for name in own):
+            raise InvalidInputError(f"inputs: {entry!r:.60} is neither a column nor a list of them")
+        names += own
     if len(set(names)) < len(names):
         raise InvalidInputError(f"inputs: {names} names a column twice; name each once")
     return names

@@ -19,7 +19,7 @@ from fedtide.population import Names
 from fedtide.problems.base import BufferMode, Problem
 from fedtide.problems.datasets.catalogue import check_constants, standardisation
 from fedtide.problems.datasets.files import split_files
-from fedtide.problems.datasets.sources import Table, read_source
+from fedtide.problems.datasets.sources import PlainColumns, Table, read_source
 from fedtide.problems.input_columns import (
     Inputs,
     argument_names,
@@ -142,8 +142,7 @@ class SupervisedProblem(Problem):
                     "these have several targets or none; use Iid() or a column"
                 )
             labels = np.zeros(len(read.train), dtype=np.int64)
-        columns = {"label": labels, **read.columns}
-        return split(self.partition, labels, self.clients, seed, columns)
+        return split(self.partition, labels, self.clients, seed, read.columns)
 
 
 @spec
@@ -227,10 +226,10 @@ class Supervised(SupervisedProblem):
         if not isinstance(self.clients, str):
             check_partition(self.clients, self.partition)
         if isinstance(self.test, Real | np.bool_):
-            share = float(self.test)
+            share: Any = self.test
             if not 0 < share < 1:
-                raise InvalidInputError(f"test: {share} is not a share within (0, 1)")
-            object.__setattr__(self, "test", share)
+                raise InvalidInputError(f"test: {share!s:.60} is not a share within (0, 1)")
+            object.__setattr__(self, "test", float(share))
         column_names(self.inputs)
         resolve_loss(self.loss)
         resolve_metrics(self.metrics, self.loss)
@@ -266,7 +265,7 @@ class Supervised(SupervisedProblem):
             test=parts[1] if len(parts) > 1 else None,
             kind=kind,
             classes=classes,
-            columns={} if self.partition is None else tables[0].plain_columns(),
+            columns=PlainColumns(tables[0], partition_labels(target.train, kind, classes)),
             clients=self._client_column(tables[0]),
             test_clients=self._client_column(tables[1]) if len(tables) > 1 else None,
             mean=(mean,),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.problems.datasets.files import load_from_hub, read_file
-from fedtide.problems.datasets.sources import Table
+from fedtide.problems.datasets.sources import PlainColumns, Table
 from fedtide.problems.datasets.table_columns import require_finite
 from fedtide.validation import expand_home
 
@@ -265,8 +265,7 @@ def _to_rows(arrow: pa.Table, source: str, file: Path | None = None) -> Rows:
             f"dataset: column {label!r} of {source} holds no whole numbers; number the classes"
         )
     labels = labels.astype(np.int64)
-    columns = {**table.plain_columns(), "label": labels}
-    return Rows(features, labels, MappingProxyType(columns))
+    return Rows(features, labels, PlainColumns(table, labels))
 
 
 def _take_first(rows: Rows, samples: int) -> Rows:

@@ -6,8 +6,9 @@ where samples come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from fedtide.problems.datasets.files import (
 )
 from fedtide.problems.datasets.image_decoding import decode_cached
 from fedtide.problems.datasets.natural import NATURAL, load_natural
-from fedtide.problems.datasets.table_columns import Column, from_arrow, is_pandas, to_column
+from fedtide.problems.datasets.table_columns import Column, Ints, from_arrow, is_pandas, to_column
 from fedtide.spec import Session
 from fedtide.validation import expand_home
 
@@ -90,16 +91,6 @@ class Table:
                 ) from None
         return self._columns[name]
 
-    def plain_columns(self) -> dict[str, NDArray[Any]]:
-        """Return the columns with one value per row, by which a partition may divide the rows."""
-        plain = {}
-        for name in self.names:
-            with suppress(InvalidInputError):  # neither numbers nor text: of no use here
-                column = self.column("train", name)
-                if isinstance(column, np.ndarray) and column.ndim == 1:
-                    plain[name] = column
-        return plain
-
     def require_rows(self, columns: Mapping[str, Iterable[str]]) -> None:
         """Check that columns exist and have the same number of rows, at least one.
 
@@ -121,6 +112,36 @@ class Table:
             )
         if not any(sizes.values()):
             raise InvalidInputError(f"{self._source}: it has no rows; give at least one")
+
+
+@dataclass(frozen=True, eq=False)
+class PlainColumns(Mapping[str, NDArray[Any]]):
+    """The columns of a table with one value per row, by which a partition may divide its rows.
+
+    Args:
+        table: the table, which converts a column when it is asked for.
+        labels: the column `label` of a table that has none, (n,); None: there is none.
+    """
+
+    table: Table
+    labels: Ints | None = None
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name == "label" and name not in self.table and self.labels is not None:
+            return self.labels
+        column = self.table.column("column", name) if name in self.table else None
+        if not isinstance(column, np.ndarray) or column.ndim > 1:
+            raise KeyError(name)
+        return column
+
+    def __iter__(self) -> Iterator[str]:
+        for name in dict.fromkeys([*self.table.names, "label"]):
+            with suppress(InvalidInputError):  # neither numbers nor text, or with missing values
+                if name in self:
+                    yield name
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def read_source(field: str, source: Any, order: Sequence[str], names: str | None = None) -> Table:

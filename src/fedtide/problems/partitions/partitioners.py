@@ -179,7 +179,7 @@ class Natural(Partition):
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
         if self.column not in columns:
             raise InvalidInputError(
-                f"column: the training data have no {self.column!r} with a value in every row; "
+                f"column: the training data have no {self.column!r}; "
                 f"{did_you_mean(self.column, columns)}"
             )
         return StoredShards.from_column("column", self.column, columns[self.column])
