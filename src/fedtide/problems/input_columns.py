@@ -40,7 +40,7 @@ def column_names(inputs: Inputs) -> list[str]:
         return [inputs]
     names: list[str] = []
     for entry in inputs.values() if isinstance(inputs, Mapping) else inputs:
-        own = entry if isinstance(entry, list | tuple) else [entry]
+        own: Sequence[Any] = entry if isinstance(entry, list | tuple) else [entry]
         if not all(isinstance(name, str) for name in own):
             raise InvalidInputError(f"inputs: {entry!r:.60} is neither a column nor a list of them")
         names += own
