@@ -18,8 +18,6 @@ from fedtide.training.trainers._graph_capture import in_memory, onednn_product
 
 _MOST_TERMS = 16
 """Sums of up to this many terms are unrolled; longer ones would take long to compile."""
-_MOST_SUMS = 320
-"""Matrix products with up to this many entries are computed as one sum per entry."""
 _MOST_ROWS = 16
 """Products with up to this many rows, or columns, are computed row by row, or column by column, all
 side by side; more would exceed the registers."""
@@ -27,8 +25,6 @@ _CACHE_BYTES = 2**15
 """The rows of such a product are read for every column, so they must fit into a core's L1 cache."""
 _PRECISE = (torch.float32, torch.float64)
 """Types for whose products processors have no dedicated matrix units."""
-_SHORT_SUM = 256
-"""With few entries, each a sum of up to this many terms, computing row by row does not pay."""
 _ONEDNN_PRODUCTS = 2**21
 """Matrix products of fewer multiplications take oneDNN longer to prepare than it saves."""
 _WORTH_A_COPY = 64
@@ -47,7 +43,6 @@ def cpu_operations(clients: int) -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.bmm.default: partial(_products, clients),
         torch.ops.aten.mm.default: _product,
         torch.ops.aten.addmm.default: _product_and_bias,
-        torch.ops.aten.convolution_backward.default: _sum_bias_apart,
         torch.ops.aten.max_pool2d_with_indices_backward.default: _select_by_window,
         torch.ops.aten.native_group_norm.default: _normalise_groups,
         torch.ops.aten.native_group_norm_backward.default: _group_gradients,
@@ -55,15 +50,13 @@ def cpu_operations(clients: int) -> dict[Any, Callable[..., Any]]:
 
 
 def _sum_products(clients: int, a: Tensor, b: Tensor) -> Any:
-    """Return one matrix product per client, if its sums have few terms or it has few rows, columns
-    or entries.
+    """Return one matrix product per client, if its sums have few terms, or it few rows or columns.
 
     Few terms: for instance, a sum over the samples of a minibatch. The compiler fuses it with what
     follows, so that a layer's gradient is subtracted from the weights where it is computed and
     never written to memory. Few rows (samples, too) or columns (such as ten classes): their sums
-    are computed side by side, so that each weight is read once for all of them. Few entries
-    (samples by classes): a matrix library takes longer to prepare than the sums take. Other
-    products, such as those of each attention head, gain nothing.
+    are computed side by side, so that each weight is read once for all of them. Other products,
+    such as those of each attention head, gain nothing.
     """
     rows, terms, columns = a.shape[1], a.shape[2], b.shape[2]
     if a.shape[0] != clients or not terms or not a.is_floating_point():
@@ -71,18 +64,14 @@ def _sum_products(clients: int, a: Tensor, b: Tensor) -> Any:
     if terms <= _MOST_TERMS:
         a, b = in_memory(a), in_memory(b)
         return reduce(torch.add, (a[:, :, k, None] * b[:, k, None] for k in range(terms)))
-    few_numbers = rows * columns <= _MOST_SUMS
-    if not (few_numbers and terms <= _SHORT_SUM):
-        if columns < rows and _has_few_rows(b.transpose(1, 2), a.transpose(1, 2)):
-            return torch.stack(_sum_by_row(b.transpose(1, 2), a.transpose(1, 2)), 2)
-        if rows <= columns and _has_few_rows(a, b):
-            # If b is the transpose of weights stored row by row, the loop that wrote them is as
-            # long as that of these sums. If the compiler fused both, the loop would need the
-            # minibatches of two steps, too many for a cache, so the first column is summed apart.
-            parts = (b,) if b.is_contiguous() else (b[:, :, :1], b[:, :, 1:])
-            return torch.cat([torch.stack(_sum_by_row(a, part), 1) for part in parts], 2)
-    if few_numbers:
-        return (in_memory(a)[:, :, None] * in_memory(b.transpose(1, 2))[:, None]).sum(-1)
+    if columns < rows and _has_few_rows(b.transpose(1, 2), a.transpose(1, 2)):
+        return torch.stack(_sum_by_row(b.transpose(1, 2), a.transpose(1, 2)), 2)
+    if rows <= columns and _has_few_rows(a, b):
+        # If b is the transpose of weights stored row by row, the loop that wrote them is as long as
+        # that of these sums. If the compiler fused both, the loop would need the minibatches of two
+        # steps, too many for a cache, so the first column is summed apart.
+        parts = (b,) if b.is_contiguous() else (b[:, :, :1], b[:, :, 1:])
+        return torch.cat([torch.stack(_sum_by_row(a, part), 1) for part in parts], 2)
     return NotImplemented
 
 
@@ -142,26 +131,6 @@ def _sum_by_row(a: Tensor, b: Tensor) -> list[Tensor]:
     if b.is_contiguous():
         return [(row[:, :, None] * b).sum(1) for row in rows]
     return [(row[:, None] * b.transpose(1, 2)).sum(-1) for row in rows]
-
-
-def _sum_bias_apart(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: list[int] | None,
-    *settings: Any,
-) -> Any:
-    """Return the gradients of a convolution; that of its bias is a sum that the compiler generates.
-
-    oneDNN adds up the pixels in a separate loop, which takes longer.
-    """
-    *others, (images, kernel, bias) = settings
-    if not bias:
-        return NotImplemented
-    backward = torch.ops.aten.convolution_backward.default
-    mask = [images, kernel, False]
-    dx, d_weight, _ = backward(gradient, x, weight, bias_sizes, *others, mask)
-    return dx, d_weight, gradient.sum([0, *range(2, gradient.dim())])
 
 
 def _select_by_window(
