@@ -37,6 +37,7 @@ MODULES = {
     "fedtide.problems": "Problems",
     "fedtide.algorithms": "Methods of your own",
     "fedtide.privacy": "Privacy",
+    "fedtide.testing": "Checks of your own classes",
     "fedtide.theory": "Bounds and step sizes",
     "fedtide.flower": "Flower",
     "fedtide.errors": "Errors",

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fedtide as ft
 from fedtide.problems.base import loss_gradient
-from fedtide.problems.models import FunctionalModel
+from fedtide.problems.models import MODELS, FunctionalModel
 from fedtide.testing import check_network
 
 COUNT = 12
@@ -497,3 +497,8 @@ def test_hooks_that_are_never_called_are_not_refused(share):
     else:
         network[0].requires_grad_(False)
     check_network(network, torch.rand(3, 4))
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn-001-cifar100"])
+def test_the_networks_of_the_papers_keep_the_contract(name):
+    check_network(MODELS[name].build((3, 32, 32), 10), torch.rand(2, 3, 32, 32))
