@@ -346,16 +346,6 @@ def test_the_path_of_a_ledger_in_place_of_its_url_is_corrected(tmp_path: Path):
         read_ledger(str(path))
 
 
-def test_an_unknown_stage_is_rejected():
-    with pytest.raises(InvalidInputError, match=r"^stage: .*'usd'; did you mean 'used'"):
-        Entry("a", "usd")
-
-
-def test_an_unknown_reason_is_rejected():
-    with pytest.raises(InvalidInputError, match=r"^reason: .*'erro'; did you mean 'error'"):
-        Entry("a", "selected", reason="erro")
-
-
 def test_what_is_streamed_is_of_one_moment_and_comes_in_batches(
     url: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -540,7 +530,7 @@ def test_databases_in_memory_and_uris_leave_no_other_files(
 
 def test_a_writer_takes_no_federation_in_its_url(tmp_path: Path):
     """SQLite took it for a part of the file's name, and readers found no ledger."""
-    with pytest.raises(InvalidInputError, match=r"^ledger: the URL ends in #ward; .* federation"):
+    with pytest.raises(InvalidInputError, match=r"^ledger: the URL has a #; .* federation"):
         Ledger(f"{sqlite_url(tmp_path / 'ledger.db')}#ward")
     assert not [*tmp_path.iterdir()]
 
