@@ -151,7 +151,7 @@ def test_rates_of_stragglers_are_not_known() -> None:
         (lambda: Stragglers(deadline=0.0), "deadline: 0"),
         (lambda: Stragglers(3, spread=-1.0), "spread: -1"),
         (lambda: Stragglers(3, jitter=-1.0), "jitter: -1"),
-        (lambda: Stragglers(3, times=[1.0, 0.0]), "times: one is 0"),
+        (lambda: Stragglers(3, times=[1.0, 0.0]), "times: 0"),
         (lambda: Stragglers(3, times={"a": -1.0}), "times: -1"),
         (
             lambda: Schedule(Full(), dropout=Stragglers(3, times=[1.0])).start(Population(2), 0),

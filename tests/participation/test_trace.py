@@ -174,9 +174,9 @@ def test_columns_that_hold_no_numbers_are_rejected(start: object, tmp_path: Path
 
 
 def test_invalid_parameters_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=r"^round_seconds: 0 .*; "):
+    with pytest.raises(InvalidInputError, match=r"^round_seconds: 0 "):
         Trace("trace.csv", round_seconds=0)
-    with pytest.raises(InvalidInputError, match=r"^repeat: -1 .*; "):
+    with pytest.raises(InvalidInputError, match=r"^repeat: -1 "):
         Trace("trace.csv", round_seconds=1, repeat=-1)
     path = write_trace(tmp_path / "trace.csv", [(0, 0, 10)])
     with pytest.raises(InvalidInputError, match=r"^repeat: 5 .*; "):

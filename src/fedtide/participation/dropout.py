@@ -5,23 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.client_values import Name, in_any_order, order_by_id
+from fedtide.client_values import Name, order_by_id
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import Ids
 from fedtide.population import Population
 from fedtide.randomness import uniforms
-from fedtide.spec import spec
+from fedtide.spec import AtLeast, Positive, Unit, spec
 from fedtide.validation import (
-    require_at_least,
-    require_nonnegative,
     require_one_per_client,
-    require_positive,
-    require_probabilities,
-    require_whole_number,
 )
 
 
@@ -78,10 +74,7 @@ class RandomDropout(Dropout):
     array([False, False])
     """
 
-    probability: float
-
-    def __post_init__(self) -> None:
-        require_probabilities("probability", self.probability)
+    probability: Annotated[float, Unit]
 
     def draw_mask(self, seed: int, t: int, clients: Ids) -> NDArray[np.bool_]:
         """Return False for the clients that fail."""
@@ -124,28 +117,19 @@ class Stragglers(Dropout):
     array([ True, False,  True, False, False])
     """
 
-    close_after: int | None = None
-    deadline: float | None = None
-    times: Sequence[float] | NDArray[np.float64] | Mapping[Name, float] | None = None
-    spread: float | None = None
-    jitter: float = 0.5
+    close_after: Annotated[int | None, AtLeast(1)] = None
+    deadline: Annotated[float | None, Positive] = None
+    times: Annotated[
+        Sequence[float] | NDArray[np.float64] | Mapping[Name, float] | None, Positive
+    ] = None
+    spread: Annotated[float | None, AtLeast(0)] = None
+    jitter: Annotated[float, AtLeast(0)] = 0.5
 
     def __post_init__(self) -> None:
         if self.close_after is None and self.deadline is None:
             raise InvalidInputError(
                 "close_after: without it and without a deadline nobody is late; give one of them"
             )
-        if self.close_after is not None:
-            require_whole_number("close_after", self.close_after)
-        if self.deadline is not None:
-            require_positive("deadline", self.deadline)
-        if self.times is not None:
-            times = require_nonnegative("times", in_any_order(self.times))
-            if not times.all():
-                raise InvalidInputError("times: one is 0; give positive numbers")
-        if self.spread is not None:
-            require_at_least("spread", self.spread, 0)
-        require_at_least("jitter", self.jitter, 0)
 
     def for_population(self, population: Population) -> Stragglers:
         if self.times is None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtide.client_values import Name, in_any_order, order_by_id
+from fedtide.client_values import Name, order_by_id
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.randomness import generator
-from fedtide.spec import spec
+from fedtide.spec import Positive, Unit, spec
 from fedtide.validation import (
     require_nonnegative,
-    require_numbers,
     require_one_per_client,
     require_probabilities,
 )
@@ -52,13 +52,10 @@ class Correlated(RateLaw):
         InvalidInputError: alpha not above 0, or mean or floor outside [0, 1].
     """
 
-    alpha: float = 0.1
-    mean: float = 0.1
-    floor: float = 0.0
+    alpha: Annotated[float, Positive] = 0.1
+    mean: Annotated[float, Unit] = 0.1
+    floor: Annotated[float, Unit] = 0.0
     seed: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_correlated(self.alpha, self.mean, self.floor)
 
     def rates_of(self, class_shares: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
         return correlated_rates(class_shares, self.alpha, self.mean, self.floor, seed)
@@ -85,13 +82,9 @@ class UniformByClass(RateLaw):
     array([0.])
     """
 
-    first: float = 1.0
-    second: float = 0.5
+    first: Annotated[float, Unit] = 1.0
+    second: Annotated[float, Unit] = 0.5
     seed: int | None = None
-
-    def __post_init__(self) -> None:
-        require_probabilities("first", self.first)
-        require_probabilities("second", self.second)
 
     def rates_of(self, class_shares: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
         classes = class_shares.shape[1]
@@ -100,7 +93,9 @@ class UniformByClass(RateLaw):
         return np.asarray(np.minimum(mixed, 1.0))  # shares sum to 1 but for rounding
 
 
-Rates = float | Sequence[float] | NDArray[np.float64] | Mapping[Name, float] | RateLaw
+Rates = Annotated[
+    float | Sequence[float] | NDArray[np.float64] | Mapping[Name, float] | RateLaw, Unit
+]
 """One number for all clients, one for each (a list, or by name), or a law."""
 
 
@@ -134,7 +129,7 @@ def correlated_rates(
     >>> correlated_rates([[0.5, 0.5], [0.5, 0.5]], mean=0.2)
     array([0.2, 0.2])
     """
-    _check_correlated(alpha, mean, floor)
+    Correlated(alpha, mean, floor)  # checks them
     shares = require_nonnegative("class_shares", class_shares, dimensions=2)
     if not np.allclose(shares.sum(axis=1), 1, atol=1e-6):
         raise InvalidInputError("class_shares: a row does not sum to 1; divide each row by its sum")
@@ -169,16 +164,3 @@ def resolve_rates(
         return np.full(population.clients, array[0])
     require_one_per_client(field, array, population.clients)
     return array
-
-
-def check_rates(rates: Rates, field: str = "rates") -> None:
-    """Raise InvalidInputError, naming `field`, for rates that cannot fit any population."""
-    if not isinstance(rates, RateLaw):
-        require_probabilities(field, in_any_order(rates))
-
-
-def _check_correlated(alpha: float, mean: float, floor: float) -> None:
-    if require_numbers("alpha", [alpha])[0] <= 0:
-        raise InvalidInputError(f"alpha: {alpha} is not above 0; give a positive concentration")
-    require_probabilities("mean", mean)
-    require_probabilities("floor", floor)

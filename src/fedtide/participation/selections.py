@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Annotated
 
 import numpy as np
 
@@ -10,8 +11,8 @@ from fedtide.errors import InvalidInputError, quantify
 from fedtide.participation.availability.base import AvailableClients, Ids
 from fedtide.population import Population
 from fedtide.randomness import generator, random_words
-from fedtide.spec import spec
-from fedtide.validation import require_cohort_size, require_whole_number
+from fedtide.spec import AtLeast, Share, spec
+from fedtide.validation import require_cohort_size
 
 
 class SelectionStream(ABC):
@@ -74,10 +75,7 @@ class UniformOf(Selection):
     array([4])
     """
 
-    size: int
-
-    def __post_init__(self) -> None:
-        require_whole_number("size", self.size)
+    size: Annotated[int, AtLeast(1)]
 
     def start(self, population: Population, seed: int) -> SelectionStream:
         require_cohort_size(self.size, population.clients)
@@ -132,10 +130,7 @@ class PermutationOf(Selection):
     [0, 1, 2, 3]
     """
 
-    size: int
-
-    def __post_init__(self) -> None:
-        require_whole_number("size", self.size)
+    size: Annotated[int, AtLeast(1)]
 
     def start(self, population: Population, seed: int) -> SelectionStream:
         require_cohort_size(self.size, population.clients)
@@ -192,10 +187,7 @@ class LongestAbsent(Selection):
     [[0, 1], [0, 2], [0, 1]]
     """
 
-    size: int
-
-    def __post_init__(self) -> None:
-        require_whole_number("size", self.size)
+    size: Annotated[int, AtLeast(1)]
 
     def start(self, population: Population, seed: int) -> SelectionStream:
         require_cohort_size(self.size, population.clients)
@@ -237,12 +229,8 @@ class LeastServed(Selection):
     [[0], [1], [0], [1]]
     """
 
-    size: int
-    period: int
-
-    def __post_init__(self) -> None:
-        require_whole_number("size", self.size)
-        require_whole_number("period", self.period)
+    size: Annotated[int, AtLeast(1)]
+    period: Annotated[int, AtLeast(1)]
 
     def start(self, population: Population, seed: int) -> SelectionStream:
         require_cohort_size(self.size, population.clients)
@@ -298,13 +286,8 @@ class LeastFrequent(Selection):
     [[1], [0], [1]]
     """
 
-    size: int
-    beta: float = 0.01
-
-    def __post_init__(self) -> None:
-        require_whole_number("size", self.size)
-        if not 0 < self.beta <= 1:
-            raise InvalidInputError(f"beta: {self.beta} is not within (0, 1]; 0.01 is usual")
+    size: Annotated[int, AtLeast(1)]
+    beta: Annotated[float, Share] = 0.01
 
     def start(self, population: Population, seed: int) -> SelectionStream:
         require_cohort_size(self.size, population.clients)
@@ -353,12 +336,8 @@ class MinSeparation(Selection):
     ([0, 1, 2, 3], True)
     """
 
-    size: int
-    rounds: int
-
-    def __post_init__(self) -> None:
-        require_whole_number("size", self.size)
-        require_whole_number("rounds", self.rounds, low=0)
+    size: Annotated[int, AtLeast(1)]
+    rounds: Annotated[int, AtLeast(0)]
 
     def start(self, population: Population, seed: int) -> SelectionStream:
         clients = population.clients

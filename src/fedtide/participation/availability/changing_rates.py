@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
 from fedtide.participation.availability.renewal import RenewalStream, draw_geometric
-from fedtide.participation.rates import Rates, check_rates, resolve_rates
+from fedtide.participation.rates import Rates, resolve_rates
 from fedtide.population import Population
 from fedtide.randomness import generator, uniforms
-from fedtide.spec import spec
-from fedtide.validation import require_probabilities, require_whole_number
+from fedtide.spec import AtLeast, Unit, Within, spec
 
 Shares = Callable[[int, Ids], NDArray[np.float64]]
 """From t and client ids to p_n^t over the peak of each client, in [0, 1], shape (S,)."""
@@ -74,14 +72,8 @@ class Drifting(Availability):
 
     rates: Rates
     final: Rates
-    rounds: int
-    start: int = 0
-
-    def __post_init__(self) -> None:
-        check_rates(self.rates)
-        check_rates(self.final, "final")
-        require_whole_number("rounds", self.rounds)
-        require_whole_number("start", self.start, low=0)
+    rounds: Annotated[int, AtLeast(1)]
+    start: Annotated[int, AtLeast(0)] = 0
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         before = resolve_rates(self.rates, population, seed)
@@ -129,14 +121,8 @@ class DayNight(Availability):
 
     rates: Rates
     night: Rates
-    period: int = 24
-    spread: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_rates(self.rates)
-        check_rates(self.night, "night")
-        require_whole_number("period", self.period, low=2)
-        require_probabilities("spread", self.spread)
+    period: Annotated[int, AtLeast(2)] = 24
+    spread: Annotated[float, Unit] = 1.0
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         day, night = self._rates(population, seed)
@@ -201,20 +187,10 @@ class Fluctuating(Availability):
 
     rates: Rates
     shape: Shape = "sine"
-    period: int = 20
-    gamma: float = 0.3
-    low: float = 0.4
-    least: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_rates(self.rates)
-        require_whole_number("period", self.period)
-        if not 0 <= self.gamma <= 0.5:
-            raise InvalidInputError(
-                f"gamma: with {self.gamma} some probabilities are negative; give 0 to 0.5"
-            )
-        require_probabilities("low", self.low)
-        require_probabilities("least", self.least)
+    period: Annotated[int, AtLeast(1)] = 20
+    gamma: Annotated[float, Within(0, 0.5, hint="so that no probability is negative")] = 0.3
+    low: Annotated[float, Unit] = 0.4
+    least: Annotated[float, Unit] = 0.1
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         p = resolve_rates(self.rates, population, seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,8 @@ from fedtide.participation.availability.base import (
 )
 from fedtide.population import Population
 from fedtide.randomness import generator, uniforms
-from fedtide.spec import spec
-from fedtide.validation import require_one_per_client, require_probabilities, require_whole_number
+from fedtide.spec import AtLeast, Unit, spec
+from fedtide.validation import require_one_per_client, require_whole_number
 
 
 @spec
@@ -64,18 +64,12 @@ class GroupCycle(Availability):
         | Mapping[Name, int]
         | Mapping[Name, str]
     )
-    rounds: int | Sequence[int]
-    offset: Literal["random"] | int = "random"
-    on: float = 1.0
-    off: float = 0.0
+    rounds: Annotated[int | Sequence[int], AtLeast(1)]
+    offset: Annotated[Literal["random"] | int, AtLeast(0)] = "random"
+    on: Annotated[float, Unit] = 1.0
+    off: Annotated[float, Unit] = 0.0
 
     def __post_init__(self) -> None:
-        for turn in np.atleast_1d(np.asarray(self.rounds, dtype=object)):
-            require_whole_number("rounds", turn)
-        if not isinstance(self.offset, str):
-            require_whole_number("offset", self.offset, low=0)
-        require_probabilities("on", self.on)
-        require_probabilities("off", self.off)
         self._turns()
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:

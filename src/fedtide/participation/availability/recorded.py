@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from logging import getLogger
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import polars as pl
@@ -33,12 +33,10 @@ from fedtide.participation.log.tables import (
     to_polars,
 )
 from fedtide.population import Population
-from fedtide.spec import spec
+from fedtide.spec import AtLeast, spec
 from fedtide.validation import (
     expand_home,
-    require_choice,
     require_nonnegative,
-    require_whole_number,
 )
 
 
@@ -114,14 +112,11 @@ class Replay(Availability):
     """
 
     log: str | Path | MemoryTable
-    stage: str = "used"
+    stage: Literal["available", "selected", "reported", "used"] = "used"
     columns: Mapping[str, str] | None = None
-    first_round: int | None = None
+    first_round: Annotated[int | None, AtLeast(0)] = None
 
     def __post_init__(self) -> None:
-        require_choice("stage", self.stage, STAGES)
-        if self.first_round is not None:
-            require_whole_number("first_round", self.first_round, low=0)
         log: str | Path | pl.DataFrame
         if not isinstance(self.log, str | Path):
             log = to_polars("log", self.log)

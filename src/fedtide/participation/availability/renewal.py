@@ -6,12 +6,11 @@ from abc import abstractmethod
 from array import array
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import (
     Availability,
     AvailabilityStream,
@@ -19,11 +18,10 @@ from fedtide.participation.availability.base import (
     Ids,
     RoundOrder,
 )
-from fedtide.participation.rates import Rates, check_rates, resolve_rates
+from fedtide.participation.rates import Rates, resolve_rates
 from fedtide.population import Population
 from fedtide.randomness import generator
-from fedtide.spec import spec
-from fedtide.validation import require_share, require_whole_number
+from fedtide.spec import AtLeast, Share, spec
 
 NEVER = 2**31 - 1
 """A round beyond the end of any run; due rounds are stored as 32-bit integers."""
@@ -147,9 +145,6 @@ class Bernoulli(Availability):
 
     rates: Rates
 
-    def __post_init__(self) -> None:
-        check_rates(self.rates)
-
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         p = resolve_rates(self.rates, population, seed)
 
@@ -190,11 +185,7 @@ class Markov(Availability):
     """
 
     rates: Rates
-    max_on: float = 0.05
-
-    def __post_init__(self) -> None:
-        check_rates(self.rates)
-        require_share("max_on", self.max_on)
+    max_on: Annotated[float, Share] = 0.05
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         p = resolve_rates(self.rates, population, seed)
@@ -260,12 +251,8 @@ class Cyclic(Availability):
     """
 
     rates: Rates
-    period: int = 100
+    period: Annotated[int, AtLeast(2)] = 100
     start: Literal["stationary", "off"] = "stationary"
-
-    def __post_init__(self) -> None:
-        check_rates(self.rates)
-        require_whole_number("period", self.period, low=2)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         active, cycle = self._lengths(population, seed)
@@ -329,14 +316,8 @@ class Churn(Availability):
     """
 
     rates: Rates
-    arrivals: int = 0
-    stay: float | None = None
-
-    def __post_init__(self) -> None:
-        check_rates(self.rates)
-        require_whole_number("arrivals", self.arrivals, low=0)
-        if self.stay is not None and not self.stay >= 1:
-            raise InvalidInputError(f"stay: {self.stay} is below 1 round; give None for no end")
+    arrivals: Annotated[int, AtLeast(0)] = 0
+    stay: Annotated[float | None, AtLeast(1)] = None
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         p = resolve_rates(self.rates, population, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 import polars as pl
@@ -23,13 +24,11 @@ from fedtide.participation.inclusion import inclusion_probabilities
 from fedtide.participation.log.client_ids import normalise_clients, number_clients
 from fedtide.population import Population
 from fedtide.randomness import generator, uniforms
-from fedtide.spec import spec
+from fedtide.spec import AtLeast, Unit, spec
 from fedtide.validation import (
     require_cohort_size,
     require_nonnegative,
     require_one_per_client,
-    require_probabilities,
-    require_whole_number,
 )
 
 
@@ -65,10 +64,7 @@ class Uniform(Availability):
     2
     """
 
-    size: int
-
-    def __post_init__(self) -> None:
-        require_whole_number("size", self.size)
+    size: Annotated[int, AtLeast(1)]
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         clients = population.clients
@@ -114,12 +110,11 @@ class Weighted(Availability):
     array([0, 2])
     """
 
-    size: int
-    weights: Sequence[float] | NDArray[np.float64] | Mapping[Name, float]
+    size: Annotated[int, AtLeast(1)]
+    weights: Annotated[Sequence[float] | NDArray[np.float64] | Mapping[Name, float], AtLeast(0)]
 
     def __post_init__(self) -> None:
-        require_whole_number("size", self.size)
-        positive = np.count_nonzero(require_nonnegative("weights", in_any_order(self.weights)))
+        positive = np.count_nonzero(np.asarray(in_any_order(self.weights)))
         if positive < self.size:
             raise InvalidInputError(
                 f"weights: fewer are positive ({positive}) than size = {self.size}; give more"
@@ -200,10 +195,10 @@ class SubsetLaw(Availability):
     """
 
     subsets: Sequence[Sequence[int | str]]
-    probabilities: Sequence[float] | NDArray[np.float64]
+    probabilities: Annotated[Sequence[float] | NDArray[np.float64], Unit]
 
     def __post_init__(self) -> None:
-        q = require_probabilities("probabilities", self.probabilities)
+        q = np.asarray(self.probabilities)
         if len(q) != len(self.subsets):
             raise InvalidInputError(
                 f"probabilities: {len(q)} for {quantify(len(self.subsets), 'subset')}; "
@@ -283,10 +278,7 @@ class Permutation(Availability):
     [0, 1, 2, 3]
     """
 
-    size: int
-
-    def __post_init__(self) -> None:
-        require_whole_number("size", self.size)
+    size: Annotated[int, AtLeast(1)]
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         require_cohort_size(self.size, population.clients)

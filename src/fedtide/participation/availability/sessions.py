@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
 from fedtide.participation.availability.renewal import NEVER, RenewalStream
-from fedtide.participation.rates import Rates, check_rates, resolve_rates
+from fedtide.participation.rates import Rates, resolve_rates
 from fedtide.population import Population
 from fedtide.randomness import generator
-from fedtide.spec import spec
+from fedtide.spec import AtLeast, spec
 
 Law = Literal["weibull", "log-normal"]
 Floats = NDArray[np.float64]
@@ -57,16 +57,11 @@ class Sessions(Availability):
     """
 
     rates: Rates
-    length: float = 8.0
+    length: Annotated[float, AtLeast(1)] = 8.0
     law: Law = "weibull"
     shape: float = 0.6
 
     def __post_init__(self) -> None:
-        check_rates(self.rates)
-        if not 1 <= self.length < NEVER:
-            raise InvalidInputError(
-                f"length: {self.length} is below 1 round, or endless; give the mean of a session"
-            )
         low, high = _RANGES[self.law]
         if not low <= self.shape <= high:
             raise InvalidInputError(

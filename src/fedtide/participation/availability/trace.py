@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from logging import getLogger
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import polars as pl
@@ -26,8 +27,7 @@ from fedtide.participation.log.tables import (
     to_polars,
 )
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_numbers
+from fedtide.spec import Positive, spec
 
 _Times = NDArray[np.float64]
 
@@ -67,13 +67,10 @@ class Trace(Availability):
     """
 
     file: str | Path | MemoryTable
-    round_seconds: float
-    repeat: bool | float = False
+    round_seconds: Annotated[float, Positive]
+    repeat: Annotated[bool | float, Positive] = False
 
     def __post_init__(self) -> None:
-        _require_seconds("round_seconds", self.round_seconds)
-        if not isinstance(self.repeat, bool):
-            _require_seconds("repeat", self.repeat)
         if not isinstance(self.file, str | Path):
             object.__setattr__(self, "file", to_polars("file", self.file))
 
@@ -200,13 +197,6 @@ class IntervalIndex:
 def _to_decimal(seconds: float) -> Fraction:
     """Return `seconds` as the exact value of its shortest decimal notation."""
     return Fraction(str(seconds))
-
-
-def _require_seconds(field: str, seconds: float) -> None:
-    if require_numbers(field, [seconds])[0] <= 0:
-        raise InvalidInputError(
-            f"{field}: {seconds} is not above 0; give a positive number of seconds"
-        )
 
 
 def _parse_times(column: pl.Series) -> _Times:

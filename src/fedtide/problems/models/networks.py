@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
 from fedtide.errors import InvalidInputError
 from fedtide.problems.models.base import Model, Shape
-from fedtide.spec import spec
-from fedtide.validation import require_whole_number
+from fedtide.spec import AtLeast, Within, spec
 
 Initialisation = Literal["default", "kaiming"]
 
@@ -56,10 +55,7 @@ class MLP(Model):
     4810
     """
 
-    hidden: Sequence[int] = (64,)
-
-    def __post_init__(self) -> None:
-        _check_widths("hidden", self.hidden)
+    hidden: Annotated[Sequence[int], AtLeast(1)] = (64,)
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), *_linear(math.prod(shape), self.hidden, classes, 0))
@@ -86,25 +82,14 @@ class CNN(Model):
     690
     """
 
-    channels: Sequence[int]
-    kernel: int = 5
-    stride: int = 1
-    padding: int = 2
-    pool: int = 2
-    hidden: Sequence[int] = ()
-    dropout: float = 0.0
+    channels: Annotated[Sequence[int], AtLeast(1)]
+    kernel: Annotated[int, AtLeast(1)] = 5
+    stride: Annotated[int, AtLeast(1)] = 1
+    padding: Annotated[int, AtLeast(0)] = 2
+    pool: Annotated[int, AtLeast(1)] = 2
+    hidden: Annotated[Sequence[int], AtLeast(1)] = ()
+    dropout: Annotated[float, Within(0, 1, "[)")] = 0.0
     initialisation: Initialisation = "kaiming"
-
-    def __post_init__(self) -> None:
-        _check_widths("channels", self.channels)
-        _check_widths("hidden", self.hidden)
-        for field in ("kernel", "stride", "pool"):
-            require_whole_number(field, getattr(self, field))
-        require_whole_number("padding", self.padding, low=0)
-        if not 0 <= self.dropout < 1:
-            raise InvalidInputError(
-                f"dropout: {self.dropout} is not within [0, 1); give a probability below 1"
-            )
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
         height, width = self._output_size(shape)
@@ -170,8 +155,3 @@ def _linear(
             yield nn.Dropout(dropout)
         yield nn.Linear(inputs, outputs)
         inputs = outputs
-
-
-def _check_widths(field: str, widths: Sequence[int]) -> None:
-    for width in widths:
-        require_whole_number(field, width)
