@@ -208,7 +208,7 @@ def test_any_value_in_any_field_is_taken_or_refused_in_a_sentence(cls):
         (lambda: ft.Piecewise(["a"], [0.1]), "starts[0]: 'a' is of type str; give a whole number"),
         (lambda: p.SubsetLaw([[0], [0.5]], [0.5, 0.5]), "subsets[1][0]: 0.5 is of type float"),
         (lambda: ft.Box(low="0", high=1), "low: '0' is of type str; give a number"),
-        (lambda: p.Trace(7, 60.0), "file: 7 is of type int; give a string, a Path, a DataFrame or a list of"),
+        (lambda: p.Trace(7, 60.0), "file: 7 is of type int; give a string, a Path, a DataFrame or"),
         (
             lambda: p.Replay(pl.Series([1])),
             "log: polars.Series is not a table; give the path of a file, a DataFrame",
