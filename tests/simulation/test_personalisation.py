@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fedtide as ft
-from fedtide.simulation import loop
+from fedtide.simulation import result_files
 from fedtide.simulation.metrics import personalised_figures
 
 RNG = np.random.default_rng(3)
@@ -92,7 +92,7 @@ def test_clients_fine_tune_once_whether_the_run_has_a_folder_or_not(tmp_path, mo
         calls.append(1)
         return personalised_figures(*arguments, **keywords)
 
-    monkeypatch.setattr(loop, "personalised_figures", counted)
+    monkeypatch.setattr(result_files, "personalised_figures", counted)
     inside = run(evaluation={"personalise": 2}, out=tmp_path / "run")
     assert len(calls) == 1
     assert inside.clients.equals(pl.read_parquet(tmp_path / "run" / "clients.parquet"))

@@ -230,7 +230,7 @@ def test_results_are_written_before_warnings_that_may_fail(tmp_path, monkeypatch
     def fail(*_):
         raise ArithmeticError
 
-    monkeypatch.setattr("fedtide.simulation.loop.find_warnings", fail)
+    monkeypatch.setattr("fedtide.simulation.result_files.find_warnings", fail)
     with pytest.raises(ArithmeticError):
         simulate(tmp_path)
     for name in ("model.safetensors", "metrics.parquet", "clients.parquet"):

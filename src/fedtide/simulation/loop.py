@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import polars as pl
 import torch
-from numpy.typing import NDArray
 
 from fedtide.algorithms import ClientUpdates, Cohort, RoundDriver, RoundInfo
 from fedtide.algorithms.base import WeightedTotal
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.differential_privacy import make_private
 from fedtide.errors import InvalidInputError, error_prefix
-from fedtide.metric_direction import lower_is_better
 from fedtide.participation import (
     Ids,
     LogColumns,
@@ -50,18 +47,15 @@ from fedtide.simulation.local_round import (
 from fedtide.simulation.metrics import (
     ParticipationTally,
     clients_table,
-    declared_directions,
     metrics_row,
-    personalised_figures,
 )
 from fedtide.simulation.round_plan import RoundPlanner
 from fedtide.simulation.run_warnings import (
-    find_warnings,
     list_step_sizes,
 )
 from fedtide.simulation.task_cache import prepare_task
 from fedtide.training import devices
-from fedtide.training.trainers.select import TrainerName, choose_trainer
+from fedtide.training.trainers.select import TrainerName
 
 Updates = ClientUpdates | WeightedTotal
 
@@ -148,7 +142,7 @@ class Run:
         self.tally = ParticipationTally(clients)
         self.iterates = [self.task.start] if experiment.record_iterates else []
         self.timings = Timings()
-        self.execution = describe_execution(self._local.trainer.name, experiment.device)
+        self.execution = describe_execution(self.trainer_name, experiment.device)
         self.executions: list[Execution] = []
 
     def round(self) -> None:
@@ -205,43 +199,19 @@ class Run:
         """The running statistics of the network, see `Buffers.values`; None if it has none."""
         return None if self.buffers is None else self.buffers.values
 
-    def _last_evaluation(self) -> Evaluation:
+    @property
+    def trainer_name(self) -> TrainerName:
+        """The name of the trainer in use."""
+        return cast("TrainerName", self._local.trainer.name)
+
+    def last_evaluation(self) -> Evaluation:
         """Return the last evaluation; a resumed run may have to repeat it."""
         self.evaluation = self.evaluation or self._evaluate()
         return self.evaluation
 
-    def lower_is_better(self, columns: Iterable[str]) -> list[str]:
-        """Return the metrics, and those of the clients' columns, for which lower is better."""
-        declared = declared_directions(self._last_evaluation())
-        names = dict.fromkeys([*self.metrics[-1], *columns])
-        return [name for name in names if lower_is_better(name, declared)]
-
-    def warnings(self) -> list[str]:
-        """Return sentences on what the user should know, such as that the loss diverged."""
-        start = self.metrics[0]
-        if start["round"] > 0:
-            start = dict(self.task.evaluate(self.task.start, clients=False).metrics)
-        start_loss = start.get("loss", 0.0)
-        algorithm, tally = self.experiment.algorithm, self.tally
-        moved = not torch.equal(self.driver.output, self.task.start)
-        entered = bool(tally.effective.any())
-        return find_warnings(algorithm, self.metrics, start_loss, tally.reports, moved, entered)
-
-    def metrics_table(self) -> pl.DataFrame:
-        """Return one row per evaluation."""
-        return pl.DataFrame(self.metrics, infer_schema_length=None)
-
     def log_table(self) -> pl.DataFrame:
         """Return the rows of the participation log that have not been written yet."""
         return to_frame(self.log, self.population.names)
-
-    def clients(self) -> pl.DataFrame:
-        """Return one row per client, with its metrics at the last evaluation."""
-        evaluation = self._last_evaluation()
-        if steps := self.experiment.evaluation.personalise:
-            figures = {**evaluation.clients, **self._personalised(steps)}
-            evaluation = replace(evaluation, clients=figures)
-        return clients_table(self.population, self.tally, evaluation, self.ended)
 
     def clients_so_far(self) -> pl.DataFrame:
         """Return the same table without evaluating the model: no metrics before the first time."""
@@ -263,20 +233,6 @@ class Run:
         private = make_private(algorithm, mechanism, self.experiment.seed)
         return RoundDriver(private, start, self.population)  # its errors name the field themselves
 
-    def _personalised(self, steps: int) -> dict[str, NDArray[np.float64]]:
-        """Return the clients' metrics after each has fine-tuned the output."""
-        task, local = self.task.unweighted, replace(self.experiment.local, steps=steps, epochs=None)
-        name = cast("TrainerName", self._local.trainer.name)
-        return personalised_figures(
-            task,
-            choose_trainer(name, task, local, 0, compile=False)[0],
-            local,
-            self.driver.output,
-            local.rate(self.ended),
-            self.experiment.seed,
-            self.buffers,
-        )
-
     def checkpoint(self) -> Checkpoint:
         """Return everything that `restore` needs."""
         tensors = {f"state.{name}": t for name, t in to_tensors(self.driver.state).items()}
@@ -291,7 +247,7 @@ class Run:
             "cohorts": self.tally.cohorts,
             "reports": self.tally.reports,
             "metrics": self.metrics,
-            "trainer": self._local.trainer.name,
+            "trainer": self.trainer_name,
             "timings": asdict(self.timings),
             "executions": self.executions,
         }
@@ -383,8 +339,7 @@ class Run:
                 "cluster: this method trains on the pooled data as a single client, which cannot "
                 "be shared; run it without a cluster"
             )
-        trainer = cast("TrainerName", self._local.trainer.name)
-        pool = cluster.start_workers(self.experiment, trainer)
+        pool = cluster.start_workers(self.experiment, self.trainer_name)
         return ClusterRound(self.task, self._local.planner, pool).train_chunks
 
     def _record(self, participants: Participants, trained: Ids, info: RoundInfo) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,15 @@ from torch import nn
 
 from fedtide.atomic_io import write_atomically, write_frame, write_json
 from fedtide.errors import InvalidInputError, first_line
+from fedtide.metric_direction import lower_is_better
 from fedtide.simulation.loop import Run
+from fedtide.simulation.metrics import clients_table, declared_directions, personalised_figures
 from fedtide.simulation.result import Result
 from fedtide.simulation.run_folder import RunFolder, finite_row, read_frame
+from fedtide.simulation.run_warnings import find_warnings
+from fedtide.training.trainers.select import choose_trainer
+
+_logger = logging.getLogger(__name__)
 
 
 def collect_result(
@@ -41,7 +49,7 @@ def collect_result(
     """
     return Result(
         model=run.driver.output.cpu().numpy(),
-        metrics=run.metrics_table(),
+        metrics=_metrics_table(run),
         participation=participation,
         clients=clients,
         state=run.driver.state,
@@ -58,9 +66,7 @@ def collect_result(
     )
 
 
-def write_results(
-    run: Run, folder: RunFolder, stopped: str, find_warnings: Callable[[Run], list[str]]
-) -> tuple[pl.DataFrame, pl.DataFrame]:
+def write_results(run: Run, folder: RunFolder, stopped: str) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Write the results of a run; return the log and the table of clients.
 
     The summary, written last, marks the results as complete. The warnings in it are looked for when
@@ -70,15 +76,14 @@ def write_results(
         run: the run, after its last round.
         folder: its folder.
         stopped: why a callback ended it; empty otherwise.
-        find_warnings: returns the warnings of the run, in sentences.
 
     Raises:
         InvalidInputError: a file cannot be written.
     """
     log = pl.concat([run.log_table(), *folder.read_log()])
     write_frame(folder.participation, log)
-    write_frame(folder.metrics, run.metrics_table())
-    clients = run.clients()
+    write_frame(folder.metrics, _metrics_table(run))
+    clients = final_clients(run)
     write_frame(folder.clients, clients)
     tensors = _saved_model(run)
     write_atomically(folder.model, lambda path: safetensors.torch.save_file(tensors, path))
@@ -87,8 +92,8 @@ def write_results(
         "rounds": run.ended,
         "parameters": run.task.start.numel(),
         "metrics": finite_row(run.metrics[-1]),
-        "lower_is_better": run.lower_is_better(clients.columns),
-        "warnings": find_warnings(run),
+        "lower_is_better": _lower_is_better(run, clients.columns),
+        "warnings": warn(run),
     }
     if stopped:
         summary["stopped"] = stopped
@@ -168,6 +173,61 @@ def read_result(run: Run, plain: Mapping[str, Any], folder: RunFolder) -> Result
         stopped=summary.get("stopped", ""),
         classes=run.task.class_names,
     )
+
+
+def final_clients(run: Run) -> pl.DataFrame:
+    """Return one row per client, with its metrics at the last evaluation."""
+    evaluation = run.last_evaluation()
+    if steps := run.experiment.evaluation.personalise:
+        figures = {**evaluation.clients, **_personalised(run, steps)}
+        evaluation = replace(evaluation, clients=figures)
+    return clients_table(run.population, run.tally, evaluation, run.ended)
+
+
+def _personalised(run: Run, steps: int) -> dict[str, NDArray[np.float64]]:
+    """Return the clients' metrics after each has fine-tuned the output."""
+    task, local = run.task.unweighted, replace(run.experiment.local, steps=steps, epochs=None)
+    return personalised_figures(
+        task,
+        choose_trainer(run.trainer_name, task, local, 0, compile=False)[0],
+        local,
+        run.driver.output,
+        local.rate(run.ended),
+        run.experiment.seed,
+        run.buffers,
+    )
+
+
+def warn(run: Run) -> list[str]:
+    """Log and return what the user should know of a run, such as that it diverged."""
+    start = run.metrics[0]
+    if start["round"] > 0:
+        start = dict(run.task.evaluate(run.task.start, clients=False).metrics)
+    moved = not torch.equal(run.driver.output, run.task.start)
+    experiment, tally = run.experiment, run.tally
+    found = find_warnings(
+        experiment.algorithm,
+        run.metrics,
+        start.get("loss", 0.0),
+        tally.reports,
+        moved,
+        bool(tally.effective.any()),
+    )
+    for sentence in found:
+        _logger.warning("%s, seed %d: %s", experiment.name, experiment.seed, sentence)
+    return found
+
+
+def _lower_is_better(run: Run, columns: Iterable[str]) -> list[str]:
+    """Return the metrics, and those of the clients' columns, for which lower is better."""
+    declared = declared_directions(run.last_evaluation())
+    names = dict.fromkeys([*run.metrics[-1], *columns])
+    return [name for name in names if lower_is_better(name, declared)]
+
+
+def _metrics_table(run: Run) -> pl.DataFrame:
+    """Return one row per evaluation."""
+    return pl.DataFrame(run.metrics, infer_schema_length=None)
 
 
 def _timings(run: Run) -> dict[str, Any]:

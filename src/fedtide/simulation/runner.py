@@ -26,7 +26,9 @@ from fedtide.simulation.loop import Run
 from fedtide.simulation.result import Result
 from fedtide.simulation.result_files import (
     collect_result,
+    final_clients,
     read_result,
+    warn,
     write_results,
     write_timings,
 )
@@ -93,14 +95,6 @@ def _explain_memory(error: Exception) -> Exception:
     )
 
 
-def _log_warnings(run: Run) -> list[str]:
-    """Log and return the warnings of a run that has ended."""
-    found = run.warnings()
-    for sentence in found:
-        _logger.warning("%s, seed %d: %s", run.experiment.name, run.experiment.seed, sentence)
-    return found
-
-
 def _in_memory(run: Run, plain: Mapping[str, Any], callbacks: Sequence[Callback]) -> Result:
     watched = WatchedRun(run, callbacks)
     with watched:
@@ -108,8 +102,10 @@ def _in_memory(run: Run, plain: Mapping[str, Any], callbacks: Sequence[Callback]
         while not watched.is_over:
             watched.advance()
         watched.finish()
-    _log_warnings(run)
-    result = collect_result(run, plain, run.log_table(), run.clients(), None, watched.view.stopped)
+    warn(run)
+    result = collect_result(
+        run, plain, run.log_table(), final_clients(run), None, watched.view.stopped
+    )
     watched.tell_end()
     return result
 
@@ -150,7 +146,7 @@ def _in_folder(
         folder.update_experiment(plain)
         with watched:
             _loop_in_folder(watched, folder)
-            log, clients = write_results(run, folder, watched.view.stopped, _log_warnings)
+            log, clients = write_results(run, folder, watched.view.stopped)
     result = collect_result(run, plain, log, clients, folder.path, watched.view.stopped)
     watched.tell_end()
     return result
