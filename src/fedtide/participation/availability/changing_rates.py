@@ -209,25 +209,13 @@ class Fluctuating(Availability):
         factors = np.sort(self._factors(np.arange(self.period)))
         if self.shape != "interleaved-sine":
             return np.asarray(p * factors.mean())
-        sums = np.append(np.cumsum(factors[::-1])[::-1], 0.0)
-        return np.asarray(p * sums[self._count_low(p, factors)] / self.period)
-
-    def _count_low(self, p: NDArray[np.float64], factors: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return how many of the sorted factors are too low for each client to reach `least`, (N,).
-
-        By bisection with the same comparison as in a round, since comparing with least / p_n would
-        round differently.
-        """
-        first, end = np.zeros(len(p), dtype=np.int64), np.full(len(p), len(factors))
-        while (open_ := first < end).any():
-            middle = (first + end) // 2
-            reached = self._reaches_least(p, factors[np.minimum(middle, len(factors) - 1)])
-            end = np.where(open_ & reached, middle, end)
-            first = np.where(open_ & ~reached, middle + 1, first)
-        return first
+        sums = np.zeros(len(p))
+        for factor in factors[::-1]:
+            sums += np.where(self._reaches_least(p, factor), factor, 0.0)
+        return np.asarray(p * sums / self.period)
 
     def _reaches_least(
-        self, p: NDArray[np.float64], factors: NDArray[np.float64]
+        self, p: NDArray[np.float64], factors: NDArray[np.float64] | np.float64
     ) -> NDArray[np.bool_]:
         """Return whether p_n f is high enough for an interleaved sine."""
         return np.asarray(p * factors >= self.least)
