@@ -448,6 +448,10 @@ REFUSED = {
     ),
     "detached": (partial(Net, lambda net, x: net.b(net.a(x)).detach()), "have no gradient"),
     "mean of the minibatch": (partial(Net, lambda net, x: net.b(net.a(x - x.mean(0)))), OTHERS),
+    "mean before zeros": (
+        partial(Net, lambda net, x: net.b(x - x.mean(0)), lambda net: nn.init.zeros_(net.b.weight)),
+        OTHERS,
+    ),
     "batch norm without statistics": (
         lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, track_running_stats=False)),
         OTHERS,

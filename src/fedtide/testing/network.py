@@ -57,7 +57,7 @@ def check_network(
     )
     with assertions(), no_global_randomness("the network", hint):
         model = FunctionalModel(network, given, names)
-        _Trained(model, given).check()
+        _check_outputs(model, given)
         _check_other_parameters(network, model, given, names)
 
 
@@ -162,55 +162,48 @@ def _is_same(one: Any, other: Any) -> bool:
     return bool(one == other or one != one)
 
 
-class _Trained:
-    """A network as clients train it, with the inputs of two or more samples."""
+def _check_outputs(model: FunctionalModel, inputs: Inputs) -> None:
+    """Check that outputs can be repeated, and do not depend on other parameters or samples."""
+    params = {name: p.detach().requires_grad_() for name, p in shift(model.params).items()}
+    outputs = _train(model, params, inputs)
+    if hidden := find_parameter(outputs, params.values()):
+        fail(
+            f"the outputs depend on {hidden} that training does not reach, as in a list or in a "
+            "lambda; make it an attribute of a module (nn.ParameterList, nn.ModuleList) that "
+            "forward reads by its name, or freeze it with requires_grad_(False)"
+        )
+    if not any(tensor.requires_grad for tensor in _tensors(outputs)):
+        fail(
+            "the outputs have no gradient with respect to the parameters (as under torch.no_grad, "
+            "or after detach); compute them by differentiable operations"
+        )
+    if not are_close(outputs, _train(model, params, inputs), 1e-9):
+        fail("the outputs for the same inputs differ in a second pass; keep no counts")
+    with torch.no_grad():
+        _check_samples(model, params, inputs)
 
-    def __init__(self, model: FunctionalModel, inputs: Inputs) -> None:
-        self._model, self._inputs = model, inputs
-        self._key = torch.zeros((), dtype=torch.int64)
 
-    def check(self) -> None:
-        """Check that outputs can be repeated, and do not depend on other parameters or samples."""
-        leaves = {n: p.detach().requires_grad_() for n, p in self._model.params.items()}
-        outputs = self._train(leaves, self._inputs)
-        if hidden := find_parameter(outputs, leaves.values()):
-            fail(
-                f"the outputs depend on {hidden} that training does not reach, as in a list or in "
-                "a lambda; make it an attribute of a module (nn.ParameterList, nn.ModuleList) that "
-                "forward reads by its name, or freeze it with requires_grad_(False)"
-            )
-        if not any(tensor.requires_grad for tensor in _tensors(outputs)):
-            fail(
-                "the outputs have no gradient with respect to the parameters (as under "
-                "torch.no_grad, or after detach); compute them by differentiable operations"
-            )
-        if not are_close(outputs, self._train(leaves, self._inputs), 1e-9):
-            fail("the outputs for the same inputs differ in a second pass; keep no counts")
-        self._check_samples(leaves)
+def _check_samples(model: FunctionalModel, params: Params, inputs: Inputs) -> None:
+    """Refuse a network in which padding, or another sample, changes the outputs."""
+    count = len(inputs[0])
+    is_real = torch.arange(count) < count - 1
+    padded = tuple(torch.cat([x[:-1], x[:1]]) for x in inputs)
+    trained = [_rows(_train(model, params, x, is_real), count - 1) for x in (inputs, padded)]
+    copies = tuple(x[:1].expand_as(x) for x in inputs)
+    evaluated = [_rows(model.evaluate(params, x, model.buffers), 1) for x in (inputs, copies)]
+    if not all(are_close(one, other, 1e-4) for one, other in (trained, evaluated)):
+        fail(
+            "the outputs for a sample depend on the other samples of the minibatch, which may be "
+            "padding; compute them from each sample alone, or normalise by BatchNorm"
+        )
 
-    @torch.no_grad()
-    def _check_samples(self, params: Params) -> None:
-        """Refuse a network in which padding, or another sample, changes the outputs."""
-        count = len(self._inputs[0])
-        padded = tuple(torch.cat([x[:-1], x[:1]]) for x in self._inputs)
-        mask = torch.arange(count) < count - 1
-        rows = [_rows(self._train(params, x, mask), count - 1) for x in (self._inputs, padded)]
-        copies = tuple(x[:1].expand_as(x) for x in self._inputs)
-        rows += [
-            _rows(self._model.evaluate(params, x, self._model.buffers), 1)
-            for x in (self._inputs, copies)
-        ]
-        for one, other in (rows[:2], rows[2:]):
-            if not are_close(one, other, 1e-4):
-                fail(
-                    "the outputs for a sample depend on the other samples of the minibatch, and "
-                    "minibatches may be padded; compute them from each sample alone, or normalise "
-                    "by BatchNorm"
-                )
 
-    def _train(self, params: Params, inputs: Inputs, mask: Tensor | None = None) -> Any:
-        outputs = self._model(params, inputs, self._key, mask)
-        return outputs[0] if self._model.buffers else outputs
+def _train(
+    model: FunctionalModel, params: Params, inputs: Inputs, is_real: Tensor | None = None
+) -> Any:
+    """Return the outputs in training, with padding where a sample is not real."""
+    outputs = model(params, inputs, torch.zeros((), dtype=torch.int64), is_real)
+    return outputs[0] if model.buffers else outputs
 
 
 def _rows(outputs: Any, count: int) -> list[Tensor]:
@@ -228,7 +221,8 @@ def _check_other_parameters(
 
     Outputs and gradients for other parameters are those of a copy that holds these parameters.
     """
-    others = {name: p.detach().requires_grad_() for name, p in shift(model.params).items()}
+    shifted = shift(shift(model.params))  # unlike those of all passes before
+    others = {name: p.detach().requires_grad_() for name, p in shifted.items()}
     outputs = model.evaluate(others, inputs, model.buffers)
     plain = copy.deepcopy(network).train()  # no parameters are merged yet
     own = {name: p for name, p in plain.named_parameters() if p.requires_grad}
