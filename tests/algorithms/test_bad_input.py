@@ -36,7 +36,7 @@ PARAMETERS = [
     (lambda: a.FOCUS(server_lr=-1.0), "server_lr: -1.0 is not a positive"),
     (lambda: a.FedProx(mu=-1.0), "mu: -1.0 is not a number of at least 0"),
     (lambda: a.FedProx(mu=1.0, weights="x"), "weights: unknown 'x'"),
-    (lambda: a.Scaffold(option=3), "option: 3 is neither 1 nor 2"),
+    (lambda: a.Scaffold(option=3), "option: 3 is not within"),
     (lambda: a.Scaffold(weights="data"), "weights: unknown 'data'"),
     (lambda: a.AmplifiedScaffold(period=0, factor=1.0), "period: 0 is not"),
     (lambda: a.AmplifiedScaffold(period=1, factor=1.0, weights="all"), "weights: unknown 'all'"),
@@ -64,7 +64,7 @@ PARAMETERS = [
     (lambda: a.Clipped(bound=0.0), "bound: 0.0 is not a positive number"),
     (lambda: a.Clipped(bound=1.0, rate=2.0), r"rate: 2.0 is not within \(0, 1\]"),
     (lambda: a.Clipped(bound=1.0, quantile=1.0), r"quantile: 1.0 is not within \(0, 1\)"),
-    (lambda: a.TrimmedMean(trim=0.5), r"trim: 0.5 is not within \[0, 1/2\)"),
+    (lambda: a.TrimmedMean(trim=0.5), r"trim: 0.5 is not within \[0, 0.5\)"),
     (lambda: a.TrimmedMean(trim=-0.1), "trim: -0.1 is not within"),
 ]
 POPULATIONS = [

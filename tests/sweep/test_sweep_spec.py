@@ -142,7 +142,7 @@ RATES = {"type": "bernoulli", "rates": 30}
         ({"rouns": 3}, "rouns: unknown key; did you mean 'rounds'?"),
         ({"rounds": 20.5}, "rounds: 20.5 "),
         ({"rounds": None}, "rounds: "),
-        ({"participation": RATES}, "participation.rates: 30 "),
+        ({"participation": RATES}, "participation.rates: 30.0 "),
         ({"local": {"steps": 2, "lr": 0.1, "btach_size": 4}}, "local.btach_size: unknown key"),
         ({"methods": {"a": {"rouns": 3, "algorithm": "fedavg"}}}, "methods.a.rouns: unknown key"),
         ({"methods": EACH | {"c": {"algorithm": "fedua"}}}, "methods.c.algorithm.type: unknown"),
@@ -152,11 +152,11 @@ RATES = {"type": "bernoulli", "rates": 30}
         ({"grid": {"local.lr": [0.1]}, "rounds": 0}, "rounds: 0 "),
         (
             {"methods": EACH, "grid": {"participation.rates": [0.5, 2]}},
-            "grid.participation.rates: 2 ",
+            "grid.participation.rates: 2.0 ",
         ),
         (
             {"methods": EACH, "participation": RATES, "grid": {"local.lr": [0.1]}},
-            "participation.rates: 30 ",
+            "participation.rates: 30.0 ",
         ),
     ],
 )

@@ -119,9 +119,12 @@ def test_a_centre_keeps_double_precision():
     [
         (lambda: LocalTraining(), "steps: "),
         (lambda: LocalTraining(steps=1, epochs=1), "steps: "),
-        (lambda: LocalTraining(steps=0), "steps: 0 is not at least 1"),
-        (lambda: LocalTraining(epochs=0), "epochs: 0 is not at least 1"),
-        (lambda: LocalTraining(steps=1, batch_size=0), "batch_size: 0 is not at least 1"),
+        (lambda: LocalTraining(steps=0), "steps: 0 is not a number of at least 1"),
+        (lambda: LocalTraining(epochs=0), "epochs: 0 is not a number of at least 1"),
+        (
+            lambda: LocalTraining(steps=1, batch_size=0),
+            "batch_size: 0 is not a number of at least 1",
+        ),
         (lambda: LocalTraining(steps=1, lr=0), "lr: 0 is not a positive number"),
         (
             lambda: LocalTraining(steps=1, lr=float("nan")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.validation import require_at_least, require_positive
+from fedtide.spec import AtLeast, Positive, Within
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,14 @@ class AdaptiveState(WrapperState):
 class AdaptiveServer(Wrapper[AdaptiveState]):
     """x ← x + η m / (√v + τ); a method defines the update of v by Δ² (`second_moment`)."""
 
-    server_lr: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-    v0: float | None = None
+    server_lr: Annotated[float, Positive] = 0.1
+    beta1: Annotated[float, Within(0, 1, "[)")] = 0.9
+    beta2: Annotated[float, Within(0, 1, "[)")] = 0.99
+    tau: Annotated[float, Positive] = 1e-3
+    v0: Annotated[float, AtLeast(0)] | None = None
     inner: Algorithm[Any] = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
-        require_positive("server_lr", self.server_lr)
-        for name in ("beta1", "beta2"):
-            beta = getattr(self, name)
-            if not 0 <= beta < 1:
-                raise InvalidInputError(f"{name}: {beta} is not within [0, 1)")
-        require_positive("tau", self.tau)
-        if self.v0 is not None:
-            require_at_least("v0", self.v0, 0.0)
         require_one_model(self.inner)
 
     @property

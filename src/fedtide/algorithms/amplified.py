@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -12,8 +12,7 @@ from fedtide.algorithms._wrapper import Wrapper, WrapperState, require_one_model
 from fedtide.algorithms.base import Algorithm, Amplification, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_at_least, require_positive
+from fedtide.spec import AtLeast, Positive, spec
 
 
 @dataclass(frozen=True)
@@ -83,15 +82,12 @@ class Amplified(Wrapper[AmplifiedState]):
     7.0
     """
 
-    period: int
-    factor: float
+    period: Annotated[int, AtLeast(1)]
+    factor: Annotated[float, Positive]
     inner: Algorithm[Any] = field(default_factory=FedAvg)
-    start: int = 0
+    start: Annotated[int, AtLeast(0)] = 0
 
     def __post_init__(self) -> None:
-        require_at_least("period", self.period, 1)
-        require_positive("factor", self.factor)
-        require_at_least("start", self.start, 0)
         require_one_model(self.inner)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -15,8 +16,7 @@ from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.algorithms.scaffold import CohortWeights
 from fedtide.device_copies import to_device_of
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_at_least, require_positive
+from fedtide.spec import AtLeast, Positive, spec
 
 _CHUNK_ROWS = 256  # control variates updated together, to keep temporary copies small
 
@@ -89,16 +89,12 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
     (tensor([-0.6000]), tensor([[-0.5000], [ 0.5000]]))
     """
 
-    period: int
-    factor: float
+    period: Annotated[int, AtLeast(1)]
+    factor: Annotated[float, Positive]
     weights: CohortWeights = "mean"
     memory_folder: str | None = None
 
     server_lr = 1.0
-
-    def __post_init__(self) -> None:
-        require_at_least("period", self.period, 1)
-        require_positive("factor", self.factor)
 
     @property
     def requires_plain_sgd(self) -> bool:

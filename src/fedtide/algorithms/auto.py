@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -13,8 +14,7 @@ from fedtide.algorithms.base import ClientUpdates, RoundInfo, empty_sum
 from fedtide.errors import InvalidInputError
 from fedtide.import_paths import is_own
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_positive
+from fedtide.spec import Positive, spec
 
 _SHARE = (5**0.5 - 1) / 2
 """ρ, the share of its debt with which a client enters a round: the golden ratio.
@@ -153,13 +153,12 @@ class Auto(WeightedSum[AutoState]):
     tensor([0.4431, 1.7569])
     """
 
-    server_lr: float = 1.0
+    server_lr: Annotated[float, Positive] = 1.0
     preconditioned: bool = True
     control_variates: bool = False
     memory_folder: str | None = None
 
     def __post_init__(self) -> None:
-        require_positive("server_lr", self.server_lr)
         if self.memory_folder is not None and not self.control_variates:
             raise InvalidInputError(
                 "memory_folder: without control variates no updates are kept; leave it out, or "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_positive
+from fedtide.spec import Positive, Within, spec
 
 _LEAST, _MOST = sys.float_info.min, sys.float_info.max
 
@@ -82,17 +81,12 @@ class Clipped(Wrapper[ClippedState]):
     tensor([0.5500, 0.4000])
     """
 
-    bound: float
-    quantile: float | None = None
-    rate: float = 0.2
+    bound: Annotated[float, Positive]
+    quantile: Annotated[float, Within(0, 1, "()")] | None = None
+    rate: Annotated[float, Within(0, 1, "(]", "0.2 is usual")] = 0.2
     inner: Algorithm[Any] = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
-        require_positive("bound", self.bound)
-        if not 0 < self.rate <= 1:
-            raise InvalidInputError(f"rate: {self.rate} is not within (0, 1]; 0.2 is usual")
-        if self.quantile is not None and not 0 < self.quantile < 1:
-            raise InvalidInputError(f"quantile: {self.quantile} is not within (0, 1)")
         if self.inner.centralised or self.inner.client_form or self.inner.keeps_gradients:
             raise InvalidInputError(
                 "inner: it uses more of its clients than the clipped updates (their data, "

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
-from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_positive
+from fedtide.spec import Positive, Share, spec
 
 
 @dataclass(frozen=True)
@@ -68,16 +67,9 @@ class F3AST(WeightedSum[F3ASTState]):
     tensor([0.6250], dtype=torch.float64)
     """
 
-    server_lr: float = 1.0
-    beta: float = 0.01
-    initial: float | None = None
-
-    def __post_init__(self) -> None:
-        require_positive("server_lr", self.server_lr)
-        for name in ("beta", "initial"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 1:
-                raise InvalidInputError(f"{name}: {value} is not within (0, 1]; leave it out")
+    server_lr: Annotated[float, Positive] = 1.0
+    beta: Annotated[float, Share] = 0.01
+    initial: Annotated[float, Share] | None = None
 
     def init(self, model: Tensor, population: Population) -> F3ASTState:
         clients = population.clients

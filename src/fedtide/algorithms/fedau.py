@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import torch
@@ -29,8 +29,8 @@ from fedtide.client_values import Name, order_by_id
 from fedtide.errors import InvalidInputError
 from fedtide.import_paths import is_own
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_one_per_client, require_positive
+from fedtide.spec import Positive, spec
+from fedtide.validation import require_one_per_client
 
 _MOST_PHASES = 2**27
 """The largest number of groups times K: 1 GiB of counts."""
@@ -256,13 +256,12 @@ class FedAU(WeightedSum[FedAUState]):
     tensor([2.5000, 2.5000], dtype=torch.float64)
     """
 
-    server_lr: float = 1.0
+    server_lr: Annotated[float, Positive] = 1.0
     cutoff: int | None = 50
     average: Literal["mean"] | float = "mean"
     groups: Sequence[int | str] | Mapping[Name, int | str] | None = None
 
     def __post_init__(self) -> None:
-        require_positive("server_lr", self.server_lr)
         if self.cutoff is not None and self.cutoff < 1:
             raise InvalidInputError(
                 f"cutoff: {self.cutoff} is below 1; give null (in Python: None) for ∞"

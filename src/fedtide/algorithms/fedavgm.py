@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,10 +11,8 @@ from torch import Tensor
 from fedtide.algorithms._wrapper import Wrapper, WrapperState, require_one_model
 from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
-from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_positive
+from fedtide.spec import Positive, Within, spec
 
 Convention = Literal["sum", "ema"]
 
@@ -64,15 +62,12 @@ class FedAvgM(Wrapper[MomentumState]):
     tensor([2.5000])
     """
 
-    server_lr: float = 1.0
-    momentum: float = 0.9
+    server_lr: Annotated[float, Positive] = 1.0
+    momentum: Annotated[float, Within(0, 1, "[)")] = 0.9
     convention: Convention = "sum"
     inner: Algorithm[Any] = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
-        require_positive("server_lr", self.server_lr)
-        if not 0 <= self.momentum < 1:
-            raise InvalidInputError(f"momentum: {self.momentum} is not within [0, 1)")
         require_one_model(self.inner)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -10,11 +11,9 @@ from torch import Tensor
 from fedtide.algorithms._coordinatewise import Rows
 from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, State
 from fedtide.device_copies import to_device_of
-from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.randomness import random_words
-from fedtide.spec import spec
-from fedtide.validation import require_positive, require_whole_number
+from fedtide.spec import AtLeast, Positive, Unit, spec
 
 _ORDER = "fedbuff order"
 """The purpose of the draws of the order in which a round's updates enter the buffer."""
@@ -87,15 +86,9 @@ class FedBuff(Algorithm[FedBuffState]):
     tensor([0.7071])
     """
 
-    server_lr: float = 1.0
-    buffer_size: int = 10
-    exponent: float = 0.5
-
-    def __post_init__(self) -> None:
-        require_positive("server_lr", self.server_lr)
-        require_whole_number("buffer_size", self.buffer_size)
-        if not 0 <= self.exponent <= 1:
-            raise InvalidInputError(f"exponent: {self.exponent} is not within [0, 1]")
+    server_lr: Annotated[float, Positive] = 1.0
+    buffer_size: Annotated[int, AtLeast(1)] = 10
+    exponent: Annotated[float, Unit] = 0.5
 
     @property
     def uses_absent_clients(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -19,8 +20,7 @@ from fedtide.algorithms.base import (
 )
 from fedtide.device_copies import to_device_of
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_positive
+from fedtide.spec import Positive, spec
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,8 @@ class FedPBC(Algorithm[FedPBCState]):
     (tensor([2.]), tensor([3.]))
     """
 
-    server_lr: float = 1.0
+    server_lr: Annotated[float, Positive] = 1.0
     memory_folder: str | None = None
-
-    def __post_init__(self) -> None:
-        require_positive("server_lr", self.server_lr)
 
     @property
     def uses_absent_clients(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
 
 from torch import Tensor
 
@@ -10,8 +11,7 @@ from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import Instructions
 from fedtide.algorithms.fedavg import CohortAverage, Weights
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_at_least
+from fedtide.spec import AtLeast, spec
 
 
 @spec
@@ -39,13 +39,9 @@ class FedProx(CohortAverage[WeightedSumState]):
     0.1
     """
 
-    mu: float
+    mu: Annotated[float, AtLeast(0)]
     server_lr: float = 1.0
     weights: Weights = "mean"
-
-    def __post_init__(self) -> None:
-        require_at_least("mu", self.mu, 0.0)
-        super().__post_init__()
 
     def init(self, model: Tensor, population: Population) -> WeightedSumState:
         self.require_samples(population)

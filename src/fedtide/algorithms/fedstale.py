@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -16,10 +16,8 @@ from fedtide.algorithms.fedvarp import EmptyRounds
 from fedtide.algorithms.known_rates import KnownRates, KnownRatesState
 from fedtide.client_values import Name
 from fedtide.device_copies import to_device_of
-from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_positive
+from fedtide.spec import Positive, Within, spec
 
 Source = Literal["estimated", "known"]
 
@@ -81,16 +79,11 @@ class FedStale(LatestUpdates[FedStaleState]):
     tensor([0.7500])
     """
 
-    server_lr: float = 1.0
-    beta: float = 0.5
+    server_lr: Annotated[float, Positive] = 1.0
+    beta: Annotated[float, Within(0, 1, "[]", "0.5 is half and half")] = 0.5
     rates: Source | Sequence[float] | Mapping[Name, float] = "estimated"
     empty_rounds: EmptyRounds = "skip"
     memory_folder: str | None = None
-
-    def __post_init__(self) -> None:
-        require_positive("server_lr", self.server_lr)
-        if not 0 <= self.beta <= 1:
-            raise InvalidInputError(f"beta: {self.beta} is not within [0, 1]; 0.5 is half and half")
 
     def init(self, model: Tensor, population: Population) -> FedStaleState:
         """Return the state before round 0, with the known rates or with no client seen."""

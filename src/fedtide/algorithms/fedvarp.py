@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -10,8 +10,7 @@ from torch import Tensor
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_positive
+from fedtide.spec import Positive, spec
 
 EmptyRounds = Literal["skip", "memory"]
 
@@ -50,12 +49,9 @@ class FedVARP(LatestUpdates[LatestUpdatesState]):
     tensor([1.5000])
     """
 
-    server_lr: float = 1.0
+    server_lr: Annotated[float, Positive] = 1.0
     empty_rounds: EmptyRounds = "skip"
     memory_folder: str | None = None
-
-    def __post_init__(self) -> None:
-        require_positive("server_lr", self.server_lr)
 
     def init(self, model: Tensor, population: Population) -> LatestUpdatesState:
         return LatestUpdatesState.initial(model, population, self.memory_folder)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_positive
+from fedtide.spec import Positive, spec
 
 
 @spec
@@ -50,11 +51,8 @@ class FOCUS(LatestUpdates[LatestUpdatesState]):
     (tensor([0.3000]), tensor([[3.]]))
     """
 
-    server_lr: float = 1.0
+    server_lr: Annotated[float, Positive] = 1.0
     memory_folder: str | None = None
-
-    def __post_init__(self) -> None:
-        require_positive("server_lr", self.server_lr)
 
     @property
     def keeps_gradients(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -16,8 +17,7 @@ from fedtide.client_values import Name, order_by_id
 from fedtide.errors import InvalidInputError, quantify
 from fedtide.import_paths import is_own
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_positive
+from fedtide.spec import Positive, spec
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,8 @@ class KnownRates(WeightedSum[KnownRatesState]):
     tensor([2.])
     """
 
-    server_lr: float = 1.0
+    server_lr: Annotated[float, Positive] = 1.0
     rates: Sequence[float] | Mapping[Name, float] | None = None
-
-    def __post_init__(self) -> None:
-        require_positive("server_lr", self.server_lr)
 
     def init(self, model: Tensor, population: Population) -> KnownRatesState:
         """Return the state before round 0, with the rates given or those of the population."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_positive
+from fedtide.spec import Positive, spec
 
 Unseen = Literal["zero", "exclude", "wait"]
 
@@ -52,12 +51,9 @@ class MIFA(LatestUpdates[LatestUpdatesState]):
     tensor([1.])
     """
 
-    server_lr: float = 1.0
+    server_lr: Annotated[float, Positive] = 1.0
     unseen: Unseen = "zero"
     memory_folder: str | None = None
-
-    def __post_init__(self) -> None:
-        require_positive("server_lr", self.server_lr)
 
     def init(self, model: Tensor, population: Population) -> LatestUpdatesState:
         return LatestUpdatesState.initial(model, population, self.memory_folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -12,10 +12,8 @@ from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo, empty_sum
 from fedtide.algorithms.fedavg import CohortAverage
-from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_positive
+from fedtide.spec import Positive, Within, spec
 
 CohortWeights = Literal["mean", "given"]
 
@@ -70,15 +68,10 @@ class Scaffold(CohortAverage[ScaffoldState]):
             [ 0.5000]])
     """
 
-    server_lr: float = 1.0
-    option: int = 2
+    server_lr: Annotated[float, Positive] = 1.0
+    option: Annotated[int, Within(1, 2, hint="use 2, the cheaper")] = 2
     weights: CohortWeights = "mean"
     memory_folder: str | None = None
-
-    def __post_init__(self) -> None:
-        require_positive("server_lr", self.server_lr)
-        if self.option not in (1, 2):
-            raise InvalidInputError(f"option: {self.option} is neither 1 nor 2; use 2, the cheaper")
 
     @property
     def requires_plain_sgd(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor
 
@@ -19,8 +19,7 @@ from fedtide.algorithms.base import (
 )
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_at_least
+from fedtide.spec import AtLeast, spec
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,9 @@ class Switch(Algorithm[SwitchState]):
 
     first: Algorithm[Any]
     second: Algorithm[Any]
-    at: int
+    at: Annotated[int, AtLeast(0)]
 
     def __post_init__(self) -> None:
-        require_at_least("at", self.at, 0)
         if self.first.centralised != self.second.centralised:
             raise InvalidInputError(
                 "second: one method pools all data and the other does not; give two of the same "

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import Any
+from typing import Annotated, Any
 
 from fedtide.algorithms._coordinatewise import CoordinatewiseTrimmed
 from fedtide.algorithms.base import Algorithm
 from fedtide.algorithms.fedavg import FedAvg
-from fedtide.errors import InvalidInputError
-from fedtide.spec import spec
+from fedtide.spec import Within, spec
 
 
 @spec
@@ -59,15 +58,8 @@ class TrimmedMean(CoordinatewiseTrimmed):
     tensor([1.5000])
     """
 
-    trim: float = 0.1
+    trim: Annotated[float, Within(0, 0.5, "[)", "give a share, or use the type median")] = 0.1
     inner: Algorithm[Any] = field(default_factory=FedAvg)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.trim < 0.5:
-            raise InvalidInputError(
-                f"trim: {self.trim} is not within [0, 1/2); give a share, or use the type median"
-            )
 
     def trimmed(self, size: int) -> int:
         """Return min(⌈β S⌉, ⌊(S - 1) / 2⌋)."""

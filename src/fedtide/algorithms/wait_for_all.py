@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -12,8 +12,7 @@ from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import Algorithm, ClientUpdates, Cohort, Instructions, RoundInfo
 from fedtide.device_copies import to_device_of
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_at_least
+from fedtide.spec import AtLeast, spec
 
 Mode = Literal["steps", "gradient"]
 Batch = Literal["minibatch", "full"]
@@ -65,12 +64,9 @@ class WaitForAll(Algorithm[WaitState]):
     tensor([0, 1, 2])
     """
 
-    period: int
+    period: Annotated[int, AtLeast(1)]
     mode: Mode = "steps"
     batch: Batch = "minibatch"
-
-    def __post_init__(self) -> None:
-        require_at_least("period", self.period, 1)
 
     @property
     def requires_plain_sgd(self) -> bool:

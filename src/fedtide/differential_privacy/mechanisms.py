@@ -11,13 +11,14 @@ import math
 from abc import ABC
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.differential_privacy.accounting import epsilon_of_loss, loss_of_epsilon
 from fedtide.errors import InvalidInputError
-from fedtide.spec import spec
+from fedtide.spec import AtLeast, spec
 from fedtide.validation import require_at_least, require_positive, require_whole_number
 
 Floats = NDArray[np.float64]
@@ -252,15 +253,12 @@ class MatrixFactorisation(Mechanism):
     [0.5, 0.7472]
     """
 
-    min_separation: int = 1
-    max_participations: int | None = None
+    min_separation: Annotated[int, AtLeast(1)] = 1
+    max_participations: Annotated[int, AtLeast(1)] | None = None
     bands: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_whole_number("min_separation", self.min_separation)
-        if self.max_participations is not None:
-            require_whole_number("max_participations", self.max_participations)
         if self.bands is not None:
             require_whole_number("bands", self.bands)
             if self.bands > self.min_separation:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,8 +15,7 @@ from fedtide.participation.availability.base import (
 )
 from fedtide.population import Population
 from fedtide.randomness import generator
-from fedtide.spec import spec
-from fedtide.validation import require_positive
+from fedtide.spec import Positive, spec
 
 _WEEK = 168  # rounds of an hour
 
@@ -47,13 +48,9 @@ class PhoneSessions(Availability):
     True
     """
 
-    shortest: float = 1.5
-    tail: float = 1.5
-    drift: float = 0.3
-
-    def __post_init__(self) -> None:
-        for name in ("shortest", "tail", "drift"):
-            require_positive(name, getattr(self, name))
+    shortest: Annotated[float, Positive] = 1.5
+    tail: Annotated[float, Positive] = 1.5
+    drift: Annotated[float, Positive] = 0.3
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         return _Phones(self, population.clients, seed)

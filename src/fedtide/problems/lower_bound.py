@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -13,8 +13,7 @@ from fedtide.population import Population
 from fedtide.problems.base import BatchInputs, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.layout import Layout, Params
 from fedtide.randomness import uniforms
-from fedtide.spec import spec
-from fedtide.validation import require_at_least
+from fedtide.spec import AtLeast, spec
 
 MU, H, L, LAMBDA, C, ZETA = 1.0, 16.0, 2.0, 1.0, 1.0, 16.0
 B = np.sqrt(MU) * C / np.sqrt(H)
@@ -49,11 +48,8 @@ class LowerBound4D(Problem):
     1.0
     """
 
-    noise: float = 1.0
+    noise: Annotated[float, AtLeast(0)] = 1.0
     logged: Literal["consistent", "published"] = "consistent"
-
-    def __post_init__(self) -> None:
-        require_at_least("noise", self.noise, 0)
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> LowerBound4DTask:
         """Return the task; the noise is a function of the keys of the steps."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -14,8 +15,7 @@ from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.layout import Layout, Params
 from fedtide.randomness import generator
-from fedtide.spec import spec
-from fedtide.validation import require_at_least
+from fedtide.spec import AtLeast, spec
 
 
 @spec
@@ -42,17 +42,13 @@ class Regression(Problem):
     (array([10, 10, 10]), 200)
     """
 
-    clients: int = 100
-    samples: int = 3000
-    features: int = 200
-    informative: int = 10
-    noise: float = 0.1
+    clients: Annotated[int, AtLeast(1)] = 100
+    samples: Annotated[int, AtLeast(2)] = 3000
+    features: Annotated[int, AtLeast(1)] = 200
+    informative: Annotated[int, AtLeast(1)] = 10
+    noise: Annotated[float, AtLeast(0)] = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("clients", "features", "informative"):
-            require_at_least(name, getattr(self, name), 1)
-        require_at_least("samples", self.samples, 2)
-        require_at_least("noise", self.noise, 0)
         if self.informative > self.features:
             raise InvalidInputError(
                 f"informative: {self.informative} of {self.features} features; give at most "

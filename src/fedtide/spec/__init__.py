@@ -14,7 +14,6 @@ from fedtide.spec.code import hash_code, hash_files
 from fedtide.spec.constraints import (
     AtLeast,
     Constraint,
-    OneOf,
     Positive,
     Share,
     Unit,
@@ -41,7 +40,6 @@ __all__ = [
     "Constraint",
     "Field",
     "Kind",
-    "OneOf",
     "Opaque",
     "Positive",
     "Registries",

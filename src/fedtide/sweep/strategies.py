@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.simulation.experiment import flatten
-from fedtide.spec import Builder, spec
+from fedtide.spec import Builder, Positive, spec
 from fedtide.sweep.configurations import Configuration
 from fedtide.sweep.grid import Point
 
@@ -45,18 +45,15 @@ class TwoStage:
         InvalidInputError: an empty list, or a rate that is not positive.
     """
 
-    lr: tuple[float, ...] = _quarter_powers(-8, -2)
-    server_lr: tuple[float, ...] = _quarter_powers(0, 6)
+    lr: Annotated[tuple[float, ...], Positive] = _quarter_powers(-8, -2)
+    server_lr: Annotated[tuple[float, ...], Positive] = _quarter_powers(0, 6)
     lr_field: str = "local.lr"
     server_lr_field: str = "algorithm.server_lr"
 
     def __post_init__(self) -> None:
         for name in ("lr", "server_lr"):
-            values = getattr(self, name)
-            if len(values) == 0 or not all(value > 0 for value in values):
-                raise InvalidInputError(
-                    f"{name}: {list(values)} is not a list of positive numbers; give at least one"
-                )
+            if len(getattr(self, name)) == 0:
+                raise InvalidInputError(f"{name}: an empty list; give at least one number")
 
     def check(self, configurations: Iterable[Configuration]) -> None:
         """Check that the two fields exist and that nothing else varies them.

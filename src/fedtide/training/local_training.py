@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from fedtide.errors import InvalidInputError
-from fedtide.spec import spec
+from fedtide.spec import AtLeast, Positive, Within, spec
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
-from fedtide.validation import require_at_least, require_positive
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 """How a local step uses the gradient."""
@@ -61,29 +60,21 @@ class LocalTraining:
     0.1
     """
 
-    steps: int | None = None
-    lr: float = 0.1
-    batch_size: int | None = None
-    epochs: int | None = None
+    steps: Annotated[int, AtLeast(1)] | None = None
+    lr: Annotated[float, Positive] = 0.1
+    batch_size: Annotated[int, AtLeast(1)] | None = None
+    epochs: Annotated[int, AtLeast(1)] | None = None
     schedule: LearningRateSchedule | None = None
     projection: Projection | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    momentum: Annotated[float, Within(0, 1, "[)")] = 0.0
+    weight_decay: Annotated[float, AtLeast(0)] = 0.0
     optimizer: Optimizer = "sgd"
     betas: Sequence[float] = (0.9, 0.999)
-    eps: float = 1e-8
+    eps: Annotated[float, Positive] = 1e-8
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise InvalidInputError("steps: give exactly one of steps and epochs")
-        for name in ("steps", "epochs", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidInputError(f"{name}: {value} is not at least 1")
-        require_positive("lr", self.lr)
-        if not 0 <= self.momentum < 1:
-            raise InvalidInputError(f"momentum: {self.momentum} is not within [0, 1)")
-        require_at_least("weight_decay", self.weight_decay, 0)
         if self.momentum and self.optimizer != "sgd":
             raise InvalidInputError(
                 f"momentum: it belongs to sgd; remove it, or give betas for {self.optimizer}"
@@ -93,7 +84,6 @@ class LocalTraining:
                 f"betas: {self.betas!r:.60} are not two numbers within [0, 1); give (0.9, 0.999)"
             )
         object.__setattr__(self, "betas", tuple(self.betas))  # part of the blocks' cache key
-        require_positive("eps", self.eps)
 
     @property
     def is_plain_sgd(self) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Annotated
 
 from fedtide.errors import InvalidInputError, quantify
-from fedtide.spec import spec
-from fedtide.validation import require_at_least, require_positive
+from fedtide.spec import AtLeast, Positive, Share, spec
 
 
 class LearningRateSchedule(ABC):
@@ -41,17 +41,10 @@ class StepDecay(LearningRateSchedule):
     [1.0, 0.5, 0.5, 0.25, 0.25]
     """
 
-    decay: float
-    every: int = 1
+    decay: Annotated[float, Share]
+    every: Annotated[int, AtLeast(1)] = 1
     start: int = 1
-    times: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.decay <= 1:
-            raise InvalidInputError(f"decay: {self.decay} is not within (0, 1]")
-        require_at_least("every", self.every, 1)
-        if self.times is not None:
-            require_at_least("times", self.times, 0)
+    times: Annotated[int, AtLeast(0)] | None = None
 
     def factor(self, t: int) -> float:
         """Return decay to the power of the number of steps up to round t."""
@@ -75,10 +68,7 @@ class InverseDecay(LearningRateSchedule):
     0.5
     """
 
-    every: float = 1.0
-
-    def __post_init__(self) -> None:
-        require_positive("every", self.every)
+    every: Annotated[float, Positive] = 1.0
 
     def factor(self, t: int) -> float:
         """Return 1 / (1 + t / every)."""
@@ -103,7 +93,7 @@ class Piecewise(LearningRateSchedule):
     """
 
     starts: Sequence[int]
-    factors: Sequence[float]
+    factors: Annotated[Sequence[float], Positive]
 
     def __post_init__(self) -> None:
         if len(self.starts) != len(self.factors):
@@ -113,8 +103,6 @@ class Piecewise(LearningRateSchedule):
             )
         if list(self.starts) != sorted(set(self.starts)):
             raise InvalidInputError("starts: the rounds do not increase; sort them, each once")
-        for factor in self.factors:
-            require_positive("factors", factor)
 
     def factor(self, t: int) -> float:
         """Return the factor of the last start at or before round t."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError, quantify
-from fedtide.spec import spec
-from fedtide.validation import require_positive
+from fedtide.spec import Positive, spec
 
 
 class Projection(ABC):
@@ -43,11 +43,10 @@ class Ball(Projection):
     tensor([0.6000, 0.8000])
     """
 
-    radius: float
+    radius: Annotated[float, Positive]
     center: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        require_positive("radius", self.radius)
         if self.center is not None:
             center = tuple(
                 float(c) for c in self.center

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,9 +12,8 @@ from numpy.typing import ArrayLike
 from fedtide.auditing.log.participation_log import Ints, ParticipationLog, find_gaps
 from fedtide.auditing.statistics.distributions import chi2_sf, normal_two_sided
 from fedtide.differential_privacy import Mechanism
-from fedtide.errors import InvalidInputError, MissingExtraError
-from fedtide.spec import spec
-from fedtide.validation import require_whole_number
+from fedtide.errors import MissingExtraError
+from fedtide.spec import AtLeast, Within, spec
 
 _LEVEL = 0.01
 """The approximate probability that a law that was kept is called contradicted."""
@@ -64,11 +64,7 @@ class PoissonSampling(SamplingLaw):
         InvalidInputError: a rate outside (0, 1).
     """
 
-    rate: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate < 1:
-            raise InvalidInputError(f"rate: {self.rate} is not within (0, 1)")
+    rate: Annotated[float, Within(0, 1, "()")]
 
     def check(self, log: ParticipationLog) -> LawCheck:
         """Test the counts of clients, the cohort sizes and repetitions."""
@@ -122,10 +118,7 @@ class FixedSizeSampling(SamplingLaw):
         InvalidInputError: a size below 1.
     """
 
-    size: int
-
-    def __post_init__(self) -> None:
-        require_whole_number("size", self.size)
+    size: Annotated[int, AtLeast(1)]
 
     def check(self, log: ParticipationLog) -> LawCheck:
         """Check the cohort sizes; test the counts of clients and the overlaps."""

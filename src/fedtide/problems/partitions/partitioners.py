@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from itertools import pairwise
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,7 @@ from fedtide.problems.partitions.base import (
     StoredShards,
 )
 from fedtide.randomness import generator
-from fedtide.spec import spec
-from fedtide.validation import require_positive
+from fedtide.spec import Positive, Unit, spec
 
 
 @spec
@@ -57,10 +57,7 @@ class Dirichlet(Partition):
 
     needs_labels = True
 
-    alpha: float
-
-    def __post_init__(self) -> None:
-        require_positive("alpha", self.alpha)
+    alpha: Annotated[float, Positive]
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
         classes = int(labels.max()) + 1
@@ -94,13 +91,7 @@ class MajorityClass(Partition):
 
     needs_labels = True
 
-    similarity: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.similarity <= 1:
-            raise InvalidInputError(
-                f"similarity: {self.similarity} is not within [0, 1]; give a probability"
-            )
+    similarity: Annotated[float, Unit]
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
         bounds = _class_bounds(labels, clients)
@@ -134,11 +125,10 @@ class SingleClass(Partition):
 
     needs_labels = True
 
-    mean: float = 5.0
+    mean: Annotated[float, Positive] = 5.0
     spread: float = 1.0
 
     def __post_init__(self) -> None:
-        require_positive("mean", self.mean)
         if not 0 <= 2 * self.spread < self.mean:
             raise InvalidInputError(
                 f"spread: with {self.spread} the least size, mean - 2 spread, is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +11,7 @@ from numpy.typing import NDArray
 from fedtide.errors import InvalidInputError
 from fedtide.problems.partitions.base import NO_COLUMNS, Columns, Ints, Partition, Shards
 from fedtide.randomness import random_words
-from fedtide.spec import spec
-from fedtide.validation import require_at_least
+from fedtide.spec import AtLeast, spec
 
 _BLOCK = 2**16  # how many clients' samples are computed together
 
@@ -38,13 +38,8 @@ class SharedPool(Partition):
 
     shares_samples = True
 
-    samples: int
-    classes: int | None = None
-
-    def __post_init__(self) -> None:
-        require_at_least("samples", self.samples, 1)
-        if self.classes is not None:
-            require_at_least("classes", self.classes, 1)
+    samples: Annotated[int, AtLeast(1)]
+    classes: Annotated[int, AtLeast(1)] | None = None
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
         present = np.unique(labels)
