@@ -196,6 +196,16 @@ def test_the_tables_of_privacy_are_those_of_the_record(load_benchmark):
     assert privacy.render(*privacy.load_shown()) in page
 
 
+def test_the_table_of_the_absence_attack_is_that_of_the_record(load_benchmark):
+    absence = load_benchmark("absence")
+    record = json.loads(absence.RECORD.read_text(encoding="utf-8"))
+    assert absence.table(record) in absence.PAGE.read_text(encoding="utf-8")
+    for run in record:  # the attack works, and what the recipe does holds it
+        accuracy = {name: one["accuracy"] for name, one in run["figures"].items()}
+        assert (accuracy["FedAU, K = 50"] < 0.2) == run["attacked"]
+        assert accuracy["clipped, β = 0.5, K = 50"] > 0.93
+
+
 def test_the_readme_fits_a_page_with_ten_lines_of_python():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     block = text.partition("```python\n")[2].partition("```")[0]

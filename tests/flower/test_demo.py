@@ -106,6 +106,17 @@ def test_no_line_of_a_log_stops_the_demo_or_controls_the_terminal(tmp_path, monk
     assert "\x1b" not in printed
 
 
+def test_the_apps_method_bounds_a_site_and_its_rounds_may_stay_on_the_server(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(example_app()))
+    app = importlib.import_module("server_app")
+    for name in ("task", "server_app"):
+        del sys.modules[name]
+    assert app.bounded(METHOD.inner) == METHOD
+    (tmp_path / "rounds").write_text("950\n")
+    assert int(app.rounds_from(str(tmp_path / "rounds"))) == 950
+    assert not app.rounds_from("")
+
+
 def test_the_comparison_is_of_this_model_and_of_models_for_the_same_participation(
     tmp_path, monkeypatch
 ):
@@ -129,11 +140,12 @@ def test_the_comparison_is_of_this_model_and_of_models_for_the_same_participatio
     images, labels = task.test_set()
     correct = (network(images).argmax(1) == labels).numpy()
     by_site = {f"site-{n}": correct[np.isin(labels, [2 * n, 2 * n + 1])].mean() for n in range(5)}
-    assert own.method == "FedAU, this federation"
+    assert own.method == "Clipped FedAU, this federation"
     assert own.accuracy == pytest.approx(correct.mean())
     assert own.worst_accuracy == pytest.approx(min(by_site.values()))
     assert by_site[own.worst_client] == min(by_site.values())
-    assert [outcome.method.split(",")[0] for outcome in simulated] == ["FedAvg", "FedAU", "MIFA"]
+    compared = [outcome.method.split(",")[0] for outcome in simulated]
+    assert compared == ["FedAvg", "Clipped FedAU", "MIFA"]
     fedavg, fedau, mifa = (outcome.accuracy for outcome in simulated)
     assert fedau == pytest.approx(own.accuracy, abs=0.05)  # other minibatches
     assert fedavg < fedau

@@ -51,10 +51,11 @@ class Clipped(Wrapper[ClippedState]):
     factor exp(rate / |S_t|).
 
     **Updates are clipped before they are weighted.** With FedAU a single update still moves the
-    model by up to η ω C / N with ω ≤ K: a client that stays away gains weight, and loses rounds in
-    the same proportion. Clipping ω Δ instead would undo exactly the weight that FedAU gives to rare
-    clients. Clipping Δ affects them, too: their updates, from a model that others have moved in
-    their absence, are often the longest (see docs/methods.md).
+    model by up to η ω C / N with ω ≤ K, and a client that stays away keeps this weight for many
+    rounds after its return, unless FedAU's `average` decays. Clipping ω Δ instead would undo
+    exactly the weight that FedAU gives to rare clients. Clipping Δ affects them, too: their
+    updates, from a model that others have moved in their absence, are often the longest (see
+    docs/methods.md).
 
     Clipping does not protect if clients themselves report their weight, as on Flower with
     FedAvg(weights="data"), nor against several clients that together send small wrong updates; for

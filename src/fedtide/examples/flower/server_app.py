@@ -1,11 +1,13 @@
 """The server: an ordinary Flower app with fedtide's strategy in place of FedAvg."""
 
+from pathlib import Path
+
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from task import model, test_set
 
-from fedtide.algorithms import FedAU
+from fedtide.algorithms import Clipped, FedAU
 from fedtide.flower import FedTide, initial_arrays
 
 app = ServerApp()
@@ -16,7 +18,7 @@ def main(grid: Grid, context: Context) -> None:
     """Train, or resume an earlier submission."""
     config = context.run_config
     strategy = FedTide(
-        FedAU(cutoff=int(config["cutoff"])),
+        bounded(FedAU(cutoff=int(config["cutoff"]), average=0.5)),
         clients=config["clients"].split(),
         state=config["state"] or None,
         ledger=config["ledger"] or None,
@@ -25,10 +27,24 @@ def main(grid: Grid, context: Context) -> None:
     strategy.start(
         grid,
         initial_arrays(model()),
-        num_rounds=int(config["num-server-rounds"]),
+        num_rounds=int(rounds_from(config["rounds-file"]) or config["num-server-rounds"]),
         timeout=float(config["timeout"]),
         evaluate_fn=evaluate,
     )
+
+
+def bounded(method: FedAU) -> Clipped:
+    """Return the method with updates clipped at their median norm.
+
+    FedAU gives a site weight for its absences. An average that forgets them, of clipped updates,
+    bounds what a hostile site gains by staying away.
+    """
+    return Clipped(bound=1.0, quantile=0.5, inner=method)
+
+
+def rounds_from(file: str) -> str:
+    """Return what a file of the server says; unlike the run config, sites do not see it."""
+    return Path(file).read_text(encoding="utf-8") if file else ""
 
 
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:

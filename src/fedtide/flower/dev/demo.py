@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fedtide.examples
-from fedtide.algorithms import MIFA, Algorithm, FedAU, FedAvg
+from fedtide.algorithms import MIFA, Algorithm, Clipped, FedAU, FedAvg
 from fedtide.errors import InvalidInputError
 from fedtide.flower.dev.local_federation import LocalFederation
 from fedtide.flower.ledger.ledger import read_ledger, read_rounds
@@ -27,7 +27,8 @@ from fedtide.simulation.checkpoint import load_newest
 SITES = {"site-0": 1, "site-1": 1, "site-2": 2, "site-3": 3, "site-4": 4}
 """Each site and its period in rounds, of which it takes part in one; it holds two of ten digits."""
 
-METHOD = FedAU(cutoff=50)
+FEDAU = FedAU(cutoff=50, average=0.5)
+METHOD = Clipped(bound=1.0, quantile=0.5, inner=FEDAU)  # that of the app
 _COMPARED = (FedAvg(), METHOD, MIFA())
 
 _ROUND_BEGINS = re.compile(r"\[ROUND (?P<number>\d+)/\d+\]")
@@ -64,7 +65,7 @@ def run_demo(folder: Path, rounds: int, tls: bool, show: Callable[[str], None]) 
             example_app(),
             clients=" ".join(SITES),
             num_server_rounds=rounds,
-            cutoff=METHOD.cutoff,
+            cutoff=FEDAU.cutoff,
             ledger=ledger,
             state=folder.resolve() / "state",
         )
@@ -104,7 +105,7 @@ def compare_methods(folder: Path) -> list[ModelAccuracy]:
     log = read_ledger(f"sqlite:///{folder.resolve() / 'ledger.db'}")
     trained, checkpoint = task.model(), load_newest(folder / "state")
     assert checkpoint is not None
-    x = checkpoint.tensors["state.model"]
+    x = checkpoint.tensors["state.inner.model"]  # what `Clipped` wraps
     nn.utils.vector_to_parameters(x.float(), trained.parameters())
     outcomes = [_test(task, f"{_title(METHOD)}, this federation", trained)]
     for algorithm in _COMPARED:
@@ -122,7 +123,8 @@ def compare_methods(folder: Path) -> list[ModelAccuracy]:
 
 
 def _title(algorithm: Algorithm[Any]) -> str:
-    return type(algorithm).__name__
+    name = type(algorithm).__name__
+    return f"{name} {_title(algorithm.inner)}" if isinstance(algorithm, Clipped) else name
 
 
 def _load_task() -> ModuleType:
