@@ -88,13 +88,13 @@ def split_files(folder: Path) -> list[Path]:
     return [file for file in found if file is not None]
 
 
-def read_file(field: str, path: Path, names: str | None = None) -> pa.Table:
+def read_file(field: str, path: Path, text: Sequence[str] = ()) -> pa.Table:
     """Return a Parquet file or delimited text.
 
     Args:
         field: the field that an error names.
         path: of the file.
-        names: as in `read_source`.
+        text: columns of delimited text whose values stay as they are written ("007" is not 7).
 
     Raises:
         InvalidInputError: no file, or one that cannot be read or has no rows.
@@ -107,18 +107,18 @@ def read_file(field: str, path: Path, names: str | None = None) -> pa.Table:
             f"{field}: {str(path)!r} is neither a .parquet nor a .csv or .tsv file; give {KINDS}"
         )
     status = path.stat()
-    return _read_version(field, path, names, status.st_size, status.st_mtime_ns)
+    return _read_version(field, path, tuple(text), status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=8)
-def _read_version(field: str, path: Path, names: str | None, size: int, time: int) -> pa.Table:
+def _read_version(field: str, path: Path, text: Sequence[str], size: int, time: int) -> pa.Table:
     """Read a file; its size and modification time identify its version in this function's cache."""
     try:
-        if split_suffix(path)[0] == ".parquet":
+        if is_text(path):
+            table = _read_text(path, text)
+        else:
             with pq.ParquetFile(path) as file:
                 table = file.read()
-        else:
-            table = _read_text(path, names)
     except DAMAGE as error:
         raise unreadable(field, path, error) from None
     require_distinct(field, repr(str(path)), table.column_names)
@@ -127,7 +127,12 @@ def _read_version(field: str, path: Path, names: str | None, size: int, time: in
     return table
 
 
-def _read_text(path: Path, names: str | None) -> pa.Table:
+def is_text(path: Path) -> bool:
+    """Return whether a file holds delimited text, perhaps compressed."""
+    return split_suffix(path)[0] != ".parquet"
+
+
+def _read_text(path: Path, text: Sequence[str]) -> pa.Table:
     """Read delimited text; empty fields are missing, and among numbers also fields such as "NA".
 
     Raises:
@@ -138,22 +143,16 @@ def _read_text(path: Path, names: str | None) -> pa.Table:
         table = pyarrow.csv.read_csv(
             file,
             pyarrow.csv.ReadOptions(column_names=header.names, skip_rows=header.lines),
-            pyarrow.csv.ParseOptions(delimiter=header.separator),
-            pyarrow.csv.ConvertOptions(column_types={} if names is None else {names: pa.string()}),
+            pyarrow.csv.ParseOptions(delimiter=header.separator, newlines_in_values=True),
+            pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string())),
         )
     for place, (name, column) in enumerate(zip(header.names, table.columns, strict=True)):
         if pa.types.is_binary(column.type):
             raise ValueError(f"column {name!r} is not UTF-8")
         if pa.types.is_string(column.type):
-            text = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
-            table = table.set_column(place, name, _parse_ids(text) if name == names else text)
+            filled = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+            table = table.set_column(place, name, filled)
     return table
-
-
-def _parse_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return text as whole numbers if all of it is written as such."""
-    whole = pc.all(pc.match_substring_regex(column, r"^(0|-?[1-9][0-9]{0,17})$")).as_py()
-    return column.cast(pa.int64()) if whole else column
 
 
 def require_distinct(field: str, what: str, names: Sequence[str]) -> None:

@@ -17,11 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fedtide.errors import InvalidInputError, first_line
-from fedtide.problems.datasets.files import load_from_hub
+from fedtide.errors import InvalidInputError
+from fedtide.problems.datasets.files import load_from_hub, read_file
 from fedtide.problems.datasets.table_columns import from_arrow
 
 Columns = Mapping[str, Any]
@@ -36,6 +35,9 @@ WORDS = 10_000
 
 LONGEST = 20
 """The length in words to which posts of Stack Overflow are cut."""
+
+
+_TEXT = ("x", "y", "character_id", "user_id", "tokens")
 
 
 def load_natural(field: str, name: str, split: str) -> Columns:
@@ -187,7 +189,7 @@ def _offsets(lists: pa.ListArray) -> NDArray[np.int32]:
 def _read(field: str, name: str, files: Sequence[Path], columns: Sequence[str]) -> pa.Table:
     """Return these columns of the files, or of the hub's data set if there are no files."""
     if files:
-        table = pa.concat_tables([_read_file(field, file) for file in files])
+        table = pa.concat_tables([read_file(field, file, _TEXT) for file in files])
     else:
         hint = f"put its Parquet or CSV files into the folder {name} in FEDTIDE_DATA"
         table = load_from_hub(field, f"flwrlabs/{name}", "train", hint)
@@ -198,27 +200,6 @@ def _read(field: str, name: str, files: Sequence[Path], columns: Sequence[str]) 
             f"{', '.join(table.column_names)}; use its files as the hub has them"
         )
     return table.select(columns)
-
-
-def _read_file(field: str, file: Path) -> pa.Table:
-    try:
-        return pq.read_table(file) if file.suffix == ".parquet" else _read_csv(file)
-    except (OSError, pa.ArrowException) as error:
-        raise InvalidInputError(
-            f"{field}: {str(file)!r} cannot be read ({first_line(error)}); fetch it again"
-        ) from error
-
-
-def _read_csv(file: Path) -> pa.Table:
-    """Return a CSV file whose fields may hold line breaks; no field is converted or missing."""
-    text = ("x", "y", "character_id", "user_id", "tokens")
-    return pyarrow.csv.read_csv(
-        file,
-        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(
-            column_types=dict.fromkeys(text, pa.string()), strings_can_be_null=False
-        ),
-    )
 
 
 NATURAL: dict[str, Callable[[str, str, Sequence[Path]], Columns]] = {

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
@@ -25,6 +26,7 @@ from fedtide.import_paths import import_object, is_import_path
 from fedtide.problems.datasets.files import (
     KINDS,
     embed_images,
+    is_text,
     load_from_hub,
     read_file,
     require_distinct,
@@ -167,7 +169,11 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
         return read_source(field, _load_named(field, source), order, names)
     if isinstance(source, Path):
         path = expand_home(source)
-        return Table.of_arrow(read_file(field, path, names), str(path), path)
+        table = read_file(field, path, () if names is None else (names,))
+        if names in table.column_names and is_text(path):
+            place = table.column_names.index(names)
+            table = table.set_column(place, names, _parse_ids(table.column(place)))
+        return Table.of_arrow(table, str(path), path)
     if type(source).__module__.startswith("datasets.") and _is_stored(source):
         source = embed_images(field, source)
     columns = _list_columns(field, source)
@@ -177,6 +183,12 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
         columns = _collect_rows(field, source, order)
     require_distinct(field, "the table", [str(name) for name, _ in columns])
     return Table({str(name): partial(to_column, value) for name, value in columns}, field)
+
+
+def _parse_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return text as whole numbers if all of it is written as such."""
+    whole = pc.all(pc.match_substring_regex(column, r"^(0|-?[1-9][0-9]{0,17})$")).as_py()
+    return column.cast(pa.int64()) if whole else column
 
 
 def _list_columns(field: str, source: Any) -> list[tuple[Any, Any]] | None:
