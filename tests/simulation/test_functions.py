@@ -226,11 +226,12 @@ def test_pooled_data_minimise_the_objective_in_which_samples_count_alike():
     assert found == pytest.approx(weigh_objective(task, "samples").evaluate(at).metrics["loss"])
     with pytest.raises(ft.InvalidInputError, match=r"^objective: .*; give 'samples', or choose"):
         weigh_objective(task, [0.2, 0.8]).pooled()
-    fields = {"participation": "full", "algorithm": "central-sgd", "rounds": 3, "seed": 0}
+    fields = {"participation": "full", "algorithm": "central-sgd", "rounds": 3}
     problem = ft.problems.Supervised(SAMPLES, model=nn.Linear(1, 1), loss="mse")
+    local = {"steps": 1, "lr": 0.1}
     runs = [
-        ft.simulate(problem=problem, **fields, local={"steps": 1, "lr": 0.1}, objective=objective)
-        for objective in ("uniform", "samples")
+        ft.simulate(**fields, problem=problem, local=local, trainer="reference", objective=one)
+        for one in ("uniform", "samples")
     ]
     np.testing.assert_array_equal(runs[0].model, runs[1].model)
 
