@@ -15,6 +15,7 @@ from fedtide.participation.availability.base import (
     AvailabilityStream,
     AvailableClients,
     Ids,
+    IndependentStream,
 )
 from fedtide.population import Population
 from fedtide.randomness import generator, uniforms
@@ -73,12 +74,26 @@ class GroupCycle(Availability):
         self._turns()
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        turns = self._turns()
-        labels = self._labels(population)
-        offset = self.offset
+        turns, labels, offset = self._turns(), self._labels(population), self.offset
         if offset == "random":
             offset = int(turns[0] * uniforms(seed, "group-cycle-offset"))
-        return _GroupCycleStream(labels, turns, offset, self.on, self.off, seed)
+        # in order of group, so that the group whose turn it is forms one slice
+        order = np.argsort(labels, kind="stable").astype(np.int32)
+        bounds = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=len(turns)))])
+        ends = np.cumsum(turns)
+
+        def draw(t: int) -> AvailableClients:
+            position = (t + offset) % int(ends[-1])
+            group = int(np.searchsorted(ends, position, side="right"))
+            low, high = bounds[group : group + 2].tolist()
+            random = generator(seed, "group-cycle", t)
+            inside = low + _thin(random, high - low, self.on)
+            outside = _thin(random, len(order) - (high - low), self.off)
+            outside = np.where(outside < low, outside, outside + high - low)
+            places = np.concatenate([inside, outside])
+            return AvailableClients(np.sort(order[places]).astype(np.int64))
+
+        return IndependentStream(draw)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return on · s + off · (1 − s), with s the share of rounds that are its group's turn."""
@@ -142,37 +157,6 @@ def _number_groups(given: Any) -> NDArray[np.integer]:
             "client a group 0, 1, ..., or a text such as 'north'"
         )
     return labels
-
-
-class _GroupCycleStream(AvailabilityStream):
-    """Clients are stored in order of group, so the group whose turn it is forms one slice."""
-
-    def __init__(
-        self,
-        labels: NDArray[np.int32],
-        turns: NDArray[np.int64],
-        offset: int,
-        on: float,
-        off: float,
-        seed: int,
-    ) -> None:
-        self._order = np.argsort(labels, kind="stable").astype(np.int32)
-        self._bounds = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=len(turns)))])
-        self._ends = np.cumsum(turns)
-        self._offset = offset
-        self._on = on
-        self._off = off
-        self._seed = seed
-
-    def round(self, t: int) -> AvailableClients:
-        position = (t + self._offset) % int(self._ends[-1])
-        group = int(np.searchsorted(self._ends, position, side="right"))
-        low, high = self._bounds[group : group + 2].tolist()
-        random = generator(self._seed, "group-cycle", t)
-        inside = low + _thin(random, high - low, self._on)
-        outside = _thin(random, len(self._order) - (high - low), self._off)
-        places = np.concatenate([inside, np.where(outside < low, outside, outside + high - low)])
-        return AvailableClients(np.sort(self._order[places]).astype(np.int64))
 
 
 def _thin(random: np.random.Generator, count: int, probability: float) -> Ids:

@@ -121,7 +121,21 @@ class Weighted(Availability):
             )
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        return _WeightedStream(self._weights_for(population), self.size, seed)
+        weights, size = self._weights_for(population), self.size
+        total = np.cumsum(scale_to_finite_sum(weights))
+        cumulative = total / total[-1]
+
+        def draw(t: int) -> AvailableClients:
+            # draws with replacement, of which the first occurrences are a successive sample
+            random = generator(seed, "weighted", t)
+            sample = np.searchsorted(cumulative, random.random(4 * size), side="right")
+            _, first = np.unique(sample, return_index=True)
+            ids = sample[np.sort(first)[:size]]
+            if len(ids) < size:
+                ids = np.concatenate([ids, _draw_rest(random, weights, ids, size - len(ids))])
+            return AvailableClients(np.sort(ids))
+
+        return IndependentStream(draw)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
         """Return the exact inclusion probabilities.
@@ -144,33 +158,14 @@ class Weighted(Availability):
         return weights
 
 
-class _WeightedStream(AvailabilityStream):
-    """Draws with replacement and keeps first occurrences, which is successive sampling."""
-
-    def __init__(self, weights: NDArray[np.float64], size: int, seed: int) -> None:
-        self._weights = weights
-        total = np.cumsum(scale_to_finite_sum(weights))
-        self._cumulative = total / total[-1]
-        self._size = size
-        self._seed = seed
-
-    def round(self, t: int) -> AvailableClients:
-        random = generator(self._seed, "weighted", t)
-        sample = np.searchsorted(self._cumulative, random.random(4 * self._size), side="right")
-        _, first = np.unique(sample, return_index=True)
-        ids = sample[np.sort(first)[: self._size]]
-        if len(ids) < self._size:
-            ids = np.concatenate([ids, self._draw_rest(random, ids)])
-        return AvailableClients(np.sort(ids))
-
-    def _draw_rest(self, random: np.random.Generator, ids: Ids) -> Ids:
-        """Draw the clients after `ids`: the smallest of exponential times with rates w_n."""
-        with np.errstate(divide="ignore"):
-            exponentials = random.standard_exponential(len(self._weights))
-            log_times = np.log(exponentials) - np.log(self._weights)
-        log_times[ids] = np.inf
-        missing = self._size - len(ids)
-        return np.argpartition(log_times, missing - 1)[:missing]
+def _draw_rest(
+    random: np.random.Generator, weights: NDArray[np.float64], ids: Ids, missing: int
+) -> Ids:
+    """Draw the clients after `ids`: the smallest of exponential times with rates w_n."""
+    with np.errstate(divide="ignore"):
+        log_times = np.log(random.standard_exponential(len(weights))) - np.log(weights)
+    log_times[ids] = np.inf
+    return np.argpartition(log_times, missing - 1)[:missing]
 
 
 @spec
