@@ -290,7 +290,7 @@ def test_tables_of_another_version_are_rejected(url: str):
 @pytest.mark.parametrize(
     ("url", "name"),
     [
-        ("ledger.db", "not the URL"),
+        ("ledger.db", "'ledger.db'"),
         ("sqlite:///nowhere/ledger.db", "'nowhere/ledger.db'"),
         ("nosuchbase://x", "not the URL"),
     ],

@@ -139,7 +139,8 @@ def _not_a_url(text: str) -> InvalidInputError:
     )
     if os.path.isfile(text):
         hint = f"write sqlite:///{text}"
-    return InvalidInputError(f"ledger: this is not the URL of a database; {hint}")
+    shown = "this" if {":", "@", "="} & {*text} else repr(text)
+    return InvalidInputError(f"ledger: {shown} is not the URL of a database; {hint}")
 
 
 def _wait_for_locks(connection: Any, record: Any) -> None:
