@@ -263,11 +263,6 @@ def test_an_object_that_workers_cannot_get_is_refused(tmp_path):
     assert "give workers=1" in run.stderr
 
 
-def test_a_retry_resumes_and_counts_the_loss(base, tmp_path):
-    job = Job("a", ft.Experiment.from_dict(base), tmp_path, resume=False)
-    assert (job.retry().resume, job.retry().retry().losses) == (True, 2)
-
-
 def test_rounds_are_reported_at_intervals(base, tmp_path, monkeypatch):
     """A report takes time that grows with the number of runs, a round may take far less."""
     clock = [100.0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedtide.atomic_io import make_folder, write_json, write_yaml
@@ -28,22 +28,15 @@ class Job:
         path: its folder below the sweep's.
         experiment: what it runs.
         folder: its full folder.
-        resume: whether to continue from what the folder holds; "force": even if data or code have
-            changed since it began.
+        force: whether to continue even if data or code have changed since it began.
         alike: how many runs of one process take the same local steps, on average; see `Run`.
-        losses: how often its worker process was lost.
     """
 
     path: str
     experiment: Experiment
     folder: Path
-    resume: Resume = True
+    force: bool = False
     alike: float = 1
-    losses: int = 0
-
-    def retry(self) -> Job:
-        """Return the job for another attempt after its worker process was lost."""
-        return replace(self, resume=self.resume or True, losses=self.losses + 1)
 
 
 @dataclass(frozen=True)
@@ -83,7 +76,8 @@ def run_job(
         with suppress(OSError):  # a folder that cannot be written is an error of `execute`
             RunFolder(job.folder).failure.unlink()
         reporter = StatusReporter(on_status)
-        execute(job.experiment, job.folder, job.resume, [reporter], cluster, job.alike)
+        resume: Resume = "force" if job.force else True  # also after the loss of a worker
+        execute(job.experiment, job.folder, resume, [reporter], cluster, job.alike)
     except Interrupted as error:
         return Outcome(interrupted=error.what)
     except Exception as error:  # a user's model may raise anything; the other runs continue
@@ -95,8 +89,8 @@ def lost_worker(job: Job, how: str) -> Outcome:
     """Return the outcome of a job whose worker process was lost too often."""
     return Outcome(
         Failure(
-            f"workers: {job.path} lost its process {job.losses} times ({how}); if memory is short, "
-            "use fewer workers"
+            f"workers: {job.path} lost its process {MAX_ATTEMPTS} times ({how}); if memory is "
+            "short, use fewer workers"
         )
     )
 

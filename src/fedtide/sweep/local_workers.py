@@ -11,7 +11,7 @@ import pickle
 import signal
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -142,6 +142,7 @@ class _WorkerPool:
     def __init__(self, threads: int, progress: Progress, on_finished: OnFinished) -> None:
         self._threads, self._progress, self._on_finished = threads, progress, on_finished
         self._workers: list[_Worker] = []
+        self._losses = Counter[str]()
 
     def run(self, waiting: deque[Job], size: int, stopped: Callable[[], bool]) -> None:
         """Run all waiting jobs on at most `size` workers."""
@@ -210,10 +211,10 @@ class _WorkerPool:
         """Drop a worker whose process has ended; retry its job, or record it as failed."""
         worker.process.join()
         self._workers.remove(worker)
-        job = job.retry()
+        self._losses[job.path] += 1
         if stopping:
             self._on_finished(job, INTERRUPTED)
-        elif job.losses < MAX_ATTEMPTS:
+        elif self._losses[job.path] < MAX_ATTEMPTS:
             waiting.appendleft(job)
         else:
             self._on_finished(job, lost_worker(job, f"exit code {worker.process.exitcode}"))

@@ -64,7 +64,7 @@ def run_on_ray(
                 "ray: no node of the cluster has a GPU, which runs with device: cuda need; start "
                 "it with --num-gpus, or use device: cpu"
             )
-        task = ray.remote(num_cpus=1, max_retries=0)(_run_on_node)
+        task = ray.remote(num_cpus=1, max_retries=MAX_ATTEMPTS - 1)(_run_on_node)
         settings, size = ProcessSettings.current(), workers or max(1, int(has.get("CPU", 1)))
         waiting, running = deque(jobs), dict[Any, Job]()
         is_cancelled = False
@@ -88,11 +88,7 @@ def run_on_ray(
                 except ray.exceptions.TaskCancelledError:
                     outcome = INTERRUPTED
                 except ray.exceptions.RayError as error:  # our own errors come back as outcomes
-                    job = job.retry()
                     outcome = lost_worker(job, type(error).__name__)
-                    if job.losses < MAX_ATTEMPTS and not is_cancelled:
-                        waiting.appendleft(job)
-                        continue
                 on_finished(job, outcome)
 
 

@@ -213,7 +213,7 @@ class _Execution:
             self.runs.setdefault(run.path, run)
             self.progress.add(run.path, run.experiment.rounds)
         jobs = [
-            Job(run.path, run.experiment, self.out / run.path, self.resume, alike)
+            Job(run.path, run.experiment, self.out / run.path, self.resume == "force", alike)
             for run, alike in zip(runs, self._count_alike(runs), strict=True)
             if not self._has_ended(run)
         ]

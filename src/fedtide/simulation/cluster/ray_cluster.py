@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from fedtide.activity import STARTING_WORKERS, activity
@@ -26,41 +25,23 @@ from fedtide.validation import require_at_least
 
 _logger = logging.getLogger("fedtide")
 
-MAX_ATTEMPTS = 3
-"""How often a chunk may lose its worker."""
+_ATTEMPTS = 3  # how often a chunk may lose its worker
 _QUEUED = 2  # chunks per worker: one in training, and one that arrives meanwhile
 _AHEAD = 4  # chunks per worker that may wait for an earlier one
 _START_SECONDS = 180.0  # within which some worker must answer
 _POLL_SECONDS = 1.0
 
 
-@dataclass
-class _PendingChunk:
-    """A chunk that has not been returned yet.
-
-    Args:
-        number: its position in the order in which chunks were drawn.
-        start: the reference to the `RoundStart`.
-        order: the chunk.
-        attempts: how often it was sent to a worker.
-    """
-
-    number: int
-    start: Any
-    order: ChunkOrder
-    attempts: int = 0
-
-
 @dataclass(eq=False)
 class _Worker:
-    """An actor, and the chunks that it has, by the references to its results."""
+    """An actor, and the references to the results of the chunks that it has."""
 
     actor: Any
-    chunks: dict[Any, _PendingChunk] = field(default_factory=dict)
+    chunks: set[Any] = field(default_factory=set)
 
 
 class WorkerPool:
-    """Workers of a cluster, which train chunks; a lost one is replaced.
+    """Workers of a cluster, which train chunks; Ray restarts a lost one, and its chunks.
 
     Args:
         ray: the module, connected.
@@ -90,20 +71,21 @@ class WorkerPool:
                 "cluster: it has room for %s, not %d", quantify(room, "worker"), workers
             )
         try:
-            self._setup = ray.put(setup)
+            self._setup = [ray.put(setup)]
         except TypeError as error:  # Ray's own message contains all data
             raise InvalidInputError(
                 "cluster: the model, the loss or the data cannot be sent to the workers "
                 f"({first_line(error.__cause__ or error, 150)}); leave out what cannot be pickled"
             ) from None
-        self._actor_class = ray.remote(
-            num_cpus=setup.threads, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD"
-        )(_WorkerActor)
-        self._starting: dict[Any, _Worker] = {}  # by the references that say that they are ready
+        options = {"num_cpus": setup.threads, "num_gpus": gpus, "scheduling_strategy": "SPREAD"}
+        actor_class = ray.remote(**options, max_restarts=-1, max_task_retries=_ATTEMPTS - 1)(
+            _WorkerActor
+        )
+        actors = [actor_class.remote() for _ in range(self.size)]
+        # by the references that say that they are ready
+        self._starting = {actor.prepare.remote(self._setup): _Worker(actor) for actor in actors}
         self._workers: list[_Worker] = []
         self.training_seconds = 0.0
-        for _ in range(self.size):
-            self._start_worker()
 
     def close(self) -> None:
         """End all workers."""
@@ -125,74 +107,40 @@ class WorkerPool:
             InvalidInputError: a worker cannot train this run, a chunk has lost its worker three
                 times, or no worker answers.
         """
-        waiting: deque[_PendingChunk] = deque()
-        trained: dict[int, TrainedChunk] = {}
-        drawn = given = 0
+        self._await_worker()
+        results: deque[Any] = deque()  # references, in the order of the chunks
         try:
             while True:
-                room = min(_AHEAD * self.size - (drawn - given), self.size - len(waiting))
-                for start, order in islice(orders, max(0, room)):
-                    waiting.append(_PendingChunk(drawn, start, order))
-                    drawn += 1
-                if given == drawn:
+                worker = min(self._workers, key=lambda worker: len(worker.chunks))
+                has_room = len(worker.chunks) < _QUEUED and len(results) < _AHEAD * self.size
+                if has_room and (order := next(orders, None)) is not None:
+                    results.append(worker.actor.train.remote(self._setup, *order))
+                    worker.chunks.add(results[-1])
+                elif not results:
                     return
-                self._send(waiting)
-                if given in trained:
-                    yield trained.pop(given)
-                    given += 1
+                elif any(results[0] in worker.chunks for worker in self._workers):
+                    self._wait()
                 else:
-                    trained |= self._receive(waiting)
+                    trained: TrainedChunk = self._get(results.popleft())
+                    self.training_seconds += trained.seconds
+                    yield trained
         finally:  # after an error, no one waits for the chunks that are left
             for worker in self._workers:
                 worker.chunks.clear()
 
-    def _send(self, waiting: deque[_PendingChunk]) -> None:
-        """Send chunks to the workers that have the fewest."""
-        if not self._workers:
-            self._await_worker()
-        while waiting:
-            worker = min(self._workers, key=lambda worker: len(worker.chunks))
-            if len(worker.chunks) >= _QUEUED:
-                return
-            chunk = waiting.popleft()
-            worker.chunks[worker.actor.train.remote(chunk.start, chunk.order)] = chunk
-            chunk.attempts += 1
-
-    def _receive(self, waiting: deque[_PendingChunk]) -> dict[int, TrainedChunk]:
-        """Wait for any worker to answer; return the chunks that have been trained, by number."""
-        found = {}
-        references = [r for worker in self._workers for r in worker.chunks]
-        for reference in self._wait(references):
-            worker = next((w for w in self._workers if reference in w.chunks), None)
-            if worker is None:  # lost with another of its chunks
-                continue
-            try:
-                trained: TrainedChunk = self._get(reference)
-            except self._ray.exceptions.RayError as error:
-                self._replace(worker, waiting, error)
-                continue
-            self.training_seconds += trained.seconds
-            found[worker.chunks.pop(reference).number] = trained
-        return found
-
-    def _wait(self, references: list[Any]) -> list[Any]:
-        """Wait a moment for any of these references or a new worker; return those that are ready.
+    def _wait(self) -> None:
+        """Wait a moment for any worker to be ready, or to have trained a chunk.
 
         A worker that reports an error still counts as starting, so that `close` ends it.
         """
-        both = [*references, *self._starting]
-        ready, _ = self._ray.wait(both, num_returns=1, timeout=_POLL_SECONDS)
-        for reference in self._starting.keys() & set(ready):
-            try:
+        under_way = [reference for worker in self._workers for reference in worker.chunks]
+        ready, _ = self._ray.wait([*under_way, *self._starting], timeout=_POLL_SECONDS)
+        for reference in ready:
+            for worker in self._workers:
+                worker.chunks.discard(reference)
+            if reference in self._starting:
                 self._get(reference)
-            except self._ray.exceptions.RayError as error:
-                reason = str(error).rstrip().rpartition("\n")[2]
-                raise InvalidInputError(
-                    f"cluster: a worker cannot start ({reason:.150}); install the same on all "
-                    "nodes, and check their memory"
-                ) from None
-            self._workers.append(self._starting.pop(reference))
-        return [reference for reference in ready if reference in references]
+                self._workers.append(self._starting.pop(reference))
 
     def _get(self, reference: Any) -> Any:
         """Return a result; an error in a worker is raised without Ray's wrapping."""
@@ -200,6 +148,13 @@ class WorkerPool:
             return self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from error
+        except self._ray.exceptions.RayError as error:
+            reason = str(error).rstrip().rpartition("\n")[2]
+            raise InvalidInputError(
+                f"cluster: a worker was lost {_ATTEMPTS} times or cannot start ({reason:.150}); if "
+                "memory is short, give fewer workers or a smaller chunk; install the same on all "
+                "nodes"
+            ) from None
 
     def _await_worker(self) -> None:
         """Wait until a worker is prepared."""
@@ -211,38 +166,31 @@ class WorkerPool:
                         f"cluster: no worker has started within {_START_SECONDS:.0f} seconds; the "
                         "cores may be in use (see `ray status`)"
                     )
-                self._wait([])
-
-    def _replace(self, worker: _Worker, waiting: deque[_PendingChunk], error: Exception) -> None:
-        """Start another worker in place of a lost one, whose chunks are trained again."""
-        lost = sorted(worker.chunks.values(), key=lambda chunk: chunk.number)
-        if any(chunk.attempts >= MAX_ATTEMPTS for chunk in lost):
-            raise InvalidInputError(
-                f"cluster: a chunk has lost its worker {MAX_ATTEMPTS} times "
-                f"({type(error).__name__}); if memory is short, give fewer workers or a smaller "
-                "chunk"
-            ) from None
-        waiting.extendleft(reversed(lost))
-        self._workers.remove(worker)
-        self._ray.kill(worker.actor)
-        self._start_worker()
-        _logger.warning("cluster: a worker was lost and is replaced")
-
-    def _start_worker(self) -> None:
-        actor = self._actor_class.remote()
-        self._starting[actor.prepare.remote(self._setup)] = _Worker(actor)
+                self._wait()
 
 
 class _WorkerActor:
-    """A worker as Ray runs it; problems at the start are raised by `prepare`."""
+    """A worker as Ray runs it; after a restart, it prepares the problem again.
 
-    def prepare(self, setup: WorkerSetup) -> None:
+    The setup comes as a list with a reference to it, so that Ray does not fetch it with every call.
+    """
+
+    _worker: ChunkWorker | None = None
+
+    def _prepared(self, setup: list[Any]) -> ChunkWorker:
+        if self._worker is None:
+            import ray
+
+            self._worker = ChunkWorker(ray.get(setup[0]))
+        return self._worker
+
+    def prepare(self, setup: list[Any]) -> None:
         """Prepare the problem."""
-        self._worker = ChunkWorker(setup)
+        self._prepared(setup)
 
-    def train(self, start: Any, order: ChunkOrder) -> TrainedChunk:
+    def train(self, setup: list[Any], start: Any, order: ChunkOrder) -> TrainedChunk:
         """Train a chunk."""
-        return self._worker.train(start, order)
+        return self._prepared(setup).train(start, order)
 
 
 def _count_room(ray: Any, needs: dict[str, int]) -> int:
