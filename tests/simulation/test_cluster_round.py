@@ -199,7 +199,8 @@ def test_updates_that_are_not_finite_are_dropped_alike(algorithm):
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Let the stacked trainer have five of these models in a chunk."""
-    monkeypatch.setattr(stacked, "_CHUNK_BYTES", 5 * 15 * 4)
+    for cache in ("_CORE_BYTES", "_CACHE_BYTES"):
+        monkeypatch.setattr(stacked, cache, 5 * 15 * 4)
     monkeypatch.setattr(round_plan, "_COPIED", 0)
 
 
