@@ -174,6 +174,21 @@ def test_the_gain_from_fine_tuning_says_on_which_samples_it_is_measured(test, tm
     assert ("the gain includes fitting" in page) == (test is None)
 
 
+class Changing(nn.Module):
+    def forward(self, x):
+        x[:, 0] = 0
+        return x
+
+
+@pytest.mark.parametrize("layer", [Changing(), nn.ReLU(inplace=True)])
+def test_a_network_that_would_change_the_data_is_refused(layer):
+    frame = table()
+    before = frame.copy()
+    with pytest.raises(ft.InvalidInputError, match=r"^problem\.model: it changes its inputs in"):
+        simulate(frame, nn.Sequential(layer, nn.Linear(3, 1)))
+    pd.testing.assert_frame_equal(frame, before)
+
+
 class Noisy(nn.Module):
     """Adds the same noise in every pass, from a generator that is seeded in the pass."""
 

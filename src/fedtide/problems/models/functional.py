@@ -89,7 +89,8 @@ class FunctionalModel:
         example_output: what the network returns for the example in training.
 
     Raises:
-        InvalidInputError: the network has no parameters to train, or fails on the example.
+        InvalidInputError: the network has no parameters to train, fails on the example, or changes
+            its inputs in place.
 
     >>> net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     >>> model = FunctionalModel(net, (torch.ones(4, 3),))
@@ -126,7 +127,13 @@ class FunctionalModel:
         trial = self._training.copy()
         with _shape_errors(example, self._names), torch.no_grad():
             key = torch.zeros((), dtype=torch.int64, device=example[0].device)
-            outputs = self._run(trial, self.params, example, key)
+            copies = tuple(x.clone() for x in example)
+            outputs = self._run(trial, self.params, copies, key)
+        if any(x._version for x in copies):
+            raise InvalidInputError(
+                "model: it changes its inputs in place (as x -= 1 and ReLU(inplace=True) do), and "
+                "so the data; compute new tensors, as x = x - 1 does"
+            )
         self.example_output: Any = outputs[0] if self.buffers else outputs
         self.draws = trial.masks.used or has_dropout(self._training.module)
         if not self.draws:
