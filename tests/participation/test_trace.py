@@ -94,6 +94,13 @@ def test_strings_are_numbered_in_sorted_order(tmp_path: Path) -> None:
     assert [running.round(t).clients.tolist() for t in range(2)] == [[0, 2], [0, 1]]
 
 
+def test_intervals_of_a_client_that_overlap_count_once(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.csv", [(0, 0, 5), (0, 3, 8), (1, 4, 5)])
+    running = Trace(path, 1).begin(Population(clients=2), seed=0)
+    found = [running.round(t).clients.tolist() for t in range(8)]
+    assert found == [[0], [0], [0], [0], [0, 1], [0], [0], [0]]
+
+
 def test_many_intervals_of_different_lengths(tmp_path: Path) -> None:
     """Lengths over 12 powers of 2; the reference compares all intervals with each instant."""
     rng = np.random.default_rng(0)

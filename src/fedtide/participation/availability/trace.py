@@ -126,7 +126,7 @@ class Trace(Availability):
         return _to_decimal(period)
 
     def _intervals(self, population: Population) -> tuple[Ids, _Times, _Times]:
-        """Return client, start and end of every nonempty interval, ordered by client and start."""
+        """Return client, start and end of every nonempty interval."""
         frame = to_polars("file", self.file)
         require_columns("file", frame, ["client", "start", "end"], "rename the column")
         names = normalise_clients("file", frame["client"])
@@ -137,19 +137,18 @@ class Trace(Availability):
                 "earlier time first"
             )
         ids = number_clients("file", names, population)
-        order = np.lexsort((starts, ids))
-        order = order[starts[order] < ends[order]]
-        if not len(order):
+        lasting = starts < ends
+        if not lasting.any():
             raise InvalidInputError(
                 f"file: {describe_table(self.file)} has no rows with an end after the start; "
                 "give one for each interval"
             )
-        if (first := starts[order].min()) >= _FIRST_DATE:
+        if (first := starts[lasting].min()) >= _FIRST_DATE:
             raise InvalidInputError(
                 f"file: its times begin at {first:.0f} seconds, but the run begins at 0; subtract "
                 "the first start from all times"
             )
-        return ids[order], starts[order], ends[order]
+        return ids[lasting], starts[lasting], ends[lasting]
 
 
 class IntervalIndex:
