@@ -39,6 +39,10 @@ from fedtide.validation import (
     require_nonnegative,
 )
 
+Weights = NDArray[np.float64]
+
+_logger = getLogger("fedtide")
+
 
 class RecordedStream(AvailabilityStream):
     """A stream of recorded rounds, which may be asked for in any order.
@@ -73,9 +77,6 @@ class RecordedStream(AvailabilityStream):
 def recorded_rates(clients: Ids, population: int, rounds: int) -> NDArray[np.float64]:
     """Return the share of the recorded rounds in which each client is available, shape (N,)."""
     return np.bincount(clients, minlength=population) / max(1, rounds)
-
-
-_logger = getLogger("fedtide")
 
 
 @spec
@@ -193,9 +194,6 @@ class Replay(Availability):
         others = [] if has_stages else frame.columns
         outcome = next((name for name in others if name.lower() in OUTCOME_NAMES), None)
         return rows, ids[reached.to_numpy()], (low - first, high - first + 1), outcome
-
-
-Weights = NDArray[np.float64]
 
 
 @spec
