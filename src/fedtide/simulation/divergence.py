@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedtide.algorithms import ClientUpdates, RoundInfo
+from fedtide.algorithms import Algorithm, ClientUpdates, RoundInfo
 from fedtide.errors import InvalidInputError, quantify
 from fedtide.participation import Ids
 from fedtide.population import Population
 from fedtide.problems import Evaluation
 from fedtide.simulation.experiment import OnNonfinite
+from fedtide.simulation.run_warnings import list_step_sizes
 from fedtide.training import devices
 
 Flags = tuple[torch.Tensor, torch.Tensor]
@@ -71,7 +73,7 @@ def check_step(
     info: RoundInfo,
     t: int,
     population: Population,
-    too_high: str,
+    algorithm: Algorithm[Any],
     unread: Sequence[Flags] | None,
 ) -> None:
     """Check that the step of round t is finite.
@@ -80,7 +82,7 @@ def check_step(
         info: of the round.
         t: the round.
         population: the clients.
-        too_high: the fields to lower if it is not, for the message.
+        algorithm: the method, whose fields the message names.
         unread: flags of updates that were absorbed without looking at them, because on a GPU the
             flags of a round are read all at once. None: every update has been checked.
 
@@ -98,11 +100,14 @@ def check_step(
     elif has_finite_sum(info.direction) or bool(torch.isfinite(info.direction).all()):
         return
     named = _list_clients(info.clients.numpy(), population)
+    too_high = list_step_sizes(algorithm)
     raise DivergenceError(f"local.lr: the step of round {t} is not finite{named}; lower {too_high}")
 
 
-def check_loss(evaluation: Evaluation, ended: int, population: Population, too_high: str) -> None:
-    """Check that the loss after `ended` rounds is finite; the message says to lower `too_high`.
+def check_loss(
+    evaluation: Evaluation, ended: int, population: Population, algorithm: Algorithm[Any]
+) -> None:
+    """Check that the loss after `ended` rounds is finite.
 
     Raises:
         DivergenceError: it is not.
@@ -118,7 +123,7 @@ def check_loss(evaluation: Evaluation, ended: int, population: Population, too_h
             )
         raise DivergenceError(
             f"local.lr: the loss is {loss} after {quantify(ended, 'round')}{named}; "
-            f"lower {too_high}"
+            f"lower {list_step_sizes(algorithm)}"
         )
 
 

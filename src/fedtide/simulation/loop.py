@@ -36,7 +36,6 @@ from fedtide.simulation.divergence import (
     drop_or_raise_nonfinite,
     flag_finite,
 )
-from fedtide.simulation.execution import Execution, continue_executions, describe_execution
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.local_round import (
     LocalRound,
@@ -49,10 +48,8 @@ from fedtide.simulation.metrics import (
     clients_table,
     metrics_row,
 )
+from fedtide.simulation.process_settings import Execution, describe_execution
 from fedtide.simulation.round_plan import RoundPlanner
-from fedtide.simulation.run_warnings import (
-    list_step_sizes,
-)
 from fedtide.simulation.task_cache import prepare_task
 from fedtide.training import devices
 from fedtide.training.trainers.select import TrainerName
@@ -129,6 +126,9 @@ class Run:
         self.buffers = Buffers.of_task(self.task, algorithm.centralised)
         self.driver = self._start_driver()
         self.ended = 0
+        # Finding out whether an update is finite waits for a GPU: it is done once, after the step.
+        on_gpu = not devices.is_cpu(self.task.start)
+        self._checks_late = experiment.on_nonfinite == "stop" and on_gpu
         # 4. How the clients of a round are cut into chunks, and who trains these.
         self._planner = self._plan_rounds(on_cluster=cluster is not None)
         self._train_chunks = self._chunk_training(cluster)
@@ -148,7 +148,8 @@ class Run:
     def round(self) -> None:
         """Run one round."""
         t, start = self.ended, time.perf_counter()
-        self.executions = continue_executions(self.executions, self.execution)
+        if self.executions[-1:] != [self.execution]:
+            self.executions.append(self.execution)
         with self._local.limit_threads():
             # 1. The participation says which clients take part, and which of them report.
             participants = self._participation.round(t)
@@ -180,12 +181,8 @@ class Run:
         self.metrics.append(metrics_row(self.ended, self.evaluation, self.tally, weights))
         self.timings.evaluation += time.perf_counter() - start
         if self.experiment.on_nonfinite == "stop":
-            check_loss(
-                self.evaluation,
-                self.ended,
-                self.population,
-                list_step_sizes(self.experiment.algorithm),
-            )
+            algorithm = self.experiment.algorithm
+            check_loss(self.evaluation, self.ended, self.population, algorithm)
 
     def _evaluate(self) -> Evaluation:
         return self.task.evaluate(
@@ -277,9 +274,7 @@ class Run:
         experiment, t = self.experiment, self.ended
         lr, centralised = experiment.local.rate(t), experiment.algorithm.centralised
         arrived: list[Ids] = [participants.reported[:0]]
-        # Finding out whether an update is finite waits for the GPU: do it once, after the step.
-        is_deferred = experiment.on_nonfinite == "stop" and not devices.is_cpu(self.task.start)
-        unread: list[Flags] | None = [] if is_deferred else None
+        unread: list[Flags] | None = [] if self._checks_late else None
 
         def check(updates: Updates, buffers: torch.Tensor | None) -> Updates:
             """Return the finite updates, after their buffers have been absorbed."""
@@ -303,7 +298,7 @@ class Run:
         for updates, buffers in self._train_chunks(chunks, plan, lr, self.buffers):
             driver.absorb(check(updates, buffers))
         info = driver.step(lr)
-        check_step(info, t, self.population, list_step_sizes(experiment.algorithm), unread)
+        check_step(info, t, self.population, experiment.algorithm, unread)
         if self.buffers is not None:
             self.buffers.end_round()
         trained = np.concatenate(arrived)

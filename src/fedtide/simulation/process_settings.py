@@ -1,4 +1,4 @@
-"""The settings that a worker process takes over from the process of the run."""
+"""The settings of a process on which results depend: those that workers take over, and a record."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 
 from fedtide.cache_folder import keep_compiled
+from fedtide.provenance import machine
+from fedtide.training import devices
 
 
 @dataclass(frozen=True)
@@ -73,3 +75,26 @@ def _determinism() -> tuple[bool, bool]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
+
+
+Execution = dict[str, Any]
+"""The trainer, the threads, the machine, its instruction set, and the GPU if there is one."""
+
+
+def describe_execution(trainer: str, device: str) -> Execution:
+    """Return how this process computes; with a cluster, training happens in other processes.
+
+    Args:
+        trainer: its name.
+        device: where the models train.
+
+    >>> list(describe_execution("stacked", "cpu"))
+    ['trainer', 'threads', 'machine', 'instructions']
+    """
+    found = {
+        "trainer": trainer,
+        "threads": torch.get_num_threads(),
+        "machine": machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+    return found if device == "cpu" else {**found, "device": devices.describe(device)}
