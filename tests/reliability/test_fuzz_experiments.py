@@ -23,7 +23,7 @@ import fedtide as ft
 from fedtide.algorithms import ALGORITHMS
 from fedtide.participation import DROPOUTS, PROCESSES, SELECTIONS
 from fedtide.problems import PARTITIONS, PROBLEMS
-from fedtide.problems.models.model_registry import MODEL_TYPES
+from fedtide.problems.models.network_building import MODEL_TYPES
 from fedtide.simulation import execute
 from fedtide.training import PROJECTIONS, SCHEDULES
 from fedtide.yaml_text import YamlError, parse

@@ -28,7 +28,7 @@ from fedtide.participation import (
 )
 from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
 from fedtide.problems.datasets.catalogue import KNOWN
-from fedtide.problems.models.model_registry import MODEL_TYPES
+from fedtide.problems.models.network_building import MODEL_TYPES
 from fedtide.problems.weighted_objective import Objective
 from fedtide.spec import AtLeast, Builder, diff, fields, refuse_unknown_keys, spec
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining

@@ -3,7 +3,7 @@
 from fedtide.problems.models.base import Model
 from fedtide.problems.models.functional import FunctionalModel
 from fedtide.problems.models.imported import Imported
-from fedtide.problems.models.model_registry import MODEL_TYPES, MODELS, resolve_model
+from fedtide.problems.models.network_building import MODEL_TYPES, MODELS, resolve_model
 from fedtide.problems.models.networks import CNN, MLP, Logistic
 
 __all__ = [
