@@ -102,24 +102,6 @@ def test_an_error_while_preparing_is_raised_and_no_job_is_left_waiting():
     assert len(done) == before
 
 
-def test_threads_that_cannot_be_started_leave_none_waiting(monkeypatch):
-    """A thread that waited for ever would keep the process from ending."""
-    threads = CoreThreads(3)
-    threads.map(later(lambda _: time.sleep(0.01)), range(6))
-    submit, calls = threads._pool.submit, []
-
-    def second_fails(work):
-        if calls:
-            raise RuntimeError("can't start new thread")
-        calls.append(submit(work))
-        return calls[0]
-
-    monkeypatch.setattr(threads._pool, "submit", second_fails)
-    with pytest.raises(RuntimeError, match="start new thread"):
-        threads.map(later(lambda _: None), range(6))
-    assert calls[0].exception(timeout=60) is None
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_process_starts_threads_of_its_own(monkeypatch):
     threads, used = CoreThreads(2), set()
