@@ -421,7 +421,7 @@ def test_samples_of_strangers_count_in_the_test_set_alone(caplog):
     figures = task.evaluate(task.start)
     assert np.isfinite(figures.clients["test_loss"]).tolist() == [n == 3 for n in range(12)]
     assert np.isfinite(figures.metrics["test_loss"])
-    assert "1 client is not in train (stranger)" in caplog.text
+    assert "samples of 1 client that train lacks (stranger)" in caplog.text
 
 
 def test_a_test_set_of_strangers_alone_is_refused():

@@ -195,9 +195,8 @@ def find_owners(test_clients: Names | None, shards: Shards) -> Ints | None:
     assert shards.names is not None
     ids = {str(name): client for client, name in enumerate(shards.names.tolist())}
     owners = np.array([ids.get(str(name), -1) for name in test_clients.tolist()], dtype=np.int64)
-    strangers = sorted({str(name) for name in test_clients[owners < 0].tolist()})
-    named = ", ".join(printable(name, most=80) for name in strangers[:3])
-    listed = f"{named}{', ...' if len(strangers) > 3 else ''}"
+    strangers = sorted({printable(str(name), 80) for name in test_clients[owners < 0].tolist()})
+    listed = ", ".join(strangers[:3]) + (", ..." if len(strangers) > 3 else "")
     if (owners < 0).all():
         raise InvalidInputError(
             f"test: no client of train is among its {len(strangers)} ({listed}); use the same "
@@ -205,8 +204,8 @@ def find_owners(test_clients: Names | None, shards: Shards) -> Ints | None:
         )
     if strangers:
         _logger.warning(
-            "test: %s not in train (%s); their samples count only in metrics of the whole test set",
-            f"{quantify(len(strangers), 'client')} {'is' if len(strangers) == 1 else 'are'}",
+            "test: samples of %s that train lacks (%s) count only in metrics of the whole test set",
+            quantify(len(strangers), "client"),
             listed,
         )
     return owners

@@ -33,6 +33,9 @@ class Ragged:
         values: the elements of all sequences, one after another, shape (m, ...).
         offsets: the boundaries between sequences, shape (n + 1,).
 
+    Raises:
+        InvalidInputError: a sequence without elements.
+
     >>> padded, mask = Ragged(np.array([5, 6, 7]), np.array([0, 1, 3])).pad()
     >>> padded.tolist(), mask.tolist()
     ([[5, 0], [6, 7]], [[True, False], [True, True]])
@@ -40,6 +43,10 @@ class Ragged:
 
     values: NDArray[Any]
     offsets: Ints
+
+    def __post_init__(self) -> None:
+        if len(self) and not self.sizes.min():
+            raise InvalidInputError(f"the list in row {self.sizes.argmin()} is empty; remove it")
 
     @classmethod
     def of_arrays(cls, arrays: Sequence[NDArray[Any]]) -> Ragged:
@@ -129,7 +136,7 @@ def _from_objects(values: Any, from_pandas: bool) -> Column:
             return np.stack(arrays)
         if len({shape[1:] for shape in shapes}) > 1 or arrays[0].ndim > 2:
             raise
-    return _require_elements(Ragged.of_arrays(arrays))
+    return Ragged.of_arrays(arrays)
 
 
 def from_arrow(
@@ -184,15 +191,7 @@ def _from_lists(values: pa.Array) -> Column:
     longest = int(sizes.max(initial=0))
     if (sizes == longest).all() and inner.size:
         return inner.reshape(len(values), longest, *inner.shape[1:])
-    return _require_elements(Ragged(inner, np.concatenate([[0], np.cumsum(sizes)])))
-
-
-def _require_elements(sequences: Ragged) -> Ragged:
-    """Return sequences, each of which must have an element."""
-    sizes = sequences.sizes
-    if len(sizes) and not sizes.min():
-        raise InvalidInputError(f"the list in row {sizes.argmin()} is empty; remove the row")
-    return sequences
+    return Ragged(inner, np.concatenate([[0], np.cumsum(sizes)]))
 
 
 def to_array(column: Column, length: int | None) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
