@@ -383,7 +383,8 @@ def test_the_rows_of_joined_data_sets_are_a_table():
 
 
 def test_columns_without_names_are_refused_with_how_to_name_them():
-    with pytest.raises(InvalidInputError, match=r"2 arrays .* name them: {'x': ..., 'y': ...}"):
+    message = r"^train: item 0 has 1 part for the columns x, y; .* by name, as {'x': ...}"
+    with pytest.raises(InvalidInputError, match=message):
         read_source("train", (np.ones((5, 2)), np.ones(5)), order=["x", "y"])
 
 

@@ -6,7 +6,7 @@ where samples come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from fedtide.errors import InvalidInputError, did_you_mean, first_line
+from fedtide.errors import InvalidInputError, did_you_mean, first_line, quantify
 from fedtide.import_paths import import_object, is_import_path
 from fedtide.problems.datasets.files import (
     KINDS,
@@ -178,9 +178,7 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
         source = embed_images(field, source)
     columns = _list_columns(field, source)
     if columns is None:
-        order = [*order, *([] if names is None else [names])]
-        _refuse_parts(field, source, order)
-        columns = _collect_rows(field, source, order)
+        columns = _collect_rows(field, source, order, names)
     require_distinct(field, "the table", [str(name) for name, _ in columns])
     return Table({str(name): partial(to_column, value) for name, value in columns}, field)
 
@@ -195,7 +193,7 @@ def _list_columns(field: str, source: Any) -> list[tuple[Any, Any]] | None:
     """Return the names and values of columns; None: the source holds one item per sample."""
     if isinstance(source, Mapping):
         _require_one_index(field, source)
-        _refuse_parts(field, source)
+        _refuse_parts(field, source.values())
         return list(source.items())
     if is_pandas(source):
         return list(source.items())
@@ -210,46 +208,44 @@ def _list_columns(field: str, source: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def _collect_rows(field: str, data: Any, order: Sequence[str]) -> list[tuple[Any, Any]]:
+def _collect_rows(
+    field: str, data: Any, order: Sequence[str], last: str | None
+) -> list[tuple[Any, Any]]:
     """Return the columns of a map-style data set, each item of which is read once.
 
     Args:
         field: the field that an error names.
         data: the data set; items are mappings, or tuples of one part per column.
-        order: the names of the parts of a tuple; the last may be missing.
+        order: the names of the parts of a tuple.
+        last: the name of a last part, which may be missing; None: there is none.
     """
+    if isinstance(data, list | tuple):
+        _refuse_parts(field, data)
     columns: dict[str, list[Any]] = {}
+    names = [*order, *([] if last is None else [last])]
     for row in range(len(data)):
         item = data[row]
         if not isinstance(item, Mapping):
             parts = item if isinstance(item, tuple | list) else (item,)
-            if not len(order) - 1 <= len(parts) <= len(order):
+            if not len(order) <= len(parts) <= len(names):
                 raise InvalidInputError(
-                    f"{field}: item {row} has {len(parts)} parts for the columns "
-                    f"{', '.join(order)}; give one for each, or columns by name, as {{'x': ...}}"
+                    f"{field}: item {row} has {quantify(len(parts), 'part')} for the columns "
+                    f"{', '.join(names)}; give one for each, or columns by name, as {{'x': ...}}"
                 )
-            item = dict(zip(order, parts, strict=False))
+            item = dict(zip(names, parts, strict=False))
         for name, value in item.items():
             is_tensor = isinstance(value, torch.Tensor)
             columns.setdefault(name, []).append(value.numpy(force=True) if is_tensor else value)
     return list(columns.items())
 
 
-def _refuse_parts(field: str, source: Any, order: Sequence[str] = ()) -> None:
-    """Raise InvalidInputError if this holds data sets, by split or by client, or bare columns."""
-    parts = list(source.values()) if isinstance(source, Mapping) else source
-    if not isinstance(parts, list | tuple) or not parts:
-        return
-    if all(hasattr(p, "column_names") or isinstance(p, torch.utils.data.Dataset) for p in parts):
+def _refuse_parts(field: str, parts: Collection[Any]) -> None:
+    """Raise InvalidInputError if all parts of a source are data sets, by split or by client."""
+    kinds = [hasattr(p, "column_names") or isinstance(p, torch.utils.data.Dataset) for p in parts]
+    if kinds and all(kinds):
         raise InvalidInputError(
-            f"{field}: it holds {len(parts)} data sets; give one of them or, if each is that of a "
+            f"{field}: it holds {len(kinds)} data sets; give one of them or, if each is that of a "
             "client, one table of all rows with a column of their clients"
-        )
-    if len(parts) <= len(order) and all(getattr(part, "ndim", 0) for part in parts):
-        named = ", ".join(f"{name!r}: ..." for name in order[: len(parts)])
-        raise InvalidInputError(
-            f"{field}: its {len(parts)} arrays would be samples; if they are columns, name them: "
-            f"{{{named}}}"
         )
 
 
