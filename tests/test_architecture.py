@@ -27,7 +27,6 @@ BASICS = {
     "locking",
     "metric_direction",
     "provenance",
-    "configurable",
     "spec",
     "import_paths",
     "device_copies",

@@ -1,7 +1,7 @@
 """`ft.compare` on results and folders, against the comparison of the folders."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from xml.etree import ElementTree
 
 import numpy as np
@@ -250,23 +250,6 @@ def test_seeds_with_a_network_class_of_a_notebook_are_one_method(short):
     ]
     frame = ft.compare(*results).frame
     assert frame.select("method", "seeds").rows() == [("fedavg", 2), ("fedau", 2)]
-
-
-def test_objects_that_differ_outside_their_fields_are_told_apart(short):
-    class Plain(_mine()):
-        def __init__(self, number):
-            super().__init__()
-            object.__setattr__(self, "number", number)
-
-    _notebook_class(Plain)
-    results = [ft.simulate(**short, algorithm=Plain(number)) for number in (1, 2, 1)]
-    frame = ft.compare(*results[:2], replace_seed(results[2], 7)).frame
-    assert frame.select("method", "seeds").rows() == [("Plain 1", 2), ("Plain 2", 1)]
-
-
-def replace_seed(result, seed):
-    """Return the result as if another seed had been used."""
-    return replace(result, plain={**result.plain, "seed": seed})
 
 
 def test_methods_are_compared_on_problems_whose_functions_were_made_again(short):

@@ -69,7 +69,7 @@ def execute(
     with _memory_errors(), session(), listen(on_activity), restored_threads():
         if out is None:
             run = _new_run(experiment, None, cluster, alike)
-            return _in_memory(run, experiment.to_dict(Opaque), watchers)
+            return _in_memory(run, experiment.to_dict(Opaque.of), watchers)
         return _in_folder(experiment, RunFolder(out), resume, watchers, cluster, alike)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedtide.errors import InvalidInputError
 from fedtide.import_paths import import_path_of
 from fedtide.spec.annotations import is_flat
-from fedtide.spec.content import describe, is_network
+from fedtide.spec.content import describe, fingerprint, is_network
 from fedtide.spec.fields import Field
 from fedtide.spec.visit import ANYTHING, Kind, children, is_tensor, kind_of
 
@@ -24,15 +24,22 @@ _LISTED = 10_000
 class Opaque:
     """Stands in plain data for what these cannot describe, such as a class of a notebook.
 
-    Two are equal if they stand for the same object.
+    Two are equal if they stand for the same object, and for a network if it had the same values.
 
     Args:
         thing: the object, class or function.
+        values: a hash of a network's parameters and buffers, which may be changed afterwards.
         number: tells apart those that have the same name; 0: none other has it.
     """
 
     thing: object
+    values: str = ""
     number: int = 0
+
+    @classmethod
+    def of(cls, thing: Any) -> Opaque:
+        """Return what stands for an object as it is now."""
+        return cls(thing, fingerprint(dict(thing.state_dict())) if is_network(thing) else "")
 
     @property
     def name(self) -> str:
@@ -43,10 +50,12 @@ class Opaque:
         return f"{self.name} {self.number}" if self.number else self.name
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Opaque) and other.thing is self.thing
+        if not isinstance(other, Opaque):
+            return False
+        return other.thing is self.thing and other.values == self.values
 
     def __hash__(self) -> int:
-        return id(self.thing)
+        return hash((id(self.thing), self.values))
 
 
 def to_plain(
@@ -64,7 +73,7 @@ def to_plain(
     Args:
         thing: the object.
         name_type: returns the `type` of a class; None if the field that holds it implies it.
-        opaque: returns what stands for what plain data cannot describe, such as `Opaque`; large
+        opaque: returns what stands for what plain data cannot describe, such as `Opaque.of`; large
             arrays are then described by a fingerprint. None: such objects are refused.
         field: the field that holds the object.
 

@@ -77,7 +77,7 @@ class Tracker(Callback):
 
     def on_start(self, run: RunView) -> None:
         folder, self._logged = None if run.out is None else RunFolder(run.out), None
-        self.open(TrackedRun(replace_opaque(run.experiment.to_dict(Opaque), str), folder))
+        self.open(TrackedRun(replace_opaque(run.experiment.to_dict(Opaque.of), str), folder))
         self._logged, self._has_failed = 0, False
         self._log_missing(run)
 

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from fedtide.participation import (
 from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
 from fedtide.problems.models.networks import CNN, MLP
 from fedtide.simulation.experiment import BUILDER, override
+from fedtide.spec import key
 from fedtide.sweep import Sweep
 from fedtide.training import PROJECTIONS, SCHEDULES
 from fedtide.training.lr_schedules import LearningRateSchedule
@@ -123,14 +124,24 @@ def test_plain_data_and_objects_are_two_sides(base, name):
 
 
 @pytest.mark.parametrize(("base", "name"), EACH, ids=[name for _, name in EACH])
+def test_equal_objects_have_equal_keys(base, name):
+    one, other = build(base, name), build(base, name)
+    assert key(one) == key(other)
+    assert hash(key(one)) == hash(key(other))
+    for field, value in vars(one).items():
+        if type(value) is float and value:
+            assert key(replace(one, **{field: value / 2})) != key(one)
+
+
+@pytest.mark.parametrize(("base", "name"), EACH, ids=[name for _, name in EACH])
 def test_every_class_refuses_a_misspelt_key(base, name):
-    for key in [f.name for f in fields(TABLES[base][name])] or ["anything"]:
-        wrong = {"type": name, **VALUES.get(name, {}), f"{key}_": 1}
+    for field in [f.name for f in fields(TABLES[base][name])] or ["anything"]:
+        wrong = {"type": name, **VALUES.get(name, {}), f"{field}_": 1}
         with pytest.raises(ft.InvalidInputError) as error:
             BUILDER.build(base, wrong, "here")
-        assert str(error.value).startswith(f"here.{key}_: unknown key; ")
-        if key != "anything":
-            assert f"did you mean '{key}'?" in str(error.value)
+        assert str(error.value).startswith(f"here.{field}_: unknown key; ")
+        if field != "anything":
+            assert f"did you mean '{field}'?" in str(error.value)
 
 
 @pytest.mark.parametrize(("base", "name"), EACH, ids=[name for _, name in EACH])
