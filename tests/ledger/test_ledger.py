@@ -17,7 +17,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Barrier
-from time import monotonic
+from time import monotonic, sleep
 
 import polars as pl
 import pytest
@@ -403,6 +403,18 @@ def test_a_reader_in_the_middle_of_a_ledger_does_not_hold_up_the_next_round(file
         assert monotonic() - began < 3
         assert len(rows.fetchall()) == 299  # as of the beginning of the read
     assert read_rounds(file_url).height == 4
+
+
+def test_a_ledger_waits_for_another_that_creates_its_tables(file_url: str):
+    """SQLite does not wait before it changes the journal of a file that another writes."""
+    other = sqlite3.connect(file_url.removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor(1) as pool:
+        ledger = pool.submit(Ledger, file_url)
+        sleep(0.3)
+        other.execute("ROLLBACK")
+        assert ledger.result().ended == 0
+    other.close()
 
 
 def test_a_writer_waits_for_another_instead_of_failing(file_url: str):

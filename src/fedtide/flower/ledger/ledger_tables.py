@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -162,7 +163,16 @@ def prepare_writing(engine: sql.Engine) -> None:
 
     @sql.event.listens_for(engine, "connect")
     def log_ahead(connection: Any, record: Any) -> None:
-        connection.execute("PRAGMA journal_mode = WAL")
+        end = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                # SQLite does not wait for other writers before it changes the journal
+                if "locked" not in str(error) or time.monotonic() > end:
+                    raise
+            time.sleep(0.05)
 
 
 def _reject_missing_file(url: sql.URL) -> None:
