@@ -192,7 +192,8 @@ def test_a_run_killed_between_its_stop_and_its_results_stays_stopped(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "metrics_table", killed)  # the first thing after the last checkpoint
+        # the first thing after the last checkpoint
+        patch.setattr("fedtide.simulation.result_files._metrics_table", killed)
         with pytest.raises(Killed):
             ft.simulate(**regression, callbacks=[StopAt(7)], out=tmp_path / "killed")
     ft.simulate(**regression, out=tmp_path / "killed", resume=True)

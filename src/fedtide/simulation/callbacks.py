@@ -191,8 +191,7 @@ class WatchedRun(AbstractContextManager["WatchedRun"]):
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            for callback, view in self._watchers:
-                callback.on_error(view, error)
+            self._tell("on_error", error)
 
     @property
     def is_over(self) -> bool:
@@ -202,16 +201,14 @@ class WatchedRun(AbstractContextManager["WatchedRun"]):
 
     def start(self) -> None:
         """Evaluate the initial model, if the experiment asks for it."""
-        for callback, view in self._watchers:
-            callback.on_start(view)
+        self._tell("on_start")
         self._evaluate_if_due()
 
     def advance(self) -> None:
         """Run a round and evaluate if that is due."""
         self.run.round()
         self._evaluate_if_due()
-        for callback, view in self._watchers:
-            callback.on_round_end(view)
+        self._tell("on_round_end")
 
     def finish(self) -> None:
         """Evaluate the last model of a run that was stopped between two evaluations."""
@@ -220,8 +217,7 @@ class WatchedRun(AbstractContextManager["WatchedRun"]):
 
     def tell_end(self) -> None:
         """Tell the callbacks that the results are complete."""
-        for callback, view in self._watchers:
-            callback.on_end(view)
+        self._tell("on_end")
 
     def _evaluate_if_due(self) -> None:
         if self.run.is_evaluation_due:
@@ -229,8 +225,11 @@ class WatchedRun(AbstractContextManager["WatchedRun"]):
 
     def _evaluate(self) -> None:
         self.run.evaluate()
+        self._tell("on_evaluation")
+
+    def _tell(self, event: str, *details: object) -> None:
         for callback, view in self._watchers:
-            callback.on_evaluation(view)
+            getattr(callback, event)(view, *details)
 
 
 @dataclass
