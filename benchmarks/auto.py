@@ -659,7 +659,7 @@ def _only_simulated(board: Leaderboard, pattern: str, name: str) -> bool:
     """Return whether a method runs in simulations only."""
     method = board.methods[name]
     algorithm, _ = method.build(board.patterns[pattern], 0.1, method.tuned[1][1])
-    return bool(algorithm.simulation_only)
+    return bool(algorithm.traits.simulation_only)
 
 
 def variant_table(

@@ -84,7 +84,7 @@ def drive(
     if state is not None:
         driver.state = state
     driven = Driven([driver.state.model], driver.state)
-    task = problem.pooled() if algorithm.centralised else problem
+    task = problem.pooled() if algorithm.traits.centralised else problem
     for t in range(first, len(table)):
         rate = lr(t) if callable(lr) else lr
         clients = np.flatnonzero(table[t])
@@ -93,7 +93,7 @@ def drive(
         cohort = Cohort(torch.from_numpy(clients), torch.from_numpy(table[t][clients]))
         cohort = driver.choose_cohort(cohort)
         taken = steps
-        if algorithm.centralised:
+        if algorithm.traits.centralised:
             taken = steps * len(cohort)
             cohort = Cohort(torch.zeros_like(cohort.clients[:1]), cohort.weights[:1])
         for chunk in np.array_split(np.arange(len(cohort)), chunks):

@@ -323,9 +323,9 @@ def test_with_control_variates_a_constant_rate_reaches_the_minimum(preconditione
 
 def test_with_control_variates_late_updates_count_and_sums_do_not_suffice():
     method = a.Auto(control_variates=True)
-    assert method.accepts_stale_updates
-    assert method.uses_absent_clients
-    assert not method.averages_updates
+    assert method.traits.accepts_stale_updates
+    assert method.traits.uses_absent_clients
+    assert not method.traits.averages_updates
     one = torch.ones(1)
     state = method.init(torch.zeros(2), Population(1))
     updates = a.ClientUpdates(torch.tensor([0]), one, torch.zeros(1, 0), 0.1, one)

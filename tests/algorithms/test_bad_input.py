@@ -214,9 +214,9 @@ def test_methods_that_recover_gradients_require_plain_sgd():
         a.Switch(first=a.FedAvg(), second=a.Scaffold(), at=3),
     ]
     others = [a.Scaffold(option=1), a.WaitForAll(1), a.FedLaAvg(), a.FedAdam(), a.FedProx(mu=1.0)]
-    assert all(method.requires_plain_sgd for method in plain)
-    assert not any(method.requires_plain_sgd for method in others)
-    assert a.Averaged(a.CentralSGD()).centralised
+    assert all(method.traits.requires_plain_sgd for method in plain)
+    assert not any(method.traits.requires_plain_sgd for method in others)
+    assert a.Averaged(a.CentralSGD()).traits.centralised
 
 
 def test_methods_that_remember_latest_updates_accept_stale_ones():
@@ -225,19 +225,20 @@ def test_methods_that_remember_latest_updates_accept_stale_ones():
     memory += [a.Switch(first=a.MIFA(), second=a.FedVARP(), at=3)]
     others = [a.FedAU(), a.Scaffold(), a.ClientSideMemory(a.FedAU()), a.FedAdam()]
     others += [a.Switch(first=a.FedAvg(), second=a.MIFA(), at=3)]
-    assert all(method.accepts_stale_updates for method in memory)
-    assert not any(method.accepts_stale_updates for method in others)
+    assert all(method.traits.accepts_stale_updates for method in memory)
+    assert not any(method.traits.accepts_stale_updates for method in others)
 
 
 def test_methods_that_divide_by_the_local_learning_rate_say_so():
     users = [a.FedLaAvg(), a.Scaffold(), a.ClientSideMemory(a.FedLaAvg())]
     users += [a.Averaged(a.FedLaAvg()), a.Switch(first=a.FedAvg(), second=a.FedLaAvg(), at=1)]
     others = [a.FedAvg(), a.MIFA(), a.Scaffold(option=1), a.ClientSideMemory(a.FedAU())]
-    assert all(method.uses_local_lr for method in users)
-    assert not any(method.uses_local_lr for method in others)
+    assert all(method.traits.uses_local_lr for method in users)
+    assert not any(method.traits.uses_local_lr for method in others)
 
 
 def test_only_client_side_memory_changes_the_form_of_updates():
     method = a.Amplified(period=5, factor=2.0, inner=a.ClientSideMemory(a.FedAU(cutoff=7)))
-    assert method.client_form == "fedau-7"
-    assert {a.FedAU().client_form, a.Averaged(a.MIFA()).client_form} == {""}
+    assert method.traits.client_form == "fedau-7"
+    plain = a.FedAU(), a.Averaged(a.MIFA())
+    assert {method.traits.client_form for method in plain} == {""}

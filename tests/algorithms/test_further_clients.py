@@ -9,10 +9,11 @@ import torch
 
 from fedtide import algorithms as a
 from fedtide.algorithms import Algorithm
-from fedtide.algorithms.serialization import from_tensors, to_tensors, with_further_clients
+from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.differential_privacy import Gaussian
 from fedtide.differential_privacy.private_sum import make_private
 from fedtide.errors import InvalidInputError
+from fedtide.flower.server.state_changes import add_clients, with_further_clients
 from fedtide.population import Population
 
 from .driver import Quadratics, drive, random_table
@@ -31,7 +32,7 @@ def grow(method: Algorithm, state, few: int = FEW, total: int = ALL):
     """Return the state with further clients, as a deployment makes it."""
     initial = method.init(torch.as_tensor(START), Population(total))
     tensors = with_further_clients(to_tensors(state), to_tensors(initial), few)
-    return method.add_clients(from_tensors(initial, tensors), few)
+    return add_clients(method, from_tensors(initial, tensors), few)
 
 
 def iterates(method: Algorithm) -> np.ndarray:
@@ -194,7 +195,7 @@ def fits(method: Algorithm) -> bool:
         method.init(torch.as_tensor(START), Population(ALL, samples=np.ones(ALL, dtype=np.int64)))
     except InvalidInputError:
         return False
-    return not (method.centralised or method.simulation_only)
+    return not (method.traits.centralised or method.traits.simulation_only)
 
 
 DEPLOYED = [method for method in METHODS + BOUNDED if fits(method)]
@@ -237,20 +238,6 @@ def test_methods_that_average_over_the_cohort_do_not_notice_clients_that_never_c
         np.testing.assert_array_equal(grown[1:], whole[JOINED + 1 :])
 
 
-def test_a_method_of_ones_own_says_how_clients_begin():
-    class Own(a.FedAU):
-        pass
-
-    class Whole(a.FedAU):
-        def add_clients(self, state, first):
-            return super().add_clients(state, first)
-
-    state = Own().init(torch.as_tensor(START), Population(FEW))
-    with pytest.raises(InvalidInputError, match=r"^algorithm: Own has no add_clients, .*; define"):
-        grow(Own(), state)
-    assert grow(Whole(), state).population == ALL
-
-
 @dataclass(frozen=True)
 class PairsState(a.State):
     population: int
@@ -269,7 +256,7 @@ class Pairs(a.FedAvg):
         met = torch.eye(state.population)
         met[:first, :first] = state.met
         unseen = torch.cat([state.unseen, torch.arange(first, state.population)])
-        return replace(super().add_clients(state, first), met=met, unseen=unseen)
+        return replace(state, met=met, unseen=unseen)
 
 
 def test_what_has_no_row_for_each_client_is_left_to_the_method():

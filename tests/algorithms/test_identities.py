@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
 from fedtide import algorithms as a
+from fedtide.algorithms import ClientUpdates
+from fedtide.population import Population
 
 from .driver import Quadratics, drive, random_table
 
@@ -133,3 +136,21 @@ def test_moving_a_wrapper_moves_what_it_wraps():
         assert moved.model is there
         moved = moved.inner
     assert moved.model is there
+
+
+def test_fedbuff_draws_the_order_of_a_round_with_the_seed_of_the_run():
+    """With B = 1 and a = 1 the update that enters as k-th has the weight 1 / k."""
+    method, rows = a.FedBuff(buffer_size=1, exponent=1.0), torch.eye(6)
+
+    def orders(seed):
+        state = method.init(torch.zeros(6), Population(6, seed=seed))
+        found = []
+        for _ in range(3):
+            updates = ClientUpdates(torch.arange(6), rows[0], rows, 0.1, rows[0])
+            state, info = method.step(method.absorb(state, updates), 0.1)
+            found.append([round(1 / w) for w in info.weights.tolist()])
+        assert all(sorted(order) == [1, 2, 3, 4, 5, 6] for order in found)
+        return found
+
+    assert orders(1) == orders(1) != orders(2)
+    assert orders(None) == orders(0) != orders(1)

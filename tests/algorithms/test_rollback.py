@@ -1,15 +1,13 @@
 """Undoing a round, of every method and at every stage of its periods."""
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 import pytest
 import torch
 
 from fedtide import algorithms as a
-from fedtide.algorithms import ClientUpdates, Cohort, RoundDriver, State
-from fedtide.algorithms.rollback import remember
+from fedtide.algorithms import ClientUpdates, Cohort, RoundDriver
 from fedtide.algorithms.serialization import to_tensors
+from fedtide.flower.server.state_changes import remember
 from fedtide.population import Population
 
 from .methods import BOUNDED, METHODS
@@ -55,20 +53,3 @@ def test_any_round_can_be_undone(method, size, dtype):
             for name, tensor in before.items():
                 assert torch.equal(after[name], tensor), name
         run(clients)
-
-
-@dataclass(frozen=True)
-class OwnState(State):
-    total: torch.Tensor
-
-
-def test_sums_that_a_method_of_the_users_own_adds_to_in_place_are_restored():
-    """The contract allows that of the sums of a round, also where one is as long as the model."""
-    state = OwnState(torch.zeros(3), 0, torch.zeros(3))
-    wrapped = a.Averaged().init(torch.zeros(3), Population(N))
-    for before in (state, replace(wrapped, inner=state)):
-        restore = remember(before, torch.tensor([0]), N)
-        state.total.add_(torch.inf)
-        restored = to_tensors(restore())
-        assert torch.equal(restored["total" if before is state else "inner.total"], torch.zeros(3))
-        state.total.zero_()

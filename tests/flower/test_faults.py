@@ -283,7 +283,9 @@ def test_faults_at_random_change_neither_ledger_nor_model(tmp_path, monkeypatch,
         valid = [
             (t, n, asked)
             for submission, t, n, asked, good in plan["delivered"]
-            if executed[t] == submission and good and (method.accepts_stale_updates or asked == t)
+            if executed[t] == submission
+            and good
+            and (method.traits.accepts_stale_updates or asked == t)
         ]
         assert sorted(used) == sorted(valid), f"seed {seed}"
         reached = {(s, t, n) for s, t, n, *_ in plan["asked"] + plan["delivered"]}

@@ -17,12 +17,12 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 import fedtide as ft
 from fedtide.algorithms import ClientUpdates, RoundDriver
 from fedtide.algorithms._client_memory import ClientMemory
-from fedtide.algorithms.rollback import remember
 from fedtide.flower import _flwr_messages
 from fedtide.flower.arrays import arrays_to_vector, params_to_arrays, vector_to_arrays
 from fedtide.flower.server.memory import return_freed_memory
 from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.session import TrainingSession
+from fedtide.flower.server.state_changes import remember
 from fedtide.flower.server.strategy import FedTide
 from fedtide.flower.server.validated_updates import ValidatedUpdate
 from fedtide.population import Population
@@ -156,7 +156,7 @@ def test_models_of_ended_rounds_are_kept_only_where_late_updates_are_used(method
         1e4 * number
     )  # it tells its name, and then owes a reply
     strategy = deploy(grid, method, rounds=4, timeout=5.0, state=tmp_path)
-    kept = [0] if method.accepts_stale_updates else []
+    kept = [0] if method.traits.accepts_stale_updates else []
     assert strategy.training.pending.rounds == {0}
     assert list(strategy.training.sent_models) == kept
     stored = load_newest(tmp_path).tensors

@@ -83,7 +83,7 @@ def simulated(tasks, algorithm, lr, participation, **settings):
 def test_runs_trained_together_are_those_of_the_simulator(name, quadratic):
     """Among two other runs, with another γ and with another method."""
     algorithm = BUILDER.build(Algorithm, {"type": name.partition(",")[0]} | METHODS[name])
-    population = replace(quadratic.population, rates=np.array(RATES))
+    population = replace(quadratic.population, rates=np.array(RATES), seed=4)
     stream = Schedule(Bernoulli(RATES)).start(population, seed=4)
     rounds = [stream.round(t) for t in range(ROUNDS)]
     runs = [Run(FedAvg(), 0.2), Run(algorithm, 0.3), Run(algorithm, 0.1)]

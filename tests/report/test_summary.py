@@ -70,7 +70,7 @@ def test_weights_over_time_agree_with_the_run(groups):
 class Undeclared(ft.algorithms.Clipped):
     """Weights that follow the updates, by a method that does not say so."""
 
-    weights_follow_updates = False
+    traits = ft.algorithms.Traits()
 
 
 class NeedsTheModel(ft.algorithms.FedAvg):

@@ -197,9 +197,9 @@ def test_amplification_is_known_by_the_method_and_not_by_its_class():
     """A user's own method that amplifies is judged as those of the package are."""
 
     class Own(ft.algorithms.FedAvg):
-        @property
-        def amplification(self):
-            return ft.algorithms.Amplification("gain", period=3, start=2)
+        traits = ft.algorithms.Traits(
+            amplification=ft.algorithms.Amplification("gain", period=3, start=2)
+        )
 
     for algorithm, path in [(Own(), "gain"), (ft.algorithms.Averaged(Own()), "inner.gain")]:
         assert find_warnings(algorithm, ROWS, 8.0, 6, moved=True)[0].startswith(

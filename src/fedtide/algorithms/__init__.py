@@ -18,13 +18,14 @@ from fedtide.algorithms.base import (
     Instructions,
     RoundInfo,
     State,
+    Traits,
 )
 from fedtide.algorithms.central_sgd import CentralSGD
 from fedtide.algorithms.client_side_memory import ClientSideMemory
 from fedtide.algorithms.clipped import Clipped
 from fedtide.algorithms.driver import RoundDriver
 from fedtide.algorithms.f3ast import F3AST
-from fedtide.algorithms.fedadam import FedAdam
+from fedtide.algorithms.fedadam import FedAdam, FedYogi
 from fedtide.algorithms.fedau import FedAU
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.algorithms.fedavgm import FedAvgM
@@ -35,14 +36,12 @@ from fedtide.algorithms.fedpbc import FedPBC
 from fedtide.algorithms.fedprox import FedProx
 from fedtide.algorithms.fedstale import FedStale
 from fedtide.algorithms.fedvarp import FedVARP
-from fedtide.algorithms.fedyogi import FedYogi
 from fedtide.algorithms.focus import FOCUS
 from fedtide.algorithms.known_rates import KnownRates
-from fedtide.algorithms.median import Median
 from fedtide.algorithms.mifa import MIFA
 from fedtide.algorithms.scaffold import Scaffold
 from fedtide.algorithms.switch import Switch
-from fedtide.algorithms.trimmed_mean import TrimmedMean
+from fedtide.algorithms.trimmed_mean import Median, TrimmedMean
 from fedtide.algorithms.wait_for_all import WaitForAll
 from fedtide.algorithms.weighted_fedavg import WeightedFedAvg
 
@@ -116,6 +115,7 @@ __all__ = [
     "Scaffold",
     "State",
     "Switch",
+    "Traits",
     "TrimmedMean",
     "WaitForAll",
     "WeightedFedAvg",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms._client_memory import ClientMemory
-from fedtide.algorithms.base import Algorithm, RoundInfo, State, empty_sum, no_updates
+from fedtide.algorithms.base import Algorithm, RoundInfo, State, Traits, empty_sum, no_updates
 from fedtide.population import Population
 
 
@@ -87,12 +87,5 @@ class LatestUpdates(Algorithm[LatestT]):
 
     memory_folder: str | None
 
-    @property
-    def uses_absent_clients(self) -> bool:
-        """True: their latest updates count."""
-        return True
-
-    @property
-    def accepts_stale_updates(self) -> bool:
-        """True: a late update is newer than the one in memory."""
-        return True
+    traits = Traits(uses_absent_clients=True, accepts_stale_updates=True)
+    """A late update is newer than the one in memory."""

@@ -14,12 +14,12 @@ from fedtide.algorithms.base import (
     ClientUpdates,
     RoundInfo,
     State,
+    Traits,
     WeightedTotal,
     empty_sum,
     no_updates,
 )
 from fedtide.device_copies import to_device_of
-from fedtide.import_paths import is_own
 from fedtide.population import Population
 
 _BLOCK = 2**16
@@ -70,9 +70,9 @@ class WeightedSum(Algorithm[SumT]):
     server_lr: float
 
     @property
-    def averages_updates(self) -> bool:
-        """Whether nothing but their sum is kept of the updates."""
-        return not self.keeps_gradients
+    def traits(self) -> Traits:
+        """Nothing but their sum is kept of the updates."""
+        return Traits(averages_updates=True)
 
     def weight_bound(self, state: SumT) -> float | None:
         """Return the largest a_n possible in this training, if every a_n >= 1 and D = N.
@@ -114,12 +114,10 @@ class WeightedSum(Algorithm[SumT]):
         return WeightedSum.absorb_total(self, state, WeightedTotal(updates.clients, weights, total))
 
     def weigh(self, state: SumT, updates: ClientUpdates) -> Tensor | None:
-        """Return a_n; None for a method that takes more from the updates than their sum.
-
-        A user-defined method may do so, because its `client_weights` may read the updates.
-        """
-        is_sum = type(self).absorb is WeightedSum.absorb and not self.weights_follow_updates
-        return self._weights(state, updates) if is_sum and not is_own(type(self)) else None
+        """Return a_n; None for a method that takes more from the updates than their sum."""
+        is_sum = type(self).absorb is WeightedSum.absorb
+        follows = self.traits.weights_follow_updates
+        return self._weights(state, updates) if is_sum and not follows else None
 
     def absorb_total(self, state: SumT, total: WeightedTotal) -> SumT:
         """Add the sum of this chunk."""
@@ -146,7 +144,7 @@ class WeightedSum(Algorithm[SumT]):
     def advance(self, state: SumT, lr: float) -> SumT:
         """Move the model as `step` does; the sum is turned into the next model in place."""
         if type(self).step is not WeightedSum.step or not len(state.clients):
-            return super().advance(state, lr)
+            return self.step(state, lr)[0]
         state = self.record_cohort(state)
         direction = state.total.mul_(self.server_lr / self.normaliser(state))
         return _next_round(state, direction.add_(state.model))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms._wrapper import Wrapper, WrapperState, require_one_model
-from fedtide.algorithms.base import Algorithm, Amplification, RoundInfo
+from fedtide.algorithms.base import Algorithm, Amplification, RoundInfo, Traits
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.population import Population
 from fedtide.spec import AtLeast, Positive, spec
@@ -91,13 +91,12 @@ class Amplified(Wrapper[AmplifiedState]):
         require_one_model(self.inner)
 
     @property
-    def amplification(self) -> Amplification:
-        """Its own amplification, even if `inner` amplifies as well."""
-        return Amplification("factor", self.period, self.start)
+    def traits(self) -> Traits:
+        """Those of `inner`, with its own amplification even if `inner` amplifies as well."""
+        own = Amplification("factor", self.period, self.start)
+        return replace(super().traits, amplification=own)
 
-    @property
-    def uses_directions_only(self) -> bool:
-        return True
+    uses_directions_only = True
 
     def init(self, model: Tensor, population: Population) -> AmplifiedState:
         return AmplifiedState(self.inner.init(model, population), torch.zeros_like(model))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms._weighted_sum import WeightedSumState
-from fedtide.algorithms.base import Amplification, ClientUpdates, Instructions, RoundInfo
+from fedtide.algorithms.base import Amplification, ClientUpdates, Instructions, RoundInfo, Traits
 from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.algorithms.scaffold import CohortWeights
 from fedtide.device_copies import to_device_of
@@ -97,19 +97,10 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
     server_lr = 1.0
 
     @property
-    def requires_plain_sgd(self) -> bool:
-        """True: control variates come from updates."""
-        return True
-
-    @property
-    def amplification(self) -> Amplification:
-        """The steps at the end of every window."""
-        return Amplification("factor", self.period)
-
-    @property
-    def message_vectors(self) -> int:
-        """x, G - G_n and Δ_n."""
-        return 3
+    def traits(self) -> Traits:
+        """Control variates come from updates; the end of every window amplifies."""
+        amplification = Amplification("factor", self.period)
+        return Traits(requires_plain_sgd=True, message_vectors=3, amplification=amplification)
 
     def init(self, model: Tensor, population: Population) -> AmplifiedScaffoldState:
         """Return the state before round 0, with all control variates zero."""
@@ -148,7 +139,6 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
         for clients in torch.split(served, _CHUNK_ROWS):
             weight = to_device_of(state.window_weight[clients], change)
             window = window.add(clients, torch.outer(weight, change))
-        state = super().add_clients(state, first)
         return replace(state, mean_control=mean, window_directions=window)
 
     def step(

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
-from fedtide.algorithms.base import ClientUpdates, RoundInfo, empty_sum
+from fedtide.algorithms.base import ClientUpdates, RoundInfo, Traits, empty_sum
 from fedtide.errors import InvalidInputError
-from fedtide.import_paths import is_own
 from fedtide.population import Population
 from fedtide.spec import Positive, spec
 
@@ -166,22 +165,14 @@ class Auto(WeightedSum[AutoState]):
             )
 
     @property
-    def averages_updates(self) -> bool:
-        return not self.control_variates
-
-    @property
-    def scales_coordinates(self) -> bool:
-        return self.preconditioned
-
-    @property
-    def uses_absent_clients(self) -> bool:
-        """With control variates: their latest updates count."""
-        return self.control_variates
-
-    @property
-    def accepts_stale_updates(self) -> bool:
-        """With control variates: a late update is newer than the one in memory."""
-        return self.control_variates
+    def traits(self) -> Traits:
+        """With control variates, the latest updates count, and late ones are newer than those."""
+        return Traits(
+            averages_updates=not self.control_variates,
+            scales_coordinates=self.preconditioned,
+            uses_absent_clients=self.control_variates,
+            accepts_stale_updates=self.control_variates,
+        )
 
     def init(self, model: Tensor, population: Population) -> AutoState:
         paid = torch.zeros(population.clients, dtype=torch.float64)
@@ -201,9 +192,8 @@ class Auto(WeightedSum[AutoState]):
         )
 
     def weigh(self, state: AutoState, updates: ClientUpdates) -> Tensor | None:
-        """Return ρ debt_n; None with control variates, which need all updates, or in a subclass."""
-        needs_updates = self.control_variates or is_own(type(self))
-        return None if needs_updates else self._weights(state, updates)
+        """Return ρ debt_n; None with control variates, which need all updates."""
+        return None if self.control_variates else self._weights(state, updates)
 
     def absorb(self, state: AutoState, updates: ClientUpdates) -> AutoState:
         """Add Σ a_n Δ_n of this chunk, or with control variates Σ a_n (Δ_n - h_n)."""
@@ -251,7 +241,7 @@ class Auto(WeightedSum[AutoState]):
         latest = state.latest
         if latest is not None:
             latest = replace(latest, mean=latest.mean * (first / state.population))
-        return replace(super().add_clients(state, first), latest=latest)
+        return replace(state, latest=latest)
 
     def with_model(self, state: AutoState, model: Tensor) -> AutoState:
         """Replace the last iterate, also in the mean."""

@@ -52,9 +52,7 @@ class Averaged(Wrapper[AveragedState]):
 
     inner: Algorithm[Any] = field(default_factory=FedAvg)
 
-    @property
-    def uses_directions_only(self) -> bool:
-        return True
+    uses_directions_only = True
 
     def init(self, model: Tensor, population: Population) -> AveragedState:
         mean = model.to(torch.float64, copy=True)

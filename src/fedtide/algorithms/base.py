@@ -29,7 +29,6 @@ from torch import Tensor
 
 from fedtide.device_copies import to_device_of
 from fedtide.errors import InvalidInputError
-from fedtide.import_paths import is_own
 from fedtide.population import Population
 from fedtide.validation import require_positive
 
@@ -219,116 +218,80 @@ class Amplification:
         return replace(self, field=f"{field}.{self.field}")
 
 
-class Algorithm(ABC, Generic[StateT]):
-    """How updates become the next model: a frozen dataclass of hyper-parameters.
+@dataclass(frozen=True)
+class Traits:
+    """What drivers, wrappers and reports must know about a method; most keep the defaults.
 
-    The properties tell drivers what an algorithm needs; most algorithms keep the defaults.
+    Args:
+        centralised: the data of all clients are pooled: the reference without federation. They
+            belong to client 0, who takes as many local steps as the whole cohort.
+        requires_plain_sgd: it recovers mean gradients from updates
+            (`ClientUpdates.mean_gradients`), which is possible with plain local SGD only: without
+            projection and without momentum. Implies the next two.
+        uses_local_lr: it divides updates by the local learning rate γ.
+        keeps_gradients: it keeps gradients of its clients, recovered from updates or reported
+            alongside them (control variates), so bounding updates does not bound what it remembers.
+        uses_absent_clients: clients that do not take part in a round still influence it: it
+            remembers something of them (latest updates, control variates, models of their own),
+            they train anyway, or the data are pooled. The weights of `RoundInfo` then do not tell
+            how much each client counts. Implied by `keeps_gradients` and `centralised`.
+        averages_updates: a step is Σ a_n Δ_n over the round's updates, with the weights of
+            `RoundInfo`, and nothing else is kept of the updates. It may scale the coordinates of
+            the sum by factors computed from such sums.
+        scales_coordinates: it does.
+        weights_follow_updates: the weights of updates depend on what clients send, updates or
+            numbers of steps, not only on who took part: a report cannot tell from a log how much
+            clients count.
+        accepts_stale_updates: an update that arrives after the round in which it was requested can
+            be used. Methods that keep the latest update of every client can: it is newer than the
+            one they have. Methods that average updates from this round's model cannot.
+        clients_keep_models: clients start from models of their own, of which `with_model` moves
+            only some, so wrappers that move the model refuse it.
+        message_vectors: how many vectors of length d a participant receives and sends in a round:
+            2, a model and an update, and one more for each correction or gradient that `instruct`
+            sends or asks for. The data of a centralised method do not count.
+        amplification: the steps that amplify the change of a period and may make a run diverge.
+        simulation_only: what it needs of its clients that a deployment does not offer; "": nothing.
+        client_form: the form in which clients send updates (see `ClientSideMemory`); "": Δ_n.
     """
 
-    @property
-    def centralised(self) -> bool:
-        """Whether the data of all clients are pooled: the reference without federation.
+    centralised: bool = False
+    requires_plain_sgd: bool = False
+    uses_local_lr: bool = False
+    keeps_gradients: bool = False
+    uses_absent_clients: bool = False
+    averages_updates: bool = False
+    scales_coordinates: bool = False
+    weights_follow_updates: bool = False
+    accepts_stale_updates: bool = False
+    clients_keep_models: bool = False
+    message_vectors: int = 2
+    amplification: Amplification | None = None
+    simulation_only: str = ""
+    client_form: str = ""
 
-        The pooled data belong to client 0, who takes as many local steps as the whole cohort.
-        """
-        return False
+    def __post_init__(self) -> None:
+        for cause, effect in _IMPLIED:
+            if getattr(self, cause):
+                object.__setattr__(self, effect, True)
 
-    @property
-    def requires_plain_sgd(self) -> bool:
-        """Whether the method recovers mean gradients from updates (`ClientUpdates.mean_gradients`).
 
-        That is possible with plain local SGD only: without projection and without momentum.
-        """
-        return False
+_IMPLIED = [
+    ("requires_plain_sgd", "uses_local_lr"),
+    ("requires_plain_sgd", "keeps_gradients"),
+    ("keeps_gradients", "uses_absent_clients"),
+    ("centralised", "uses_absent_clients"),
+]
+"""Traits, and others that follow from them."""
 
-    @property
-    def uses_local_lr(self) -> bool:
-        """Whether the method divides updates by the local learning rate γ."""
-        return self.requires_plain_sgd
 
-    @property
-    def keeps_gradients(self) -> bool:
-        """Whether the method keeps gradients of its clients, not only their updates.
-
-        They are recovered from updates or reported alongside them (control variates), so bounding
-        updates does not bound what such a method remembers.
-        """
-        return self.requires_plain_sgd
-
-    @property
-    def averages_updates(self) -> bool:
-        """Whether a step is Σ a_n Δ_n over the round's updates, with the weights of `RoundInfo`.
-
-        The method may keep nothing else of the updates. It may scale the coordinates of the sum by
-        factors computed from such sums, see `scales_coordinates`.
-        """
-        return False
+class Algorithm(ABC, Generic[StateT]):
+    """How updates become the next model: a frozen dataclass of hyper-parameters."""
 
     @property
-    def scales_coordinates(self) -> bool:
-        """Whether the step scales the coordinates of the sum described in `averages_updates`."""
-        return False
-
-    @property
-    def weights_follow_updates(self) -> bool:
-        """Whether the weights of updates depend on what clients send, not only on who took part.
-
-        That is, on the updates or on the number of steps of each client: a report then cannot tell
-        from a log how much clients count.
-        """
-        return False
-
-    @property
-    def uses_absent_clients(self) -> bool:
-        """Whether clients that do not take part in a round still influence it.
-
-        They do if the method remembers something of them (latest updates, control variates, models
-        of their own), if they train anyway, or if the data are pooled. The weights of `RoundInfo`
-        then do not tell how much each client counts.
-        """
-        return self.keeps_gradients or self.centralised
-
-    @property
-    def accepts_stale_updates(self) -> bool:
-        """Whether an update that arrives after the round in which it was requested can be used.
-
-        Methods that keep the latest update of every client can use it: it is newer than the one
-        they have. Methods that average updates from this round's model cannot.
-        """
-        return False
-
-    @property
-    def clients_keep_models(self) -> bool:
-        """Whether clients start from models of their own, of which `with_model` moves only some.
-
-        A wrapper's change of the model would not reach the other clients' models, so wrappers that
-        move the model refuse such methods.
-        """
-        return False
-
-    @property
-    def simulation_only(self) -> str:
-        """What the method needs of its clients that a deployment does not offer; "": nothing."""
-        return ""
-
-    @property
-    def client_form(self) -> str:
-        """The form in which clients send updates (see `ClientSideMemory`); "": Δ_n itself."""
-        return ""
-
-    @property
-    def message_vectors(self) -> int:
-        """How many vectors of length d a participant receives and sends in a round, in total.
-
-        That is 2, a model and an update, and more if `instruct` sends corrections or asks for
-        gradients. The data of a centralised method do not count.
-        """
-        return 2
-
-    @property
-    def amplification(self) -> Amplification | None:
-        """The steps that amplify the change of a period and may make a run diverge; None: none."""
-        return None
+    def traits(self) -> Traits:
+        """What others must know about the method; a class attribute, or a property."""
+        return Traits()
 
     @abstractmethod
     def init(self, model: Tensor, population: Population) -> StateT:
@@ -386,51 +349,10 @@ class Algorithm(ABC, Generic[StateT]):
             lr: γ_t, the local learning rate of this round, for methods that keep gradients.
         """
 
-    def advance(self, state: StateT, lr: float) -> StateT:
-        """End the round as `step` does, bit for bit, for a driver that needs no `RoundInfo`.
-
-        Methods for large models override it: not returning the direction saves a model's memory.
-        """
-        return self.step(state, lr)[0]
-
-    def add_clients(self, state: StateT, first: int) -> StateT:
-        """Return the state after clients have joined between two rounds.
-
-        They begin as all clients did before round 0. Override it if the state depends on N or on
-        the round through more than per-client values and N itself: a mean over all clients, say,
-        or the round in which each client was last seen.
-
-        Args:
-            state: of all clients, with the values from `init` for the new ones; may be reused.
-            first: the id of the first new client.
-
-        Raises:
-            InvalidInputError: a user-defined method does not override it, or the method does not
-                allow new clients.
-        """
-        owner = next(cls for cls in type(self).__mro__ if "add_clients" in vars(cls))
-        if is_own(type(self)) and not is_own(owner):
-            raise InvalidInputError(
-                f"algorithm: {type(self).__name__} has no add_clients, which says how clients "
-                "that join after round 0 begin; define it, or keep the number of clients"
-            )
-        return state
-
     def with_model(self, state: StateT, model: Tensor) -> StateT:
         """Return the state with another model, for wrappers that move the model themselves."""
         moved: StateT = replace(cast("Any", state), model=model)
         return moved
-
-    def with_step(self, before: StateT, after: StateT, model: Tensor) -> StateT:
-        """Return the state `after` a step from `before`, as if the step had led to `model`.
-
-        For wrappers that replace a step because its result may be anything: no trace of it remains.
-        """
-        return self.with_model(after, model)
-
-    def is_finished(self, state: StateT) -> bool:
-        """Return whether no update can enter the model any more, whichever clients take part."""
-        return False
 
     def output(self, state: StateT) -> Tensor:
         """Return the model that the algorithm recommends so far, shape (d,)."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
-from fedtide.algorithms.base import ClientUpdates
+from fedtide.algorithms.base import ClientUpdates, Traits
 from fedtide.population import Population
 from fedtide.spec import spec
 
@@ -18,7 +18,7 @@ class CentralSGD(WeightedSum[WeightedSumState]):
         x ← x + Δ,  after as many local steps as the cohort would have taken together
 
     >>> method = CentralSGD()
-    >>> method.centralised
+    >>> method.traits.centralised
     True
     >>> state = method.init(torch.zeros(1), Population(1))
     >>> one = torch.ones(1)
@@ -29,10 +29,7 @@ class CentralSGD(WeightedSum[WeightedSumState]):
 
     server_lr = 1.0
 
-    @property
-    def centralised(self) -> bool:
-        """True: client 0 holds the data of all clients."""
-        return True
+    traits = Traits(centralised=True, averages_updates=True)
 
     def init(self, model: Tensor, population: Population) -> WeightedSumState:
         return WeightedSumState.initial(model, population)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, State, empty_sum
+from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, State, Traits, empty_sum
 from fedtide.algorithms.fedau import FedAU
 from fedtide.algorithms.fedlaavg import FedLaAvg
 from fedtide.algorithms.mifa import MIFA
@@ -58,7 +58,7 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
     Raises:
         InvalidInputError: another method.
 
-    >>> ClientSideMemory(FedAU(cutoff=20)).client_form
+    >>> ClientSideMemory(FedAU(cutoff=20)).traits.client_form
     'fedau-20'
     """
 
@@ -78,23 +78,12 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
             )
 
     @property
-    def client_form(self) -> str:
-        """The form of the clients' updates: "mifa", "fedlaavg", or "fedau-K" (K = 0: ∞)."""
+    def traits(self) -> Traits:
+        """Those of the method; the form is "mifa", "fedlaavg", or "fedau-K" (K = 0: ∞)."""
+        form = "mifa" if isinstance(self.method, MIFA) else "fedlaavg"
         if isinstance(self.method, FedAU):
-            return f"fedau-{self.method.cutoff or 0}"
-        return "mifa" if isinstance(self.method, MIFA) else "fedlaavg"
-
-    @property
-    def uses_absent_clients(self) -> bool:
-        return self.method.uses_absent_clients
-
-    @property
-    def accepts_stale_updates(self) -> bool:
-        return self.method.accepts_stale_updates
-
-    @property
-    def uses_local_lr(self) -> bool:
-        return self.method.uses_local_lr
+            form = f"fedau-{self.method.cutoff or 0}"
+        return replace(self.method.traits, averages_updates=False, client_form=form)
 
     def init(self, model: Tensor, population: Population) -> ClientSideMemoryState:
         return ClientSideMemoryState(
@@ -107,12 +96,13 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
         )
 
     def add_clients(self, state: ClientSideMemoryState, first: int) -> ClientSideMemoryState:
+        """Return the state as it is; refuse new clients of FedAU, whose clients count rounds."""
         if isinstance(self.method, FedAU):
             raise InvalidInputError(
                 "algorithm: the clients count their absences from round 0, so none can be added "
                 "later; keep the number of clients, or use plain fedau, which counts on the server"
             )
-        return super().add_clients(state, first)
+        return state
 
     def absorb(self, state: ClientSideMemoryState, updates: ClientUpdates) -> ClientSideMemoryState:
         return replace(

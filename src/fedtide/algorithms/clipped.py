@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
-from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo
+from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, Traits
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
@@ -88,15 +88,17 @@ class Clipped(Wrapper[ClippedState]):
     inner: Algorithm[Any] = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
-        if self.inner.centralised or self.inner.client_form or self.inner.keeps_gradients:
+        inner = self.inner.traits
+        if inner.centralised or inner.client_form or inner.keeps_gradients:
             raise InvalidInputError(
                 "inner: it uses more of its clients than the clipped updates (their data, "
                 "memory or gradients); give a method such as fedau, mifa or fedadam"
             )
 
     @property
-    def weights_follow_updates(self) -> bool:
-        return True
+    def traits(self) -> Traits:
+        """Those of `inner`, but weights depend on norms."""
+        return replace(super().traits, weights_follow_updates=True)
 
     def init(self, model: Tensor, population: Population) -> ClippedState:
         inner = self.inner.init(model, population)

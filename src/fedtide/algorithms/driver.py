@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Generic
+from typing import Generic
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedtide.algorithms.base import (
@@ -18,7 +20,7 @@ from fedtide.algorithms.base import (
     StateT,
     WeightedTotal,
 )
-from fedtide.algorithms.contract_checks import ContractCheck, find_own
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 
 Train = Callable[[Instructions, Cohort], ClientUpdates]
@@ -33,7 +35,8 @@ class RoundDriver(Generic[StateT]):
 
     `run` is a whole round. Where training takes time, as in a deployment, the same four steps are
     called one by one: `choose_cohort`, `instruct`, `absorb` for every chunk of updates, `step`.
-    What a user-defined method returns is checked in every round (see `ContractCheck`).
+    The driver looks at shapes and at who is in a round; `fedtide.testing.check_method` checks the
+    rest of the contract.
 
     Args:
         algorithm: the method to drive.
@@ -44,8 +47,9 @@ class RoundDriver(Generic[StateT]):
         state: of the algorithm.
 
     Raises:
-        InvalidInputError: a hyper-parameter does not fit the population; in a round, a user-defined
-            method breaks the contract.
+        InvalidInputError: a hyper-parameter does not fit the population; in a round, a tensor of
+            another shape than the contract says, clients that do not exist, or one that is there
+            twice.
 
     >>> import torch
     >>> from fedtide.algorithms.fedavg import FedAvg
@@ -61,16 +65,14 @@ class RoundDriver(Generic[StateT]):
     def __init__(self, algorithm: Algorithm[StateT], model: Tensor, population: Population) -> None:
         self.algorithm = algorithm
         self.state = algorithm.init(model, population)
-        self._check: ContractCheck | None = None
-        if own := list(find_own(algorithm)):
-            self._check = ContractCheck(own, self.state, model, population.clients)
+        self._clients = population.clients
+        self._arrived: list[Tensor] = []
 
     @property
     def output(self) -> Tensor:
         """The model that the algorithm recommends so far, shape (d,)."""
-        output: Tensor = self._call("output")
-        if self._check is not None:
-            self._check.after_output(output)
+        output = self.algorithm.output(self.state)
+        _require_shape("output: its model", output, self.state.model)
         return output
 
     def run(
@@ -114,58 +116,84 @@ class RoundDriver(Generic[StateT]):
 
     def choose_cohort(self, cohort: Cohort) -> Cohort:
         """Return the clients that train, given those that take part."""
-        chosen: Cohort = self._call("choose_cohort", cohort)
-        if self._check is not None:
-            self._check.after_choose_cohort(chosen)
+        chosen = self.algorithm.choose_cohort(self.state, cohort)
+        if chosen is not cohort:
+            self._require_clients("choose_cohort", chosen.clients)
         return chosen
 
     def instruct(self, clients: Tensor) -> Instructions:
         """Return how these clients, shape (S,), should train."""
-        instructions: Instructions = self._call("instruct", clients)
-        if self._check is not None:
-            vectors = self.algorithm.message_vectors
-            self._check.after_instruct(clients, instructions, vectors)
+        instructions = self.algorithm.instruct(self.state, clients)
+        model, rows = self.state.model, self.state.model.expand(len(clients), -1)
+        if instructions.model is not model:
+            own = instructions.model.ndim == 2
+            _require_shape("instruct: its model", instructions.model, rows if own else model)
+        if instructions.correction is not None:
+            _require_shape("instruct: its correction", instructions.correction, rows)
         return instructions
 
     def weigh(self, updates: ClientUpdates) -> Tensor | None:
         """Return the weights of the sum that may replace the updates, see `Algorithm.weigh`."""
-        weights: Tensor | None = self._call("weigh", updates)
-        if self._check is not None:
-            self._check.after_weigh(updates.clients, weights)
-        return weights
+        return self.algorithm.weigh(self.state, updates)
 
     def absorb(self, updates: ClientUpdates | WeightedTotal) -> None:
         """Fold in a chunk of the round's updates, or its sum."""
+        self._arrived.append(updates.clients)
         if isinstance(updates, WeightedTotal):
-            state = self._call("absorb_total", updates)
+            self.state = self.algorithm.absorb_total(self.state, updates)
         else:
-            state = self._call("absorb", updates)
-        if self._check is not None:
-            self._check.after_absorb(self.state, updates.clients, state)
-        self.state = state
+            self.state = self.algorithm.absorb(self.state, updates)
 
     def step(self, lr: float) -> RoundInfo:
         """End the round and return what happened; `lr` is γ_t."""
-        found = self._call("step", lr)
-        if self._check is not None:
-            self._check.after_step(self.state, found)
-        info: RoundInfo
-        self.state, info = found
+        model = self._end_round()
+        self.state, info = self.algorithm.step(self.state, lr)
+        _require_shape("step: its model", self.state.model, model)
+        _require_shape("step: its direction", info.direction, model)
+        if info.weights.shape != info.clients.shape:
+            raise InvalidInputError(
+                f"algorithm.step: its RoundInfo has weights of shape {tuple(info.weights.shape)} "
+                f"for clients of shape {tuple(info.clients.shape)}; give one for each"
+            )
         return info
 
     def advance(self, lr: float) -> None:
-        """End the round as `step` does, in less memory where the method can."""
-        if self._check is not None:
-            self.step(lr)  # the checks need the `RoundInfo`
-        else:
-            self.state = self.algorithm.advance(self.state, lr)
+        """End the round as `step` does, bit for bit, in less memory where the method can.
 
-    def _call(self, name: str, *args: Any) -> Any:
-        """Call a function of the method with the current state."""
-        function = getattr(self.algorithm, name)
-        if self._check is None:
-            return function(self.state, *args)
-        return self._check.call(name, function, self.state, *args)
+        A method for large models has a function `advance` with the arguments of `step`, which does
+        not return the direction.
+        """
+        advance = getattr(self.algorithm, "advance", None)
+        if advance is None:
+            self.step(lr)
+        else:
+            self._end_round()
+            self.state = advance(self.state, lr)
+
+    def _end_round(self) -> Tensor:
+        """Return the model before the step, after a look at whose updates have arrived."""
+        if self._arrived:
+            self._require_clients("absorb", torch.cat(self._arrived))
+            self._arrived = []
+        return self.state.model
+
+    def _require_clients(self, function: str, clients: Tensor) -> None:
+        ids = clients.cpu().numpy()
+        known = len(ids) == 0 or 0 <= ids.min() <= ids.max() < self._clients
+        if not known or len(np.unique(ids)) < len(ids):
+            raise InvalidInputError(
+                f"algorithm.{function}: the clients of the round are {ids!s:.60}; give ids from 0 "
+                f"to {self._clients - 1}, each at most once"
+            )
+
+
+def _require_shape(what: str, found: Tensor, like: Tensor) -> None:
+    """Raise InvalidInputError unless a tensor has the shape and the dtype of another one."""
+    if found.shape != like.shape or found.dtype != like.dtype:
+        raise InvalidInputError(
+            f"algorithm.{what} has shape {tuple(found.shape)} and dtype {found.dtype}; return one "
+            f"of shape {tuple(like.shape)} and dtype {like.dtype}"
+        )
 
 
 def _ends_of_runs(models: Tensor) -> list[int]:

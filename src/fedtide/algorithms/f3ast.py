@@ -96,7 +96,7 @@ class F3AST(WeightedSum[F3ASTState]):
     def add_clients(self, state: F3ASTState, first: int) -> F3ASTState:
         """Let the rates of new clients shrink from this round on."""
         state.last[first:] = state.round - 1
-        return super().add_clients(state, first)
+        return state
 
     def rate(self, state: F3ASTState, clients: Tensor) -> Tensor:
         """Return the r_n that these clients, shape (S,), have if they take part now, (S,)."""

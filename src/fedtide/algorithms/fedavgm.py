@@ -70,9 +70,7 @@ class FedAvgM(Wrapper[MomentumState]):
     def __post_init__(self) -> None:
         require_one_model(self.inner)
 
-    @property
-    def uses_directions_only(self) -> bool:
-        return True
+    uses_directions_only = True
 
     def init(self, model: Tensor, population: Population) -> MomentumState:
         return MomentumState(self.inner.init(model, population), m=torch.zeros_like(model))

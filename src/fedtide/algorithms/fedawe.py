@@ -16,6 +16,7 @@ from fedtide.algorithms.base import (
     Instructions,
     RoundInfo,
     State,
+    Traits,
     no_updates,
 )
 from fedtide.device_copies import to_device_of
@@ -105,21 +106,13 @@ class FedAWE(Algorithm[FedAWEState]):
     memory_folder: str | None = None
 
     @property
-    def uses_absent_clients(self) -> bool:
-        """True: their models count."""
-        return True
-
-    @property
-    def weights_follow_updates(self) -> bool:
-        return self.clip is not None
-
-    @property
-    def clients_keep_models(self) -> bool:
-        return True
-
-    @property
-    def simulation_only(self) -> str:
-        return "its clients continue from models of their own"
+    def traits(self) -> Traits:
+        return Traits(
+            uses_absent_clients=True,
+            clients_keep_models=True,
+            weights_follow_updates=self.clip is not None,
+            simulation_only="its clients continue from models of their own",
+        )
 
     def init(self, model: Tensor, population: Population) -> FedAWEState:
         """Return the state before round 0, in which all clients have x_0."""

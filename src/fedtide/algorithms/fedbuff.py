@@ -8,8 +8,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fedtide.algorithms._coordinatewise import Rows
-from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, State
+from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, State, Traits
+from fedtide.algorithms.trimmed_mean import Rows
 from fedtide.device_copies import to_device_of
 from fedtide.population import Population
 from fedtide.randomness import random_words
@@ -28,12 +28,14 @@ class FedBuffState(State):
         waiting: how many wait, less than B between two rounds.
         clients: ids of the clients absorbed in this round so far, shape (S,).
         updates: their Δ_n.
+        seed: of the order in which updates enter the buffer.
     """
 
     buffer: Tensor
     waiting: int
     clients: Tensor
     updates: Rows
+    seed: int
 
 
 @spec
@@ -54,10 +56,10 @@ class FedBuff(Algorithm[FedBuffState]):
     clients of a round receive the model from its start, s_n is 0 up to the round's first step, 1 up
     to the second, and so on; no other staleness occurs. With cohorts of B clients this is FedAvg.
 
-    The updates of a round enter in random order, the same in every run: in the order of ids, the
-    last clients would have the stalest updates in every round. The order in which a simulator or a
-    deployment passes them on therefore does not matter. The updates of a round are kept until its
-    end: S d numbers. `RoundInfo` gives those that still wait the weight 0.
+    The updates of a round enter in random order, drawn with the run's seed (in a federation 0): in
+    the order of ids, the last clients would have the stalest updates in every round. The order in
+    which a simulator or a deployment passes them on therefore does not matter. The updates of a
+    round are kept until its end: S d numbers. `RoundInfo` gives those that still wait the weight 0.
 
     Written from the authors' program (github.com/facebookresearch/FLSim at 7311f2d); of the paper
     only the abstract was read. By default the program does not divide by B, and divides all weights
@@ -90,14 +92,12 @@ class FedBuff(Algorithm[FedBuffState]):
     buffer_size: Annotated[int, AtLeast(1)] = 10
     exponent: Annotated[float, Unit] = 0.5
 
-    @property
-    def uses_absent_clients(self) -> bool:
-        """True: updates of earlier rounds enter a step."""
-        return True
+    traits = Traits(uses_absent_clients=True)  # updates of earlier rounds enter a step
 
     def init(self, model: Tensor, population: Population) -> FedBuffState:
         clients = torch.zeros(0, dtype=torch.int64)
-        return FedBuffState(model, 0, torch.zeros_like(model), 0, clients, Rows())
+        seed = population.seed or 0
+        return FedBuffState(model, 0, torch.zeros_like(model), 0, clients, Rows(), seed)
 
     def absorb(self, state: FedBuffState, updates: ClientUpdates) -> FedBuffState:
         """Keep the updates until the end of the round, when their order is known."""
@@ -110,7 +110,7 @@ class FedBuff(Algorithm[FedBuffState]):
     def step(self, state: FedBuffState, lr: float) -> tuple[FedBuffState, RoundInfo]:
         """Let the updates enter the buffer, and make the steps that are due."""
         model, buffer = state.model, state.buffer
-        before = state.waiting + _ranks(state.round, state.clients)  # updates since the last step
+        before = state.waiting + _ranks(state)  # updates since the last step
         weights = (before // self.buffer_size + 1).double() ** -self.exponent
         steps, waiting = divmod(state.waiting + len(state.clients), self.buffer_size)
         used = torch.where(before < steps * self.buffer_size, weights, 0.0)
@@ -121,19 +121,21 @@ class FedBuff(Algorithm[FedBuffState]):
             buffer, used, weights = torch.zeros_like(model), scale * used, weights - used
         buffer = buffer + _sum(weights, state.updates, model)
         info = RoundInfo(state.clients, used.to(model.dtype), direction)
-        next_model = model + direction
-        clients = state.clients[:0]
-        return FedBuffState(next_model, state.round + 1, buffer, waiting, clients, Rows()), info
+        return replace(
+            state,
+            model=model + direction,
+            round=state.round + 1,
+            buffer=buffer,
+            waiting=waiting,
+            clients=state.clients[:0],
+            updates=Rows(),
+        ), info
 
 
-def _ranks(round: int, clients: Tensor) -> Tensor:
-    """Return each client's position, from 0, in the order of a round, shape (S,).
-
-    >>> _ranks(0, torch.tensor([4, 7, 9])).sort().values
-    tensor([0, 1, 2])
-    """
-    ids = clients.cpu().numpy()
-    words = torch.from_numpy(random_words(0, _ORDER, round, ids).view("int64"))
+def _ranks(state: FedBuffState) -> Tensor:
+    """Return the position, from 0, of each client in the order of the round, shape (S,)."""
+    ids = state.clients.cpu().numpy()
+    words = torch.from_numpy(random_words(state.seed, _ORDER, state.round, ids).view("int64"))
     return words.argsort().argsort()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
@@ -44,10 +46,7 @@ class FedLaAvg(LatestUpdates[LatestUpdatesState]):
 
     memory_folder: str | None = None
 
-    @property
-    def uses_local_lr(self) -> bool:
-        """True: the memory holds Δ_n / γ."""
-        return True
+    traits = replace(LatestUpdates.traits, uses_local_lr=True)  # the memory holds Δ_n / γ
 
     def init(self, model: Tensor, population: Population) -> LatestUpdatesState:
         return LatestUpdatesState.initial(model, population, self.memory_folder)

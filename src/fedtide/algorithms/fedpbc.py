@@ -16,6 +16,7 @@ from fedtide.algorithms.base import (
     Instructions,
     RoundInfo,
     State,
+    Traits,
     no_updates,
 )
 from fedtide.device_copies import to_device_of
@@ -85,18 +86,11 @@ class FedPBC(Algorithm[FedPBCState]):
     server_lr: Annotated[float, Positive] = 1.0
     memory_folder: str | None = None
 
-    @property
-    def uses_absent_clients(self) -> bool:
-        """True: they train, too, and their models count."""
-        return True
-
-    @property
-    def clients_keep_models(self) -> bool:
-        return True
-
-    @property
-    def simulation_only(self) -> str:
-        return "its clients train in rounds in which they do not report"
+    traits = Traits(
+        uses_absent_clients=True,
+        clients_keep_models=True,
+        simulation_only="its clients train in rounds in which they do not report",
+    )
 
     def init(self, model: Tensor, population: Population) -> FedPBCState:
         """Return the state before round 0, in which all clients have x_0."""

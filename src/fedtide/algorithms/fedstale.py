@@ -126,7 +126,6 @@ class FedStale(LatestUpdates[FedStaleState]):
 
     def add_clients(self, state: FedStaleState, first: int) -> FedStaleState:
         """Count the intervals of new clients from this round on."""
-        state = super().add_clients(state, first)
         if state.intervals is None:
             return state
         return replace(state, intervals=state.intervals.add_clients(first, state.round))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -54,19 +55,12 @@ class FOCUS(LatestUpdates[LatestUpdatesState]):
     server_lr: Annotated[float, Positive] = 1.0
     memory_folder: str | None = None
 
-    @property
-    def keeps_gradients(self) -> bool:
-        """True: the latest gradient of every client."""
-        return True
-
-    @property
-    def simulation_only(self) -> str:
-        return "it needs the gradients where local steps end"
-
-    @property
-    def message_vectors(self) -> int:
-        """x, h_n, Δ_n and ∇F_n(y_n)."""
-        return 4
+    traits = replace(
+        LatestUpdates.traits,
+        keeps_gradients=True,
+        message_vectors=4,  # x, h_n, Δ_n and ∇F_n(y_n)
+        simulation_only="it needs the gradients where local steps end",
+    )
 
     def init(self, model: Tensor, population: Population) -> LatestUpdatesState:
         return LatestUpdatesState.initial(model, population, self.memory_folder)

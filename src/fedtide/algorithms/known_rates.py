@@ -15,7 +15,6 @@ from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
 from fedtide.client_values import Name, order_by_id
 from fedtide.errors import InvalidInputError, quantify
-from fedtide.import_paths import is_own
 from fedtide.population import Population
 from fedtide.spec import Positive, spec
 
@@ -76,8 +75,8 @@ class KnownRates(WeightedSum[KnownRatesState]):
         return float(1.0 / positive.min()) if len(positive) else None
 
     def least_weights(self, state: KnownRatesState) -> Tensor | float:
-        """Return 1 / p_n, which never changes; 1 for a user-defined subclass."""
-        return super().least_weights(state) if is_own(type(self)) else 1.0 / state.rates
+        """Return 1 / p_n, which never changes."""
+        return 1.0 / state.rates
 
     def client_weights(self, state: KnownRatesState, updates: ClientUpdates) -> Tensor:
         """Return a_n = 1 / p_n; a client with rate 0 must not take part."""

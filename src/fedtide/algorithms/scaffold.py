@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms._weighted_sum import WeightedSumState
-from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo, empty_sum
+from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo, Traits, empty_sum
 from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.population import Population
 from fedtide.spec import Positive, Within, spec
@@ -74,19 +74,13 @@ class Scaffold(CohortAverage[ScaffoldState]):
     memory_folder: str | None = None
 
     @property
-    def requires_plain_sgd(self) -> bool:
-        """Whether control variates come from updates, as in option 2."""
-        return self.option == 2
-
-    @property
-    def keeps_gradients(self) -> bool:
-        """True: control variates are gradients."""
-        return True
-
-    @property
-    def message_vectors(self) -> int:
-        """x, c - c_n and Δ_n; with option 1 also ∇F_n(x)."""
-        return 4 if self.option == 1 else 3
+    def traits(self) -> Traits:
+        """Control variates are gradients: of updates, or sent with them (option 1)."""
+        return Traits(
+            requires_plain_sgd=self.option == 2,
+            keeps_gradients=True,
+            message_vectors=4 if self.option == 1 else 3,
+        )
 
     def init(self, model: Tensor, population: Population) -> ScaffoldState:
         """Return the state before round 0, with all control variates zero."""
@@ -117,8 +111,7 @@ class Scaffold(CohortAverage[ScaffoldState]):
 
     def add_clients(self, state: ScaffoldState, first: int) -> ScaffoldState:
         """Let the c_n = 0 of new clients count in c."""
-        mean = state.mean_control * (first / state.population)
-        return replace(super().add_clients(state, first), mean_control=mean)
+        return replace(state, mean_control=state.mean_control * (first / state.population))
 
     def step(self, state: ScaffoldState, lr: float) -> tuple[ScaffoldState, RoundInfo]:
         """Move the model and c."""

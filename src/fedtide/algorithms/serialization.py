@@ -123,33 +123,6 @@ def from_tensors(template: Any, stored: Mapping[str, Tensor]) -> Any:
     return restored
 
 
-def with_further_clients(
-    stored: Mapping[str, Tensor], initial: Mapping[str, Tensor], first: int
-) -> dict[str, Tensor]:
-    """Return the stored tensors, extended to more clients with the values of an initial state.
-
-    Tensors with one row per client get the initial state's further rows, and a number `population`
-    gets its value.
-
-    Args:
-        stored: what `to_tensors` returned for N clients.
-        initial: the same for the state before round 0 of more clients, of which these are the
-            first N.
-        first: N, the id of the first new client.
-
-    >>> with_further_clients({"paid": torch.ones(2)}, {"paid": torch.zeros(3)}, first=2)
-    {'paid': tensor([1., 1., 0.])}
-    """
-    completed = dict(stored)
-    for name, tensor in initial.items():
-        if tensor.ndim == 0:
-            if name.split(".")[-1] == "population":
-                completed[name] = tensor
-        elif name in stored and stored[name].shape == (first, *tensor.shape[1:]):
-            completed[name] = torch.cat([stored[name], tensor[first:].to(stored[name])])
-    return completed
-
-
 def _restore(template: Any, stored: dict[str, Tensor], prefix: str) -> Any:
     """Return `template` with the stored values, which are removed from `stored`."""
     changes: dict[str, Any] = {}

@@ -10,11 +10,11 @@ from torch import Tensor
 from fedtide.algorithms.base import (
     Algorithm,
     AlgorithmState,
-    Amplification,
     ClientUpdates,
     Cohort,
     Instructions,
     RoundInfo,
+    Traits,
     WeightedTotal,
 )
 from fedtide.errors import InvalidInputError
@@ -83,75 +83,44 @@ class Switch(Algorithm[SwitchState]):
     at: Annotated[int, AtLeast(0)]
 
     def __post_init__(self) -> None:
-        if self.first.centralised != self.second.centralised:
+        if self.first.traits.centralised != self.second.traits.centralised:
             raise InvalidInputError(
                 "second: one method pools all data and the other does not; give two of the same "
                 "kind"
             )
         for name in ("first", "second"):
-            if getattr(self, name).client_form:
+            if getattr(self, name).traits.client_form:
                 raise InvalidInputError(
                     f"{name}: clients cannot change the form of their updates during a run; give "
                     "the method without ClientSideMemory"
                 )
 
     @property
-    def centralised(self) -> bool:
-        """Whether both methods pool the data."""
-        return self.first.centralised
-
-    @property
-    def requires_plain_sgd(self) -> bool:
-        """Whether one of the methods does."""
-        return self.first.requires_plain_sgd or self.second.requires_plain_sgd
-
-    @property
-    def keeps_gradients(self) -> bool:
-        """Whether one of the methods does."""
-        return self.first.keeps_gradients or self.second.keeps_gradients
-
-    @property
-    def weights_follow_updates(self) -> bool:
-        """Whether the weights of one of the methods do."""
-        return self.first.weights_follow_updates or self.second.weights_follow_updates
-
-    @property
-    def uses_local_lr(self) -> bool:
-        """Whether one of the methods does."""
-        return self.first.uses_local_lr or self.second.uses_local_lr
-
-    @property
-    def uses_absent_clients(self) -> bool:
-        """Whether one of the methods does."""
-        return self.first.uses_absent_clients or self.second.uses_absent_clients
-
-    @property
-    def accepts_stale_updates(self) -> bool:
-        """Whether both methods do."""
-        return self.first.accepts_stale_updates and self.second.accepts_stale_updates
-
-    @property
-    def clients_keep_models(self) -> bool:
-        """Whether the clients of one of the methods do."""
-        return self.first.clients_keep_models or self.second.clients_keep_models
-
-    @property
-    def message_vectors(self) -> int:
-        """The larger number of the two methods."""
-        return max(self.first.message_vectors, self.second.message_vectors)
-
-    @property
-    def simulation_only(self) -> str:
-        """What one of the methods needs."""
-        return self.first.simulation_only or self.second.simulation_only
-
-    @property
-    def amplification(self) -> Amplification | None:
-        """The amplification of the second method, which begins at round `at`."""
-        found = self.second.amplification
-        if found is None:
-            return None
-        return replace(found.prefixed("second"), start=self.at + found.start)
+    def traits(self) -> Traits:
+        """What holds for one of the methods, or for both."""
+        first, second = self.first.traits, self.second.traits
+        amplified = second.amplification and second.amplification.prefixed("second")
+        if amplified is not None:
+            amplified = replace(amplified, start=self.at + amplified.start)
+        either = {
+            name: getattr(first, name) or getattr(second, name)
+            for name in (
+                "requires_plain_sgd",
+                "uses_local_lr",
+                "keeps_gradients",
+                "uses_absent_clients",
+                "weights_follow_updates",
+                "clients_keep_models",
+                "simulation_only",
+            )
+        }
+        return Traits(
+            centralised=first.centralised,
+            accepts_stale_updates=first.accepts_stale_updates and second.accepts_stale_updates,
+            message_vectors=max(first.message_vectors, second.message_vectors),
+            amplification=amplified,
+            **either,
+        )
 
     def init(self, model: Tensor, population: Population) -> SwitchState:
         first = self.first.init(model, population)
@@ -181,13 +150,6 @@ class Switch(Algorithm[SwitchState]):
             return state, info
         second = self.second.with_model(state.second, state.model.clone())
         return replace(state, second=second, switched=True), info
-
-    def add_clients(self, state: SwitchState, first: int) -> SwitchState:
-        return replace(
-            super().add_clients(state, first),
-            first=self.first.add_clients(state.first, first),
-            second=self.second.add_clients(state.second, first),
-        )
 
     def with_model(self, state: SwitchState, model: Tensor) -> SwitchState:
         return _with_active(state, self._active(state).with_model(state.active, model))

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSumState
-from fedtide.algorithms.base import Algorithm, ClientUpdates, Cohort, Instructions, RoundInfo
+from fedtide.algorithms.base import (
+    Algorithm,
+    ClientUpdates,
+    Cohort,
+    Instructions,
+    RoundInfo,
+    Traits,
+)
 from fedtide.device_copies import to_device_of
 from fedtide.population import Population
 from fedtide.spec import AtLeast, spec
@@ -69,14 +76,12 @@ class WaitForAll(Algorithm[WaitState]):
     batch: Batch = "minibatch"
 
     @property
-    def requires_plain_sgd(self) -> bool:
-        """Whether gradients come from updates, as in the mode "gradient"."""
-        return self.mode == "gradient"
-
-    @property
-    def uses_absent_clients(self) -> bool:
-        """True: they train, too ("steps"), or gradients of earlier rounds count ("gradient")."""
-        return True
+    def traits(self) -> Traits:
+        """Absent clients train, too ("steps"), or their earlier gradients count ("gradient")."""
+        gradient = self.mode == "gradient"  # whose weights depend on the numbers of steps
+        return Traits(
+            requires_plain_sgd=gradient, weights_follow_updates=gradient, uses_absent_clients=True
+        )
 
     def init(self, model: Tensor, population: Population) -> WaitState:
         return WaitState.initial(model, population, weight=torch.zeros((), dtype=model.dtype))

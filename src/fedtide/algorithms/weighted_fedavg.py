@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum
-from fedtide.algorithms.base import ClientUpdates, RoundInfo
+from fedtide.algorithms.base import ClientUpdates, RoundInfo, Traits
 from fedtide.algorithms.known_rates import KnownRatesState, order_rates
 from fedtide.client_values import Name
 from fedtide.errors import InvalidInputError
@@ -50,9 +50,9 @@ class WeightedFedAvg(WeightedSum[KnownRatesState]):
     server_lr = 1.0
 
     @property
-    def averages_updates(self) -> bool:
-        """Whether the weights of a cohort sum to 1; otherwise the step scales x as well."""
-        return self.normalise
+    def traits(self) -> Traits:
+        """As printed, the weights of a cohort do not sum to 1, so the step scales x as well."""
+        return Traits(averages_updates=self.normalise)
 
     def init(self, model: Tensor, population: Population) -> KnownRatesState:
         """Return the state before round 0, with rates that sum to 1."""

@@ -24,7 +24,6 @@ from fedtide.device_copies import to_device_of
 from fedtide.differential_privacy.mechanisms import Mechanism, require_mechanism
 from fedtide.differential_privacy.noise_source import standard_normals
 from fedtide.errors import InvalidInputError, error_prefix
-from fedtide.import_paths import is_own
 from fedtide.population import Population
 
 _NEVER = -(2**31)
@@ -59,20 +58,19 @@ def make_private(
         changed: Algorithm[Any] = replace(cast("Any", algorithm), inner=inner)
         return changed
     name = type(algorithm).__name__
-    only_sums = isinstance(algorithm, WeightedSum) and algorithm.averages_updates
-    if not only_sums or algorithm.centralised or algorithm.client_form:
+    only_sums = isinstance(algorithm, WeightedSum) and algorithm.traits.averages_updates
+    if not only_sums or algorithm.traits.centralised:
         raise InvalidInputError(
             f"algorithm: {name} uses more of its clients' updates than one weighted sum in each "
             "round (memory, order, norms or control variates), which noise on that sum does not "
             "hide; give fedau, known-rates, or fedavg with weights 'all', alone or within "
             "amplified, averaged, fedadam, fedyogi or fedavgm" + _clipping_hint(algorithm)
         )
-    _require_inherited(algorithm, WeightedSum, ("absorb", "absorb_total", "step"))
     return PrivateSum(mechanism, cast("WeightedSum[Any]", algorithm), seed)
 
 
 def _require_inherited(algorithm: Algorithm[Any], base: type, functions: Sequence[str]) -> None:
-    """Raise InvalidInputError if a user's own class may use more than a weighted sum.
+    """Raise InvalidInputError if a class may use more than a weighted sum.
 
     Args:
         algorithm: the method.
@@ -81,7 +79,7 @@ def _require_inherited(algorithm: Algorithm[Any], base: type, functions: Sequenc
     """
     kind = type(algorithm)
     for name in functions:
-        if is_own(kind) and getattr(kind, name) is not getattr(base, name):
+        if getattr(kind, name) is not getattr(base, name):
             raise InvalidInputError(
                 f"algorithm: {kind.__name__} has its own {name}, which may use more of the updates "
                 "than one weighted sum with noise; leave it out, and override client_weights or "
@@ -91,11 +89,28 @@ def _require_inherited(algorithm: Algorithm[Any], base: type, functions: Sequenc
 
 def shut_out(algorithm: Algorithm[Any], state: Any) -> frozenset[int]:
     """Return the clients that `PrivateSum.shut_out` names; none if the method is not private."""
+    found = _find_private(algorithm, state)
+    if found is None:
+        return frozenset()
+    private, state = found
+    return frozenset(private.shut_out(state).nonzero().flatten().tolist())
+
+
+def is_finished(algorithm: Algorithm[Any], state: Any) -> bool:
+    """Return whether no client of a private training may ever take part again."""
+    found = _find_private(algorithm, state)
+    return found is not None and found[0].is_finished(found[1])
+
+
+def _find_private(
+    algorithm: Algorithm[Any], state: Any
+) -> tuple[PrivateSum, PrivateSumState] | None:
+    """Return the private sum that the method is built on, and its state; None: it is not."""
     while isinstance(algorithm, Wrapper):
         if isinstance(algorithm, PrivateSum):
-            return frozenset(algorithm.shut_out(state).nonzero().flatten().tolist())
+            return algorithm, state
         algorithm, state = algorithm.inner, state.inner
-    return frozenset()
+    return None
 
 
 def _add_noise(direction: Tensor, deviation: float, row: Tensor) -> Tensor:
@@ -176,9 +191,9 @@ class PrivateSum(Wrapper[PrivateSumState]):
         seed: of the noise; None: it comes from the operating system's cryptographic random source.
 
     Raises:
-        InvalidInputError: two updates of a client in a round; (`init`) a method whose weights have
-            no bound that is known in advance, a budget below the cost of the cheapest update, so
-            much noise on the count that the clipping norm would follow nothing else, or a model
+        InvalidInputError: (`init`) a method that may use more than a weighted sum, or whose weights
+            have no bound that is known in advance, a budget below the cost of the cheapest update,
+            so much noise on the count that the clipping norm would follow nothing else, or a model
             of float16 or bfloat16, in which a clipped update may be longer than C.
     """
 
@@ -199,6 +214,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
         memory = len(self.mechanism.coefficients) - 1
         adaptive = self.mechanism.quantile is not None
         self._check_noise_on_count(inner)
+        _require_inherited(self.inner, WeightedSum, ("absorb", "absorb_total", "step"))
         start = PrivateSumState(
             inner=inner,
             lost=torch.zeros(clients, dtype=torch.float64),
@@ -268,6 +284,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
         return state, replace(info, direction=direction)
 
     def add_clients(self, state: PrivateSumState, first: int) -> PrivateSumState:
+        """Refuse new clients."""
         raise InvalidInputError(
             "privacy: clients' losses are computed from a log as if all had been there from "
             "round 0, so none can be added later; keep the number of clients"
@@ -341,8 +358,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
             shares: their a_t^n / A, shape (S,).
 
         Raises:
-            InvalidInputError: a weight above A, two updates of a client, or one of a client that
-                may not take part.
+            InvalidInputError: a weight above A, or an update of a client that may not take part.
         """
         if len(shares) and not float(shares.abs().max()) <= _ROUNDED:
             bound = self._bound(state.inner)
@@ -351,10 +367,6 @@ class PrivateSum(Wrapper[PrivateSumState]):
                 f"{shares[shares.abs().argmax()] * bound:g}, more "
                 f"than its weight_bound of {bound:g}; correct the method"
             )
-        if len(set(clients.tolist())) < len(clients):
-            raise InvalidInputError(
-                "updates: a client has two in one round, but one is accounted for; keep the last"
-            )
         if not bool(self._may_take_part(state, clients, shares).all()):
             raise InvalidInputError(
                 "updates: one is from a client that may not take part; ask only those that "
@@ -362,8 +374,8 @@ class PrivateSum(Wrapper[PrivateSumState]):
             )
 
     def _check_normaliser(self, inner: WeightedSumState) -> None:
-        """Refuse a user's own method that divides the sum by anything other than N."""
-        if not is_own(type(self.inner)) or not len(inner.clients):
+        """Refuse a method that divides the sum by anything other than N."""
+        if not len(inner.clients):
             return
         divisor = float(self.inner.normaliser(inner))
         if divisor != inner.population:
@@ -373,9 +385,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
             )
 
     def _check_weights(self, inner: Any, updates: ClientUpdates) -> None:
-        """Refuse weights of a user's own method that depend on the updates or the model."""
-        if not is_own(type(self.inner)):
-            return
+        """Refuse weights that depend on the updates or the model."""
         found = self.inner.client_weights(inner, updates).double().cpu()
         blind = self._weights(_hide(inner), Cohort(updates.clients, updates.weights))
         if not torch.allclose(found, blind, rtol=_ROUNDED - 1):

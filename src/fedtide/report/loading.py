@@ -105,14 +105,14 @@ class LoadedRun:
 
         Data that a centralised method collects do not count.
         """
-        if self.dimension is None or self.algorithm is None or self.algorithm.centralised:
+        if self.dimension is None or self.algorithm is None or self.algorithm.traits.centralised:
             return None
-        return 4 * self.dimension * self.algorithm.message_vectors
+        return 4 * self.dimension * self.algorithm.traits.message_vectors
 
     @property
     def weights_tell_influence(self) -> bool:
         """Whether the weights of updates tell how much each client counts; False if unknown."""
-        return self.algorithm is not None and not self.algorithm.uses_absent_clients
+        return self.algorithm is not None and not self.algorithm.traits.uses_absent_clients
 
     def final_value(self, key: str) -> float | None:
         """Return a metric of the last evaluation, or the speed; None if the run lacks it."""

@@ -183,7 +183,7 @@ def client_influence(run: LoadedRun) -> Floats | None:
     This is w_n in Σ w_n F_n, the objective that the run really minimised: Σ_t a_t^n normalised over
     n, where a_t^n is the factor with which client n's update entered the step of round t. Return
     None if no update was used, or if weights do not tell how much clients count
-    (`Algorithm.uses_absent_clients`).
+    (`Traits.uses_absent_clients`).
     """
     if not run.weights_tell_influence:
         return None

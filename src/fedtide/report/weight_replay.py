@@ -13,9 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver
-from fedtide.algorithms.contract_checks import find_own
 from fedtide.differential_privacy import make_private
-from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.report.loading import LoadedRun
 from fedtide.report.summary import client_influence
@@ -52,18 +50,19 @@ def history(run: LoadedRun) -> WeightHistory | None:
     """Return the weight of every update of a run, which tells how much its client counted.
 
     With most methods, weights depend on who took part and not on what was learnt. So the algorithm
-    is replayed on the log with a model of one number and updates of 0, for at most 5000 rounds; a
-    user's own algorithm for all rounds, to compare its weights with those of the run. Return None
-    if it cannot be replayed, if the replay of all rounds gives other weights than the run (as when
-    they depend on the updates), or if weights do not tell how much clients count.
+    is replayed on the log with a model of one number and updates of 0, for at most 5000 rounds.
+    Return None if it cannot be replayed, if the replay of all rounds gives other weights than the
+    run (as when they depend on the updates), or if weights do not tell how much clients count.
     """
     algorithm, known = run.algorithm, fields(Experiment)
-    if algorithm is None or not run.weights_tell_influence or algorithm.weights_follow_updates:
+    if (
+        algorithm is None
+        or not run.weights_tell_influence
+        or algorithm.traits.weights_follow_updates
+    ):
         return None
-    is_own = any(find_own(algorithm))
-    ended = run.ended if is_own else min(run.ended, _ROUNDS)
+    ended = min(run.ended, _ROUNDS)
     cohorts = list(_cohorts(run, ended))
-    failures = Exception if is_own else InvalidInputError  # a user's own may need a real model
     try:
         local, mechanism = (
             BUILDER.build(known[key].kind, run.experiment.get(key), key)
@@ -73,7 +72,7 @@ def history(run: LoadedRun) -> WeightHistory | None:
             algorithm = make_private(algorithm, mechanism, seed=0)
         driver = RoundDriver(algorithm, torch.zeros(1, dtype=torch.float64), _population(run))
         entries = list(_replayed(driver, cohorts, [local.rate(t) for t in range(ended)], run))
-    except failures:  # or a class or a library is not available here
+    except Exception:  # a class is not available here, or a method of the user's needs a real model
         return None
     if not entries:
         return None

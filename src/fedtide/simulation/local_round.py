@@ -232,7 +232,7 @@ def require_plain_updates(algorithm: Algorithm[Any]) -> None:
     Raises:
         InvalidInputError: its clients send something else, which depends on their own memory.
     """
-    if algorithm.client_form:
+    if algorithm.traits.client_form:
         raise InvalidInputError(
             "algorithm: clients of a simulation have no memory of their own; give the method "
             "without ClientSideMemory, whose models are the same"
@@ -245,7 +245,7 @@ def require_plain_sgd(algorithm: Algorithm[Any], local: LocalTraining) -> None:
     Raises:
         InvalidInputError: the algorithm needs plain local SGD, and `local` is something else.
     """
-    if algorithm.requires_plain_sgd and not local.is_plain_sgd:
+    if algorithm.traits.requires_plain_sgd and not local.is_plain_sgd:
         others = "optimizer" if local.projection is None else "projection"
         field = "momentum" if local.momentum else others
         raise InvalidInputError(

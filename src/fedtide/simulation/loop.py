@@ -103,6 +103,7 @@ class Run:
     ) -> None:
         self.experiment = experiment
         algorithm, local = experiment.algorithm, experiment.local
+        self._centralised = algorithm.traits.centralised
         # 1. What is learnt, by which clients, and which of them take part.
         self.task = prepare_task(experiment)
         self.population, self._participation = _start_participation(experiment, self.task)
@@ -112,7 +113,7 @@ class Run:
         rates, clients = self.population.rates, self.population.clients
         cohort = float(experiment.selection.most(clients) if rates is None else rates.sum())
         self._local = LocalRound(
-            self.task.pooled() if algorithm.centralised else self.task,
+            self.task.pooled() if self._centralised else self.task,
             local,
             experiment.seed,
             trainer or experiment.trainer,
@@ -123,7 +124,7 @@ class Run:
         if self._local.trainer.name == trainer != experiment.trainer:
             self.trainer_choice = f"{trainer}, as in the earlier part of the run"
         # 3. The method, and what else changes with the rounds.
-        self.buffers = Buffers.of_task(self.task, algorithm.centralised)
+        self.buffers = Buffers.of_task(self.task, self._centralised)
         self.driver = self._start_driver()
         self.ended = 0
         # Finding out whether an update is finite waits for a GPU: it is done once, after the step.
@@ -272,7 +273,7 @@ class Run:
     def _run_algorithm(self, participants: Participants) -> tuple[RoundInfo, Ids]:
         """Run the algorithm's round; return its info and the clients whose updates count."""
         experiment, t = self.experiment, self.ended
-        lr, centralised = experiment.local.rate(t), experiment.algorithm.centralised
+        lr = experiment.local.rate(t)
         arrived: list[Ids] = [participants.reported[:0]]
         unread: list[Flags] | None = [] if self._checks_late else None
 
@@ -303,7 +304,7 @@ class Run:
             self.buffers.end_round()
         trained = np.concatenate(arrived)
         # the single client of a pooled task trains on behalf of all
-        return info, participants.reported if centralised and len(trained) else trained
+        return info, participants.reported if self._centralised and len(trained) else trained
 
     def _plan_rounds(self, on_cluster: bool) -> RoundPlanner:
         """Return what decides how the clients of a round are cut into chunks."""
@@ -315,7 +316,7 @@ class Run:
             self._local.trainer,
             self.experiment.max_stack_bytes,
             self.experiment.chunk,
-            self.experiment.algorithm.centralised,
+            self._centralised,
             self.driver.weigh if sums else None,
             adds_up=not on_cluster,
         )
@@ -326,10 +327,9 @@ class Run:
         Raises:
             InvalidInputError: the method has a single client, which a cluster cannot share.
         """
-        centralised = self.experiment.algorithm.centralised
         if cluster is None:
-            return self._local.train_pooled if centralised else self._local.train_chunks
-        if centralised:
+            return self._local.train_pooled if self._centralised else self._local.train_chunks
+        if self._centralised:
             raise InvalidInputError(
                 "cluster: this method trains on the pooled data as a single client, which cannot "
                 "be shared; run it without a cluster"

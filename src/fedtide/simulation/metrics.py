@@ -131,7 +131,7 @@ def clients_table(
 
     `weight` is the mean of N a_t^n over the rounds in which the client's update was used: 1 / p_n
     for an algorithm that compensates for uneven participation. If an update also counts in later
-    rounds (`Algorithm.uses_absent_clients`), only its weight in the round of its arrival enters.
+    rounds (`Traits.uses_absent_clients`), only its weight in the round of its arrival enters.
     """
     clients = np.arange(population.clients)
     columns: dict[str, Any] = {"client": name_clients(clients, population.names)}

@@ -54,7 +54,7 @@ def find_warnings(
             f"clients took part in {reports:,} of them; if the method waits for the end of a "
             "period or for all clients, let it wait for less or run more rounds"
         ]
-    amplified = algorithm.amplification
+    amplified = algorithm.traits.amplification
     found = []
     if amplified is not None and (rise := _typical_rise(amplified, metrics)) > AMPLIFIED_RISE:
         found.append(
@@ -94,7 +94,7 @@ def _find_undefined(last: Mapping[str, Any]) -> list[str]:
 
 def list_step_sizes(algorithm: Algorithm[Any]) -> str:
     """Return the fields to lower when a run with this method diverges, for a message."""
-    amplified = algorithm.amplification
+    amplified = algorithm.traits.amplification
     return "lr" if amplified is None else f"lr or algorithm.{amplified.field}"
 
 

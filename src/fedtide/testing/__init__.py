@@ -6,7 +6,15 @@ run is resumed, these functions find. Each raises AssertionError with one senten
 """
 
 from fedtide.testing.loss import check_loss
+from fedtide.testing.method import check_method
 from fedtide.testing.network import check_network
 from fedtide.testing.participation import check_dropout, check_process, check_selection
 
-__all__ = ["check_dropout", "check_loss", "check_network", "check_process", "check_selection"]
+__all__ = [
+    "check_dropout",
+    "check_loss",
+    "check_method",
+    "check_network",
+    "check_process",
+    "check_selection",
+]

@@ -260,7 +260,7 @@ def _advice(
         parameters: its parameters there.
         reasons: for its rank.
         memory_floats: numbers stored beyond the model.
-        messages: vectors exchanged per participant; `Algorithm.message_vectors`, whose import would
+        messages: vectors exchanged per participant; `Traits.message_vectors`, whose import would
             load PyTorch.
         remaining: the L1 skew that is left; None: that of known rates.
     """

@@ -26,7 +26,8 @@ class SecureFedAU(Strategy):
     """Steps along 1/N Σ ω_n Δ_n; the server learns only that sum."""
 
     def __init__(self, clients: int, cutoff: int) -> None:
-        self._clients, self._form = clients, ClientSideMemory(FedAU(cutoff=cutoff)).client_form
+        method = ClientSideMemory(FedAU(cutoff=cutoff))
+        self._clients, self._form = clients, method.traits.client_form
         self._x, self._accepted_rounds = np.zeros(SIZE), {}
 
     def initialize_parameters(self, client_manager):

@@ -16,20 +16,25 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms import Algorithm, RoundDriver
-from fedtide.algorithms.rollback import is_bounded, remember
 from fedtide.algorithms.serialization import (
     from_tensors,
     list_fields,
     require_same_fields,
     to_tensors,
-    with_further_clients,
 )
 from fedtide.atomic_io import DRAFT_PATTERNS, unwritable, write_text
+from fedtide.differential_privacy import is_finished
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.flower.arrays import widen_half
 from fedtide.flower.ledger.ledger import Entry
 from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.saved_selection import SavedSelection
+from fedtide.flower.server.state_changes import (
+    add_clients,
+    is_bounded,
+    remember,
+    with_further_clients,
+)
 from fedtide.flower.server.transport import PendingReplies
 from fedtide.flower.server.validated_updates import ValidatedUpdate, stack_updates
 from fedtide.participation import Selection
@@ -103,14 +108,14 @@ class TrainingSession:
         selection: Selection | None = None,
         seed: int = 0,
     ) -> None:
-        if algorithm.centralised:
+        if algorithm.traits.centralised:
             raise InvalidInputError(
                 "algorithm: it pools the data of all clients; choose a federated one"
             )
-        if algorithm.simulation_only:
+        if algorithm.traits.simulation_only:
             raise InvalidInputError(
-                f"algorithm: {algorithm.simulation_only}, which a deployment does not offer; "
-                "simulate it, or choose another method"
+                f"algorithm: {algorithm.traits.simulation_only}, which a deployment does not "
+                "offer; simulate it, or choose another method"
             )
         self.registry, self.layout = registry, layout
         self.folder = folder
@@ -160,8 +165,7 @@ class TrainingSession:
     @property
     def is_finished(self) -> bool:
         """Whether further rounds cannot change the model, whoever takes part."""
-        finished: bool = self.driver.algorithm.is_finished(self.driver.state)
-        return finished
+        return is_finished(self.driver.algorithm, self.driver.state)
 
     def end_round(self, updates: Iterable[ValidatedUpdate]) -> list[ValidatedUpdate]:
         """Aggregate this round's updates, at most one of each client, and move the model.
@@ -208,7 +212,8 @@ class TrainingSession:
 
     def save(self) -> None:
         """Write everything as one checkpoint, atomically."""
-        rounds = self.pending.rounds if self.driver.algorithm.accepts_stale_updates else set()
+        uses_late = self.driver.algorithm.traits.accepts_stale_updates
+        rounds = self.pending.rounds if uses_late else set()
         for t in self.sent_models.keys() - rounds:
             del self.sent_models[t]
         if self.folder is None:
@@ -257,7 +262,7 @@ class TrainingSession:
                 "simulation or another version of fedtide: give the folder of this federation"
             ) from None
         if former < self.registry.size:
-            self.driver.state = self.driver.algorithm.add_clients(self.driver.state, former)
+            self.driver.state = add_clients(self.driver.algorithm, self.driver.state, former)
             log.info("There are now %d clients; before, there were %d", self.registry.size, former)
         log.info("Resuming after round %d from %s", self.round, folder)
 

@@ -282,9 +282,9 @@ class FedTide(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the requests to train, one for each node of the cohort."""
-        training, t = self._training, server_round - 1
+        training, t, traits = self._training, server_round - 1, self.algorithm.traits
         nodes = self._free_nodes()
-        if self.algorithm.accepts_stale_updates:  # clients that just answered late are not asked
+        if traits.accepts_stale_updates:  # clients that just answered late are not asked
             late = {pending.client for pending, _ in self._transport.arrived("train")}
             nodes = {client: node for client, node in nodes.items() if client not in late}
         for client in nodes:
@@ -297,8 +297,8 @@ class FedTide(Strategy):
         config = build_round_config(
             instructions,
             t,
-            form=self.algorithm.client_form,
-            requires_plain_sgd=self.algorithm.requires_plain_sgd,
+            form=traits.client_form,
+            requires_plain_sgd=traits.requires_plain_sgd,
             run_config=config,
         )
         common = RecordDict({"arrays": arrays, "config": config})
@@ -356,7 +356,7 @@ class FedTide(Strategy):
     def summary(self) -> None:
         """Log the strategy's settings."""
         log.info("\t├──> Method: %s", self.algorithm)
-        late = "used" if self.algorithm.accepts_stale_updates else "dropped"
+        late = "used" if self.algorithm.traits.accepts_stale_updates else "dropped"
         log.info("\t├──> Late updates: %s", late)
         if self.selection is not None:
             log.info("\t├──> Selection: %s", self.selection)
@@ -385,7 +385,10 @@ class FedTide(Strategy):
             training.run = run
         self._training, self._registry = training, registry
         self._validator = ReplyValidator(
-            training.layout, registry.names, self.algorithm.uses_local_lr, training.sent_models
+            training.layout,
+            registry.names,
+            self.algorithm.traits.uses_local_lr,
+            training.sent_models,
         )
         self._transport = Transport(
             grid,
@@ -486,7 +489,7 @@ class FedTide(Strategy):
         Models may be large: no update is kept when this returns.
         """
         updates = self._validate_all(replies, t)
-        if self.algorithm.uses_local_lr:
+        if self.algorithm.traits.uses_local_lr:
             for client in find_odd_rates(updates.values(), self._training.lr):
                 text, asked = "its lr is not that of the other clients", updates.pop(client).round
                 self._round_log.reject(client, asked, "learning rate", text)

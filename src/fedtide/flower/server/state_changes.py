@@ -1,4 +1,8 @@
-"""Undoing a round: the copies that a driver makes before it absorbs updates that may be invalid."""
+"""What a deployment does to the state of a method and a simulation does not.
+
+It undoes a round whose updates were invalid, and it gives the method further clients. Both follow
+from the structure of the state; what does not, the method says (`WritesOtherRows`, `AddsClients`).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedtide.algorithms._client_memory import ClientMemory
+from fedtide.algorithms import Algorithm, ClientMemory
 from fedtide.algorithms.base import StateT
-from fedtide.import_paths import is_own
 
 _ROWS_READ = 2**20
 """How many numbers of client rows are copied at a time for a check."""
@@ -25,13 +28,81 @@ class WritesOtherRows(Protocol):
         """Return, by field, the clients whose rows may be written when these clients report."""
 
 
+@runtime_checkable
+class AddsClients(Protocol):
+    """A method whose state depends on N, or on the round, through more than values per client.
+
+    Such as a mean over all clients, or the round in which each client was last seen.
+    """
+
+    def add_clients(self, state: Any, first: int) -> Any:
+        """Return the state after clients have joined between two rounds.
+
+        They begin as all clients did before round 0.
+
+        Args:
+            state: of all clients, with the values from `init` for the new ones; may be reused.
+            first: the id of the first new client.
+
+        Raises:
+            InvalidInputError: the method does not allow new clients.
+        """
+
+
+def add_clients(algorithm: Algorithm[Any], state: Any, first: int) -> Any:
+    """Return the state of a method, and of those that it wraps, after clients have joined.
+
+    Args:
+        algorithm: the method.
+        state: of all clients, with the values from `init` for the new ones; may be reused.
+        first: the id of the first new client.
+
+    Raises:
+        InvalidInputError: the method does not allow new clients.
+    """
+    if isinstance(algorithm, AddsClients):
+        state = algorithm.add_clients(state, first)
+    parts = {
+        name: add_clients(part, getattr(state, name), first)
+        for name, part in vars(algorithm).items()
+        if isinstance(part, Algorithm) and hasattr(state, name)
+    }
+    return replace(state, **parts) if parts else state
+
+
+def with_further_clients(
+    stored: Mapping[str, Tensor], initial: Mapping[str, Tensor], first: int
+) -> dict[str, Tensor]:
+    """Return the stored tensors, extended to more clients with the values of an initial state.
+
+    Tensors with one row per client get the initial state's further rows, and a number `population`
+    gets its value.
+
+    Args:
+        stored: what `to_tensors` returned for N clients.
+        initial: the same for the state before round 0 of more clients, of which these are the
+            first N.
+        first: N, the id of the first new client.
+
+    >>> with_further_clients({"paid": torch.ones(2)}, {"paid": torch.zeros(3)}, first=2)
+    {'paid': tensor([1., 1., 0.])}
+    """
+    completed = dict(stored)
+    for name, tensor in initial.items():
+        if tensor.ndim == 0:
+            if name.split(".")[-1] == "population":
+                completed[name] = tensor
+        elif name in stored and stored[name].shape == (first, *tensor.shape[1:]):
+            completed[name] = torch.cat([stored[name], tensor[first:].to(stored[name])])
+    return completed
+
+
 def remember(state: StateT, clients: Tensor, population: int) -> Callable[[], StateT]:
     """Return a function that restores a state after a round in which these clients reported.
 
     `absorb` and `step` reuse the memory of per-client rows, so keeping a reference to the state is
     not enough. Of rows as long as the model, only those of these clients are copied. Tensors of the
-    model's shape belong to no client and are not changed in place, so they are not copied, except
-    in user-defined states. A state that also writes rows of other clients is a `WritesOtherRows`.
+    model's shape belong to no client and are not changed in place, so they are not copied.
 
     Args:
         state: at the start of a round.
@@ -51,17 +122,17 @@ def remember(state: StateT, clients: Tensor, population: int) -> Callable[[], St
     """
     model = state.model
 
-    def is_shared(part: Any, value: Tensor) -> bool:
+    def is_shared(value: Tensor) -> bool:
         same = value.shape == model.shape and value.is_floating_point()
         # If N = d, it may hold a number for each client instead.
-        return value is model or (same and len(model) != population and not is_own(type(part)))
+        return value is model or (same and len(model) != population)
 
     restore: Callable[[], StateT] = _remember_parts(state, clients, is_shared)
     return restore
 
 
 def _remember_parts(
-    part: Any, clients: Tensor, is_shared: Callable[[Any, Tensor], bool]
+    part: Any, clients: Tensor, is_shared: Callable[[Tensor], bool]
 ) -> Callable[[], Any]:
     # Not a nested function: one that calls itself is part of a reference cycle, which would keep
     # the model in memory until the garbage collector runs.
@@ -73,7 +144,7 @@ def _remember_parts(
             parts[field.name] = value.remember(written.get(field.name, clients))
         elif is_dataclass(value):
             parts[field.name] = _remember_parts(value, clients, is_shared)
-        elif isinstance(value, Tensor) and not is_shared(part, value):
+        elif isinstance(value, Tensor) and not is_shared(value):
             parts[field.name] = value.clone().clone
     return lambda: replace(part, **{name: restore() for name, restore in parts.items()})
 
