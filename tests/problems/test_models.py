@@ -379,15 +379,6 @@ def test_batch_norm_of_one_value_per_sample_needs_two_samples(module, fewest):
     assert FunctionalModel(module, (torch.rand(2, 4, 2),)).fewest_samples == fewest
 
 
-class TwoInputs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(2, 1)
-
-    def forward(self, x, age):
-        return self.linear(x) + self.linear(age)
-
-
 def test_batch_norm_over_rows_that_are_not_samples_is_refused_with_padding():
     class Rows(nn.Module):
         def __init__(self):
