@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedtide.training import devices
 from fedtide.training.trainers._graph_capture import in_memory, onednn_product
+from fedtide.training.trainers._memory_formats import memory_format
 
 _MOST_TERMS = 16
 """Sums of up to this many terms are unrolled; longer ones would take long to compile."""
@@ -165,8 +166,7 @@ def _select_by_window(
         place = torch.where(larger, float(k), place)
     places = torch.arange(rows * columns, device=images.device).view(rows, 1, columns)
     zero = gradient.new_zeros(())
-    channels_last = images.is_contiguous(memory_format=torch.channels_last)
-    if channels_last and not images.is_contiguous():  # many channels at once
+    if memory_format(images) == torch.channels_last:  # many channels at once
         place, gradient = (_channels_last(tensor) for tensor in (place, gradient))
         chosen = place[:, :, None, :, None] == places[..., None]
         found = torch.where(chosen, gradient[:, :, None, :, None], zero)

@@ -31,6 +31,7 @@ from fedtide.cache_folder import COMPILED, keep_compiled
 from fedtide.errors import first_line
 from fedtide.training.devices import is_cpu
 from fedtide.training.trainers._in_place import add_in_place
+from fedtide.training.trainers._memory_formats import align_images
 
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 Operations = Mapping[Any, Callable[..., Any]]
@@ -278,6 +279,7 @@ def _captured(
         module = trace(*examples)
     _remove_no_ops(module.graph)
     if operations is None:  # a compiler chooses memory layouts itself
+        align_images(module.graph)
         add_in_place(module.graph)
         _reshape_views(module.graph)
     module.graph.set_codegen(CodeGen())  # takes a flat list of tensors: nothing is nested

@@ -108,14 +108,8 @@ class BlockRunner:
             buffers=() if buffers is None else (buffers.contiguous(),),
             batch_inputs=tuple(part.contiguous() for part in batch_inputs),
         )
-        block = StepBlock(
-            self._task,
-            self._local,
-            self._stacked,
-            self._compiled,
-            instructions.gradients_at_start,
-            steps=len(plan.step_index),
-        )
+        at_start = instructions.gradients_at_start
+        block = StepBlock(self._task, self._local, self._stacked, at_start, len(plan.step_index))
         parts = list(_split_steps(plan, self._block_steps))
         if len(parts) == 1:
             run = self._prepare_block(block, plan, parts[0], inputs)

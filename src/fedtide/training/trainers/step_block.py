@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -110,8 +110,6 @@ class StepBlock:
         task: what is learnt.
         local: what a client does in a round.
         stacked: whether models and batches have a leading dimension over clients.
-        compiled: whether it is to be compiled; images of one client are then in the format that is
-            fastest.
         gradients_at_start: whether every gradient is taken at x.
         steps: how many steps.
     """
@@ -119,7 +117,6 @@ class StepBlock:
     task: Task
     local: LocalTraining
     stacked: bool
-    compiled: bool
     gradients_at_start: bool
     steps: int
 
@@ -151,7 +148,8 @@ class StepBlock:
 
     def tensors(self, flat: Tensor) -> Tensors:
         """Split flat models or corrections, shape (d,) or (S, d), into their tensors."""
-        return self._formatted(self.task.layout.unflatten(flat).values())
+        tensors = self.task.layout.unflatten(flat).values()
+        return tuple(tensors if self.stacked else map(self.task.to_memory_format, tensors))
 
     def flat(self, tensors: Tensors) -> Tensor:
         """Return models as flat vectors, shape (S, d) if stacked, else (d,)."""
@@ -159,12 +157,9 @@ class StepBlock:
 
     def _batch(self, step_inputs: BatchInputs) -> Batch:
         batch = self.task.batch(*step_inputs)
-        return batch if self.stacked else self._formatted(part[0] for part in batch)
-
-    def _formatted(self, tensors: Iterable[Tensor]) -> Tensors:
-        if self.compiled and not self.stacked:
-            tensors = map(self.task.to_memory_format, tensors)
-        return tuple(tensors)
+        return (
+            batch if self.stacked else tuple(self.task.to_memory_format(part[0]) for part in batch)
+        )
 
     def _gradient(
         self, x: Tensors, y: Tensors, inputs: BlockInputs, buffers: Tensors, batch: Batch
