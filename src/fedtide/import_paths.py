@@ -95,15 +95,6 @@ def home_module(thing: Any) -> str | None:
     return name
 
 
-def is_own(cls: type) -> bool:
-    """Return whether a class is defined outside of fedtide.
-
-    >>> is_own(InvalidInputError), is_own(int)
-    (False, True)
-    """
-    return cls.__module__.partition(".")[0] != "fedtide"
-
-
 def is_installed(module: str) -> bool:
     """Return whether an imported module is part of fedtide, PyTorch or another package."""
     file = getattr(sys.modules.get(module), "__file__", None)

@@ -34,7 +34,6 @@ from fedtide.differential_privacy import (
 )
 from fedtide.differential_privacy.mechanisms import relative_losses, require_mechanism
 from fedtide.errors import InvalidInputError, list_names, quantify
-from fedtide.import_paths import is_own
 from fedtide.population import Population
 from fedtide.validation import require_positive
 
@@ -284,7 +283,7 @@ def replay_shares(log: ParticipationLog, algorithm: Algorithm[Any]) -> tuple[Flo
     for name in ("rates", "groups"):
         _require_names(name, getattr(private.inner, name, None), log.names)
     kind = type(private.inner)
-    remembers = is_own(kind) or kind.record_cohort is not WeightedSum.record_cohort
+    remembers = kind.record_cohort is not WeightedSum.record_cohort
     before = log.first_round if remembers else 0
     if before > _MOST_BEFORE:
         raise InvalidInputError(
