@@ -28,7 +28,9 @@ def require_positive(field: str, value: float) -> None:
     """Raise InvalidInputError unless `value` is a finite number above 0."""
     require_number(field, value)
     if not (math.isfinite(value) and value > 0):
-        raise InvalidInputError(f"{field}: {value} is not a {_finite(value)}positive number")
+        raise InvalidInputError(
+            f"{field}: {value} is not a {_finite(value)}positive number; give one"
+        )
 
 
 def require_at_least(field: str, value: float, low: float) -> None:
@@ -36,7 +38,7 @@ def require_at_least(field: str, value: float, low: float) -> None:
     require_number(field, value)
     if not (math.isfinite(value) and value >= low):
         raise InvalidInputError(
-            f"{field}: {value} is not a {_finite(value)}number of at least {low:g}"
+            f"{field}: {value} is not a {_finite(value)}number of at least {low:g}; give one"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -11,8 +11,7 @@ from fedtide.algorithms._weighted_sum import SumT, WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.spec import spec
-from fedtide.validation import require_positive
+from fedtide.spec import Positive, spec
 
 Weights = Literal["mean", "all", "data", "given"]
 
@@ -21,9 +20,6 @@ class CohortAverage(WeightedSum[SumT]):
     """x ← x + η Σ_{n in S_t} q_n Δ_n, with q_n as `weights` says (see `FedAvg`)."""
 
     weights: Weights
-
-    def __post_init__(self) -> None:
-        require_positive("server_lr", self.server_lr)
 
     def require_samples(self, population: Population) -> None:
         """Raise InvalidInputError if the weighting needs samples and the clients hold none."""
@@ -88,7 +84,7 @@ class FedAvg(CohortAverage[WeightedSumState]):
     tensor([2.])
     """
 
-    server_lr: float = 1.0
+    server_lr: Annotated[float, Positive] = 1.0
     weights: Weights = "mean"
 
     def init(self, model: Tensor, population: Population) -> WeightedSumState:

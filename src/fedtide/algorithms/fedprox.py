@@ -11,7 +11,7 @@ from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import Instructions
 from fedtide.algorithms.fedavg import CohortAverage, Weights
 from fedtide.population import Population
-from fedtide.spec import AtLeast, spec
+from fedtide.spec import AtLeast, Positive, spec
 
 
 @spec
@@ -40,7 +40,7 @@ class FedProx(CohortAverage[WeightedSumState]):
     """
 
     mu: Annotated[float, AtLeast(0)]
-    server_lr: float = 1.0
+    server_lr: Annotated[float, Positive] = 1.0
     weights: Weights = "mean"
 
     def init(self, model: Tensor, population: Population) -> WeightedSumState:

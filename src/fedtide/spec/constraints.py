@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedtide.errors import InvalidInputError
+from fedtide.validation import require_at_least, require_positive
 
 
 class Constraint(ABC):
@@ -76,19 +76,12 @@ class AtLeast(Constraint):
     low: float
 
     def check_number(self, field: str, value: Any) -> None:
-        if not (math.isfinite(value) and value >= self.low):
-            raise InvalidInputError(
-                f"{field}: {value} is not a {_finite(value)}number of at least {self.low:g}; "
-                "give one"
-            )
+        require_at_least(field, value, self.low)
 
 
 class _Positive(Constraint):
     def check_number(self, field: str, value: Any) -> None:
-        if not (math.isfinite(value) and value > 0):
-            raise InvalidInputError(
-                f"{field}: {value} is not a {_finite(value)}positive number; give one"
-            )
+        require_positive(field, value)
 
 
 Positive = _Positive()
@@ -99,7 +92,3 @@ Unit = Within(0, 1, "[]", "give a probability")
 
 Share = Within(0, 1, "(]", "give a share")
 """A share: a number within (0, 1]."""
-
-
-def _finite(value: float) -> str:
-    return "" if math.isfinite(value) else "finite "
