@@ -8,7 +8,7 @@ import pytest
 import fedtide as ft
 from fedtide.examples import copy_example, find_example, list_examples
 from fedtide.import_paths import import_object
-from fedtide.simulation.experiment import read_yaml
+from fedtide.simulation.experiment_files import read_yaml
 from fedtide.sweep import Sweep
 
 EXPERIMENTS = [name for name in list_examples() if not name.startswith("flower")]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import fedtide.leaderboard.spec as spec
-from fedtide.simulation.experiment import read_yaml
+from fedtide.simulation.experiment_files import read_yaml
 
 FILE = Path(spec.__file__).with_name("leaderboard.yaml")
 

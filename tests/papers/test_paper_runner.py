@@ -23,7 +23,7 @@ from fedtide.papers.record import (
 )
 from fedtide.papers.shared_runs import group_identical
 from fedtide.papers.superseded import superseded
-from fedtide.sweep.grid import merge
+from fedtide.simulation.experiment_files import merge
 
 PLAIN = {
     "title": "two clients",

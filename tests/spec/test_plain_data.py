@@ -22,7 +22,8 @@ from fedtide.participation import (
 )
 from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
 from fedtide.problems.models.networks import CNN, MLP
-from fedtide.simulation.experiment import BUILDER, override
+from fedtide.simulation.experiment import BUILDER
+from fedtide.simulation.experiment_files import override
 from fedtide.spec import key
 from fedtide.sweep import Sweep
 from fedtide.training import PROJECTIONS, SCHEDULES

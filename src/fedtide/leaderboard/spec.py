@@ -20,7 +20,8 @@ from fedtide.import_paths import is_import_path
 from fedtide.leaderboard.problems import CLASSES, PROBLEM_TYPES, LeaderboardProblem
 from fedtide.participation import Availability, Schedule, Selection
 from fedtide.population import Population
-from fedtide.simulation.experiment import BUILDER, put, read_yaml
+from fedtide.simulation.experiment import BUILDER
+from fedtide.simulation.experiment_files import put, read_yaml
 from fedtide.spec import hash_code, hash_files
 from fedtide.validation import require_choice
 

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from fedtide.papers.paper_spec import PaperExperiment, parse_paper
-from fedtide.simulation.experiment import read_yaml
+from fedtide.simulation.experiment_files import read_yaml
 from fedtide.validation import require_choice
 
 _FOLDER = Path(__file__).parent

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fedtide.papers.paper_spec import LaptopScale, PaperExperiment, Scale
 from fedtide.simulation.experiment import HOW, Experiment
-from fedtide.sweep.grid import merge
+from fedtide.simulation.experiment_files import merge
 from fedtide.validation import require_choice
 
 _NO_CHANGES = LaptopScale(description="")

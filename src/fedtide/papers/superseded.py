@@ -10,7 +10,8 @@ from fedtide.errors import InvalidInputError
 from fedtide.papers.paper_spec import PaperExperiment, Scale
 from fedtide.papers.plan import PlannedRun, RunKey, plan, without_execution
 from fedtide.papers.record import Record
-from fedtide.simulation.experiment import Experiment, flatten
+from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.experiment_files import flatten
 
 
 def superseded(

@@ -22,7 +22,8 @@ from fedtide.errors import InvalidInputError, first_line
 from fedtide.metric_direction import lower_is_better
 from fedtide.participation.log.client_ids import number_clients
 from fedtide.population import Population
-from fedtide.simulation.experiment import BUILDER, HOW, Experiment, flatten, read_yaml
+from fedtide.simulation.experiment import BUILDER, HOW, Experiment
+from fedtide.simulation.experiment_files import flatten, read_yaml
 from fedtide.simulation.fingerprints import Fingerprints
 from fedtide.simulation.run_folder import RunFolder, UnreadableFileError, numbered, read_frame
 from fedtide.spec import canonical, fields, replace_opaque

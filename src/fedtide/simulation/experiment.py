@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from fedtide.algorithms import ALGORITHMS, Algorithm
 from fedtide.differential_privacy import MECHANISMS, Mechanism
-from fedtide.errors import InvalidInputError, first_line
+from fedtide.errors import InvalidInputError
 from fedtide.participation import (
     DROPOUTS,
     PROCESSES,
@@ -30,14 +30,13 @@ from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
 from fedtide.problems.datasets.catalogue import KNOWN
 from fedtide.problems.models.network_building import MODEL_TYPES
 from fedtide.problems.weighted_objective import Objective
+from fedtide.simulation.experiment_files import override, read_yaml
 from fedtide.spec import AtLeast, Builder, diff, fields, refuse_unknown_keys, spec
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
 from fedtide.training.devices import require_device
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
 from fedtide.training.trainers.select import TrainerName
-from fedtide.validation import expand_home
-from fedtide.yaml_text import YamlError, parse
 
 BUILDER = Builder(
     {
@@ -311,88 +310,6 @@ def _refuse_dataset(problem: Any) -> None:
             f"partition: ..., clients: ...}}, or in Python ft.problems.Classification({name!r}, "
             "partition, clients)"
         )
-
-
-def read_yaml(
-    path: str | Path, hint: str = "an experiment begins with `problem:`"
-) -> dict[str, Any]:
-    """Return the mapping in a YAML file; `hint` tells what belongs in such a file.
-
-    Raises:
-        InvalidInputError: no such file, not YAML, or not a mapping.
-    """
-    file = expand_home(path)
-    if file.is_dir():
-        raise InvalidInputError(f"{path}: is a folder; give the file in it")
-    try:
-        plain = parse(file.read_text(encoding="utf-8"))
-    except YamlError as error:
-        raise InvalidInputError(f"{path}: {error}; correct the file") from None
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(
-            f"{path}: not UTF-8 text ({first_line(error)}); save it as UTF-8"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise InvalidInputError(
-            f"{path}: cannot be read ({type(error).__name__}); check the path"
-        ) from None
-    if not isinstance(plain, dict):
-        raise InvalidInputError(f"{path}: not a mapping; {hint}")
-    return plain
-
-
-def override(plain: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return the plain data with `KEY=VALUE`s applied; keys are dotted, values are YAML.
-
-    >>> override({"algorithm": "fedau"}, ["algorithm.cutoff=20", "rounds=5"])
-    {'algorithm': {'type': 'fedau', 'cutoff': 20}, 'rounds': 5}
-    """
-    for text in overrides:
-        key, value = read_override(text)
-        put(plain, key.split("."), value)
-    return plain
-
-
-def read_override(text: str) -> tuple[str, Any]:
-    """Return the dotted key and the value of a `KEY=VALUE`; the value is YAML.
-
-    Raises:
-        InvalidInputError: not KEY=VALUE, or not YAML.
-    """
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise InvalidInputError(f"{text}: not KEY=VALUE; write for example rounds=50")
-    try:
-        return key, parse(value)
-    except YamlError:
-        raise InvalidInputError(f"{key}: the value {value!r:.60} is not YAML; quote it") from None
-
-
-def put(plain: dict[str, Any], keys: list[str], value: Any) -> None:
-    """Set plain[k_1]...[k_n] = value, creating mappings (a bare name becomes a `type`)."""
-    for key in keys[:-1]:
-        inner = plain.get(key)
-        if isinstance(inner, str):
-            inner = {"type": inner}
-        plain[key] = dict(inner) if isinstance(inner, dict) else {}
-        plain = plain[key]
-    plain[keys[-1]] = value
-
-
-def flatten(
-    plain: Mapping[str, Any], whole: Container[str] = (), path: str = ""
-) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and the value of every field; keys in `whole` are not flattened.
-
-    >>> dict(flatten({"local": {"lr": 0.1}, "seed": 3}))
-    {'local.lr': 0.1, 'seed': 3}
-    """
-    for key, value in plain.items():
-        name = f"{path}{key}"
-        if isinstance(value, Mapping) and name not in whole:
-            yield from flatten(value, whole, f"{name}.")
-        else:
-            yield name, value
 
 
 SWEEP_KEYS = ("seeds", "methods", "grid", "list", "strategy")

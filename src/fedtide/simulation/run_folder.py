@@ -27,7 +27,8 @@ from fedtide.atomic_io import (
 from fedtide.errors import InvalidInputError
 from fedtide.locking import LOCK_FILE, lock_folder
 from fedtide.simulation.early_end import Failure
-from fedtide.simulation.experiment import list_differences, read_yaml
+from fedtide.simulation.experiment import list_differences
+from fedtide.simulation.experiment_files import read_yaml
 from fedtide.simulation.fingerprints import Fingerprints, list_changes
 from fedtide.validation import expand_home
 

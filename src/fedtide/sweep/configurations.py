@@ -8,7 +8,8 @@ from typing import Any
 
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.experiment import Experiment
-from fedtide.sweep.grid import Point, merge, set_fields
+from fedtide.simulation.experiment_files import merge, set_fields
+from fedtide.sweep.grid import Point
 from fedtide.validation import require_folder_name, shorten_folder_name
 
 

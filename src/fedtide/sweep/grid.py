@@ -11,7 +11,6 @@ from itertools import product
 from typing import Any
 
 from fedtide.errors import InvalidInputError
-from fedtide.simulation.experiment import put
 from fedtide.spec import canonical
 from fedtide.validation import require_folder_name
 
@@ -34,33 +33,6 @@ class Point:
     changes: Mapping[str, Any]
     shown: Mapping[str, Any]
     source: str = "grid"
-
-
-def set_fields(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plain data with these values at these dotted fields.
-
-    >>> set_fields({"local": {"lr": 1}, "rounds": 5}, {"local.lr": 2})
-    {'local': {'lr': 2}, 'rounds': 5}
-    """
-    changed = dict(plain)
-    for field, value in changes.items():
-        put(changed, field.split("."), value)
-    return changed
-
-
-def merge(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plain data with changes merged in; a mapping with a `type` replaces the old one.
-
-    >>> merge({"local": {"lr": 1, "steps": 2}}, {"local": {"lr": 3}})
-    {'local': {'lr': 3, 'steps': 2}}
-    """
-    changed = dict(plain)
-    for key, value in changes.items():
-        old = changed.get(key)
-        if isinstance(old, dict) and isinstance(value, dict) and "type" not in value:
-            value = merge(old, value)
-        changed[key] = value
-    return changed
 
 
 def combine_points(grid: Any, listed: Any) -> list[tuple[Point, ...]]:

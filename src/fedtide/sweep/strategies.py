@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.simulation.experiment import flatten
+from fedtide.simulation.experiment_files import flatten
 from fedtide.spec import Builder, Positive, spec
 from fedtide.sweep.configurations import Configuration
 from fedtide.sweep.grid import Point

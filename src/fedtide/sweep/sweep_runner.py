@@ -17,7 +17,8 @@ from fedtide.errors import Interrupted, InvalidInputError, RunFailedError
 from fedtide.locking import LOCK_FILE, lock_folder
 from fedtide.simulation.cluster.ray_cluster import open_cluster
 from fedtide.simulation.early_end import Failure, Interruption
-from fedtide.simulation.experiment import BUILDER, read_yaml
+from fedtide.simulation.experiment import BUILDER
+from fedtide.simulation.experiment_files import read_yaml
 from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.run_folder import Resume, RunFolder, folder_errors
 from fedtide.simulation.run_progress import Progress

@@ -15,14 +15,12 @@ from fedtide.simulation.experiment import (
     REQUIRED,
     SWEEP_KEYS,
     Experiment,
-    override,
-    read_override,
-    read_yaml,
     refuse_unknown_fields,
 )
+from fedtide.simulation.experiment_files import merge, override, read_override, read_yaml
 from fedtide.spec import is_data, refuse_missing_keys
 from fedtide.sweep.configurations import Configuration, SweepRun
-from fedtide.sweep.grid import combine_points, merge, parse_methods
+from fedtide.sweep.grid import combine_points, parse_methods
 from fedtide.sweep.strategies import Found, TwoStage, build_strategy
 from fedtide.validation import expand_home, require_whole_number, shorten_folder_name
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedtide.errors import first_line
 from fedtide.simulation.callbacks import Callback, RunView
-from fedtide.simulation.experiment import read_yaml
+from fedtide.simulation.experiment_files import read_yaml
 from fedtide.simulation.run_folder import RunFolder
 from fedtide.spec import Opaque, replace_opaque
 

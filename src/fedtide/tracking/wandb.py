@@ -10,7 +10,7 @@ from typing import Any
 
 from fedtide.atomic_io import make_folder
 from fedtide.errors import MissingExtraError
-from fedtide.simulation.experiment import flatten
+from fedtide.simulation.experiment_files import flatten
 from fedtide.simulation.run_folder import RunFolder
 from fedtide.tracking.base import Row, TrackedRun, Tracker, finite_metrics, read_speed
 

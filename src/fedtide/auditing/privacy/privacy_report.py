@@ -13,7 +13,8 @@ from fedtide.auditing.privacy.sampling_laws import SAMPLING_LAWS, SamplingLaw
 from fedtide.auditing.privacy.spending import Spent, spent
 from fedtide.differential_privacy import MECHANISMS, Mechanism
 from fedtide.errors import InvalidInputError, did_you_mean, quantify
-from fedtide.simulation.experiment import SWEEP_KEYS, read_yaml
+from fedtide.simulation.experiment import SWEEP_KEYS
+from fedtide.simulation.experiment_files import read_yaml
 from fedtide.spec import Builder
 
 _BUILDER = Builder({Algorithm: ALGORITHMS, Mechanism: MECHANISMS, SamplingLaw: SAMPLING_LAWS})
