@@ -275,7 +275,8 @@ class CellPlan:
         """
         schedule = self.participation.schedule
         files = hash_files({"participation": schedule, "problem": self.task})
-        code = hash_code([schedule, self.task, self.tuning.algorithm])
+        algorithm, _ = self.tuning.build(self.participation, 1.0, self.tuning.tuned[1][0])
+        code = hash_code([schedule, self.task, algorithm])
         return _hash([files, code, type(self.task).__qualname__]) if files or code else None
 
 
