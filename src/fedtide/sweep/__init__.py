@@ -1,6 +1,6 @@
 """Sweeps: one experiment under several methods, values and seeds; resumable at any time."""
 
-from fedtide.sweep.configurations import SweepRun
+from fedtide.sweep.grid import SweepRun
 from fedtide.sweep.strategies import TwoStage
 from fedtide.sweep.sweep_runner import run_sweep
 from fedtide.sweep.sweep_spec import Sweep

@@ -1,4 +1,4 @@
-"""The points that a sweep varies: methods, lists and grids, each with a readable label."""
+"""The configurations of a sweep: methods, the points of lists and grids, and their runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from itertools import product
 from typing import Any
 
 from fedtide.errors import InvalidInputError
+from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.experiment_files import merge, set_fields
 from fedtide.spec import canonical
-from fedtide.validation import require_folder_name
+from fedtide.validation import require_folder_name, shorten_folder_name
 
 _FOLDER_NAME = re.compile(r"[\w+.=-]+")
 _MAX_LABEL_LENGTH = 60  # characters; the value of a longer label is replaced by its hash
@@ -67,9 +69,6 @@ def _parse_axis(field: Any, values: Any) -> list[Point]:
             f"grid.{field}: {values!r:.40} is not a list of values; write [0.1, 0.3]"
         )
     points = [_point(field, value) for value in values]
-    shown = [point.shown[field] for point in points]
-    if len({(isinstance(one, bool), one) for one in shown}) < len(points):  # False equals 0
-        raise InvalidInputError(f"grid.{field}: a value is repeated; give each once")
     _refuse_equal_folders(f"grid.{field}", [point.label for point in points])
     return points
 
@@ -81,8 +80,6 @@ def _parse_list(entries: Any) -> list[Point]:
     points = [_parse_entry(i, entry) for i, entry in enumerate(entries)]
     if any("name" in entry for entry in entries):
         points = [replace(point, shown={"name": point.label, **point.shown}) for point in points]
-    if len({point.label for point in points}) < len(points):
-        raise InvalidInputError("list: two entries are equal; change a value or give each a `name`")
     _refuse_equal_folders("list", [point.label for point in points])
     return points
 
@@ -151,7 +148,7 @@ def _refuse_equal_folders(where: str, names: Iterable[str]) -> None:
         if folder in known:
             raise InvalidInputError(
                 f"{where}: {known[folder]!r:.60} and {name!r:.60} would be one folder on some file "
-                "systems; rename one"
+                "systems; change or name one"
             )
         known[folder] = name
 
@@ -191,3 +188,94 @@ def parse_methods(methods: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
             if key in changes:
                 raise InvalidInputError(f"methods.{method}.{key}: set by {source}; remove it")
         yield method, changes
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One run of a sweep.
+
+    Args:
+        path: its folder below the sweep's; empty for a sweep of one run.
+        experiment: what it runs.
+        fields: the columns that identify it in the results: `method`, the swept fields, `seed`.
+    """
+
+    path: str
+    experiment: Experiment
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One method with one value of each swept field; shared by the runs of all seeds.
+
+    Args:
+        method: the method's name; empty if the file names no methods.
+        changes: the keys that the method changes.
+        points: its points from the list, the grid and the strategy.
+        base: the experiment as plain data, without its seed.
+    """
+
+    method: str
+    changes: Mapping[str, Any]
+    points: tuple[Point, ...]
+    base: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The configuration's folder; empty if nothing is varied."""
+        points = shorten_folder_name(",".join(point.label for point in self.points))
+        return "/".join(filter(None, (self.method, points)))
+
+    def with_point(self, point: Point) -> Configuration:
+        """Return the configuration with further fields set."""
+        return replace(self, points=(*self.points, point))
+
+    def resolve(self) -> dict[str, Any]:
+        """Return the experiment as plain data, with the method and all points applied.
+
+        A field such as `local.lr` is set after the entry that contains it, here `local`.
+        """
+        changes = [change for point in self.points for change in point.changes.items()]
+        ordered = sorted(changes, key=lambda change: change[0].count("."))
+        return set_fields(merge(self.base, self.changes), dict(ordered))
+
+    def to_method(self) -> dict[str, Any]:
+        """Return the top-level keys that define this configuration, as an entry of `methods`."""
+        resolved = self.resolve()
+        fields = [field for point in self.points for field in point.changes]
+        keys = dict.fromkeys([*self.changes, *(field.partition(".")[0] for field in fields)])
+        return {key: resolved[key] for key in keys}
+
+    def run(self, seed: Any, name: str) -> SweepRun:
+        """Return the run of one seed; `name` labels a configuration without a label.
+
+        Raises:
+            InvalidInputError: an invalid value; the message says which part of the file set it.
+        """
+        if not self.label:
+            require_folder_name("name", name)
+        label = self.label or name
+        plain = self.resolve() | {"seed": seed, "name": label.replace("/", " ")}
+        try:
+            experiment = Experiment.from_dict(plain)
+        except InvalidInputError as error:
+            raise self._locate(error) from None
+        fields = {"method": self.method} if self.method else {}
+        shown = {name: value for point in self.points for name, value in point.shown.items()}
+        return SweepRun(f"{label}/seed-{seed}", experiment, fields | shown | {"seed": seed})
+
+    def _locate(self, error: InvalidInputError) -> InvalidInputError:
+        """Return the error prefixed with the part of the file that set the field."""
+        named = str(error).partition(":")[0]
+        key = named.partition(".")[0]
+        for point in self.points:
+            for swept in point.changes:
+                if f"{named}.".startswith(f"{swept}.") or f"{swept}.".startswith(f"{named}."):
+                    found = error.prefixed(point.source)
+                    if key not in self.changes:
+                        return found
+                    return InvalidInputError(f"{found} (in methods.{self.method})")
+        if self.method and ({named, key} & self.changes.keys() or key not in self.base):
+            return error.prefixed(f"methods.{self.method}")
+        return error

@@ -11,8 +11,7 @@ import polars as pl
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.run_folder import RunFolder, UnreadableFileError
-from fedtide.sweep.configurations import SweepRun
-from fedtide.sweep.grid import shown_value
+from fedtide.sweep.grid import SweepRun, shown_value
 
 RESULTS_FILE = "results.parquet"
 """The file of the results, in the sweep's folder."""

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.simulation.experiment_files import flatten
 from fedtide.spec import Builder, Positive, spec
-from fedtide.sweep.configurations import Configuration
-from fedtide.sweep.grid import Point
+from fedtide.sweep.grid import Configuration, Point
 
 ScoreFunction = Callable[[Sequence[Configuration]], Sequence[float]]
 """Runs configurations with all seeds; returns the mean training loss of each (inf: failed)."""

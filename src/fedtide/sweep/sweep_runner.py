@@ -24,7 +24,7 @@ from fedtide.simulation.run_folder import Resume, RunFolder, folder_errors
 from fedtide.simulation.run_progress import Progress
 from fedtide.simulation.task_cache import count_alike
 from fedtide.spec import session
-from fedtide.sweep.configurations import Configuration, SweepRun
+from fedtide.sweep.grid import Configuration, SweepRun
 from fedtide.sweep.job import Job, OnFinished, Outcome, write_failure
 from fedtide.sweep.local_workers import run_in_processes, run_sequentially
 from fedtide.sweep.result_table import RESULTS_FILE, read_results

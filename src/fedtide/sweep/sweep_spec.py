@@ -19,8 +19,7 @@ from fedtide.simulation.experiment import (
 )
 from fedtide.simulation.experiment_files import merge, override, read_override, read_yaml
 from fedtide.spec import is_data, refuse_missing_keys
-from fedtide.sweep.configurations import Configuration, SweepRun
-from fedtide.sweep.grid import combine_points, parse_methods
+from fedtide.sweep.grid import Configuration, SweepRun, combine_points, parse_methods
 from fedtide.sweep.strategies import Found, TwoStage, build_strategy
 from fedtide.validation import expand_home, require_whole_number, shorten_folder_name
 
