@@ -229,30 +229,22 @@ def _hash_arrow(digest: _Digest, table: Any) -> None:
         digest.update(batch.take(pa.array(np.arange(batch.num_rows))).serialize())
 
 
-def _hash_pandas(digest: _Digest, frame: Any) -> None:
+def _hash_table(digest: _Digest, table: Any) -> None:
+    """Hash a table or column of pandas or Polars."""
     import pyarrow as pa
 
-    _hash_converted(digest, lambda: pa.Table.from_pandas(frame, preserve_index=False))
-
-
-def _hash_polars(digest: _Digest, frame: Any) -> None:
-    def to_arrow() -> Any:
-        if "Object" in map(str, frame.dtypes):  # Arrow stores them as addresses
-            raise TypeError("a column of Python objects")
-        return frame.to_arrow()
-
-    _hash_converted(digest, to_arrow)
-
-
-def _hash_converted(digest: _Digest, to_arrow: Callable[[], Any]) -> None:
+    frame = table.to_frame() if hasattr(table, "to_frame") else table
     try:
-        table = to_arrow()
+        if "Object" in map(str, frame.dtypes):  # of Polars: Arrow stores them as addresses
+            raise TypeError("a column of Python objects")
+        is_polars = hasattr(frame, "to_arrow")
+        arrow = frame.to_arrow() if is_polars else pa.Table.from_pandas(frame, preserve_index=False)
     except Exception as error:  # a column of mixed types
         raise InvalidInputError(
             f"out: a table has no fingerprint ({first_line(error, 120)}); give each column one "
             "type, or run without a folder"
         ) from None
-    _hash_arrow(digest, table)
+    _hash_arrow(digest, arrow)
 
 
 def _hash_hugging_face(digest: _Digest, data: Any) -> None:
@@ -276,10 +268,10 @@ _HASHERS: dict[str, Callable[[_Digest, Any], None]] = {
     "torch.Module": _hash_network,
     "torch.Dataset": _hash_samples,
     "pyarrow.Table": _hash_arrow,
-    "polars.DataFrame": _hash_polars,
-    "polars.Series": lambda digest, series: _hash_polars(digest, series.to_frame()),
-    "pandas.DataFrame": _hash_pandas,
-    "pandas.Series": lambda digest, series: _hash_pandas(digest, series.to_frame()),
+    "polars.DataFrame": _hash_table,
+    "polars.Series": _hash_table,
+    "pandas.DataFrame": _hash_table,
+    "pandas.Series": _hash_table,
     "datasets.Dataset": _hash_hugging_face,
 }
 """The function that hashes each type, by the library and the name of the class."""

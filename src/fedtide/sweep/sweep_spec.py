@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedtide.simulation.experiment import (
     refuse_unknown_fields,
 )
 from fedtide.simulation.experiment_files import merge, override, read_override, read_yaml
-from fedtide.spec import is_data, refuse_missing_keys
+from fedtide.spec import Kind, is_data, is_network, refuse_missing_keys, visit
 from fedtide.sweep.grid import Configuration, SweepRun, combine_points, parse_methods
 from fedtide.sweep.strategies import Found, TwoStage, build_strategy
 from fedtide.validation import expand_home, require_whole_number, shorten_folder_name
@@ -175,10 +175,8 @@ def _to_plain(key: str, value: Any) -> Any:
 
 
 def _holds_data(value: Any) -> bool:
-    """Return whether a value, or a field of it, is data given in memory."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return any(_holds_data(getattr(value, field.name)) for field in fields(value))
-    return is_data(value)
+    """Return whether a value, or a part of it, is data or a network given in memory."""
+    return any(kind is Kind.DATA or is_network(part) for _, kind, part in visit(value))
 
 
 def _read(path: Path, above: Sequence[Path]) -> dict[str, Any]:
