@@ -136,7 +136,8 @@ class Starts(a.FedAvg):
     """Clients 0 to 9 have the first of two models, all others the second."""
 
     def instruct(self, state, clients):
-        return a.Instructions((clients >= 10).to(state.model)[:, None] + state.model)
+        second = clients >= 10
+        return a.Instructions(second.to(state.model)[:, None] + state.model, starts=second.int())
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,8 @@ class Instructions:
         gradients: also report ∇F_n(x), over all of a client's samples and without correction.
         end_gradients: also report ∇F_n(y_n), the same gradient at the end of the local steps; not
             together with `gradients`.
+        starts: with one model for each client, a number for each of them, equal for clients with
+            the same model, in CPU memory, shape (S,); None: no two have the same.
     """
 
     model: Tensor
@@ -113,12 +115,14 @@ class Instructions:
     full_batch: bool = False
     gradients: bool = False
     end_gradients: bool = False
+    starts: Tensor | None = None
 
     def select(self, positions: Any) -> Instructions:
         """Return the instructions of the clients at these positions of the cohort."""
         model = self.model if self.model.ndim == 1 else self.model[positions]
         correction = None if self.correction is None else self.correction[positions]
-        return replace(self, model=model, correction=correction)
+        starts = None if self.starts is None else self.starts[positions]
+        return replace(self, model=model, correction=correction, starts=starts)
 
 
 @dataclass(frozen=True)

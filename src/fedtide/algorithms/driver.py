@@ -95,7 +95,8 @@ class RoundDriver(Generic[StateT]):
         """Yield the cohort in chunks of consecutive clients that start from the same model.
 
         A method that gives clients models of their own puts those with the same model next to each
-        other (`choose_cohort`): they train together.
+        other (`choose_cohort`) and says which these are (`Instructions.starts`): they train
+        together.
 
         Args:
             cohort: the clients that train.
@@ -107,7 +108,7 @@ class RoundDriver(Generic[StateT]):
             instructions = self.instruct(part.clients)
             ends = [len(part)]
             if instructions.model.ndim == 2:
-                ends = _ends_of_runs(instructions.model)
+                ends = _ends_of_runs(instructions.starts, len(part))
                 if len(ends) > 1 and first + len(part) < len(cohort):
                     ends.pop()  # these clients may have the same model as the next ones
             for begin, end in pairwise([0, *ends]):
@@ -196,18 +197,18 @@ def _require_shape(what: str, found: Tensor, like: Tensor) -> None:
         )
 
 
-def _ends_of_runs(models: Tensor) -> list[int]:
-    """Return where each run of equal rows ends, for rows (S, d).
+def _ends_of_runs(starts: Tensor | None, clients: int) -> list[int]:
+    """Return where each run of clients with equal numbers ends; None: all differ.
 
-    >>> import torch
-    >>> _ends_of_runs(torch.tensor([[1.0], [1.0], [2.0]]))
-    [2, 3]
+    >>> _ends_of_runs(torch.tensor([4, 4, 7]), 3), _ends_of_runs(None, 3)
+    ([2, 3], [1, 2, 3])
     """
-    changes = (models[1:] != models[:-1]).any(dim=1).nonzero().flatten() + 1
-    return [*changes.tolist(), len(models)]
+    if starts is None:
+        return [*range(1, clients + 1)]
+    return [*(starts.diff().nonzero().flatten() + 1).tolist(), clients]
 
 
 def _one_start(instructions: Instructions, rows: slice) -> Instructions:
     """Return the instructions of these clients, which start from the same model."""
     own = instructions.select(rows)
-    return own if own.model.ndim == 1 else replace(own, model=own.model[0])
+    return own if own.model.ndim == 1 else replace(own, model=own.model[0], starts=None)

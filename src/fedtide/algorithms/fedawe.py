@@ -139,7 +139,7 @@ class FedAWE(Algorithm[FedAWEState]):
 
     def instruct(self, state: FedAWEState, clients: Tensor) -> Instructions:
         """Return how to train: every client starts from its own model."""
-        return Instructions(state.local_models(clients))
+        return Instructions(state.local_models(clients), starts=state.last[clients])
 
     def absorb(self, state: FedAWEState, updates: ClientUpdates) -> FedAWEState:
         """Add the models that these clients report."""

@@ -118,7 +118,8 @@ class FedPBC(Algorithm[FedPBCState]):
 
     def instruct(self, state: FedPBCState, clients: Tensor) -> Instructions:
         """Return how to train: every client starts from its own model."""
-        return Instructions(state.start + state.local.read(clients))
+        starts = torch.where(state.mixed[clients] == state.round - 1, -1, clients)
+        return Instructions(state.start + state.local.read(clients), starts=starts)
 
     def absorb(self, state: FedPBCState, updates: ClientUpdates) -> FedPBCState:
         """Move the models of these clients, and add those of the clients that report."""
