@@ -2,9 +2,6 @@
 
 import os
 import re
-import time
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -144,27 +141,6 @@ def test_without_a_folder_that_can_be_written_compiling_goes_on(monkeypatch, tmp
     graph = _graph_capture.capture(lambda x: (x + x,), [torch.zeros(2)])
     compiled = _graph_capture.compile_graph(graph, [torch.zeros(2)])
     assert torch.equal(compiled(torch.ones(2))[0], torch.full((2,), 2.0))
-
-
-def test_the_same_graph_is_compiled_by_one_worker_at_a_time(graph, monkeypatch):
-    """The workers of a sweep that come later find it in the cache; other graphs do not wait."""
-    other = _graph_capture.capture(lambda x: (x * x,), [torch.zeros(2)])
-    active, most = Counter(), Counter()
-
-    def compile(given, *_):
-        name = given.code
-        active[name] += 1
-        most[name] = max(most[name], active[name])
-        most["all"] = max(most["all"], sum(active.values()))
-        time.sleep(0.1)
-        active[name] -= 1
-        return given
-
-    monkeypatch.setattr("torch._inductor.compile", compile)
-    with ThreadPoolExecutor(4) as pool:
-        for each in (graph, other, graph, other):
-            pool.submit(_graph_capture.compile_graph, each, [torch.zeros(2)])
-    assert most == {graph.code: 1, other.code: 1, "all": 2}
 
 
 def compiled_code(function, examples, folder, monkeypatch):

@@ -11,23 +11,18 @@ one warning: training is then slower, not different.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from torch import Tensor
 
-from fedtide.cache_folder import COMPILED, keep_compiled
+from fedtide.cache_folder import keep_compiled
 from fedtide.errors import first_line
 from fedtide.training.devices import is_cpu
 from fedtide.training.trainers._in_place import add_in_place
@@ -35,8 +30,6 @@ from fedtide.training.trainers._memory_formats import align_images
 
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 Operations = Mapping[Any, Callable[..., Any]]
-
-_marks_pointers: ContextVar[bool] = ContextVar("marks_pointers", default=False)
 
 _DROPPING = ("attention", "rnn", "lstm", "gru", "rrelu")
 """Operations that draw random numbers only with positive dropout; the check of a model refuses
@@ -173,25 +166,12 @@ def compile_graph(graph: TensorFunction, examples: list[Tensor]) -> TensorFuncti
         inductor: Any = torch._inductor
         # PyTorch's own warnings would end it where warnings are errors
         ignored = warnings.catch_warnings(action="ignore")
-        with ignored, _compiling(graph, examples), _unaliased_pointers():
+        with ignored, _unaliased_pointers():
             compiled: TensorFunction = inductor.compile(graph, [*examples], options)
     except Exception as error:
         _warn(f"local steps are not compiled: {first_line(error)}")
         return graph
     return compiled
-
-
-@contextmanager
-def _compiling(graph: Any, examples: list[Tensor]) -> Iterator[None]:
-    """Let one process compile a graph; all others, even later ones, find it in the cache."""
-    shapes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in examples]
-    identity = f"{graph.code} {shapes} {torch.get_num_threads()}"
-    name = hashlib.sha256(identity.encode()).hexdigest()[:32]
-    with ExitStack() as held:
-        if COMPILED in os.environ:
-            with suppress(OSError, NotImplementedError):  # a file system without locks
-                held.enter_context(FileLock(Path(os.environ[COMPILED], f"{name}.lock")))
-        yield
 
 
 @contextmanager
@@ -202,32 +182,27 @@ def _unaliased_pointers() -> Iterator[None]:
     gradient; otherwise any number that the loop writes could be one of them. TorchInductor does not
     declare this. If its interface has changed, kernels are compiled as it generates them.
     """
-    with suppress(ImportError, AttributeError):
-        _extend_kernel_arguments()
-    token = _marks_pointers.set(True)
     try:
+        from torch._inductor.codegen.common import KernelArgs
+
+        arguments: Any = KernelArgs
+        original = arguments.cpp_argdefs
+    except (ImportError, AttributeError):
         yield
-    finally:
-        _marks_pointers.reset(token)
-
-
-@cache
-def _extend_kernel_arguments() -> None:
-    """Patch TorchInductor to mark pointers without aliases, in threads that ask for it."""
-    from torch._inductor.codegen.common import KernelArgs
-
-    arguments: Any = KernelArgs
-    original = arguments.cpp_argdefs
+        return
 
     def cpp_argdefs(self: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(self, *args, **kwargs)
-        if _marks_pointers.get():
-            with suppress(Exception):
-                definitions, names, *types = found
-                return _mark_unaliased(self, definitions, names), names, *types
+        with suppress(Exception):
+            definitions, names, *types = found
+            return _mark_unaliased(self, definitions, names), names, *types
         return found
 
     arguments.cpp_argdefs = cpp_argdefs
+    try:
+        yield
+    finally:
+        arguments.cpp_argdefs = original
 
 
 def _mark_unaliased(kernel: Any, definitions: list[str], names: list[str]) -> list[str]:
