@@ -19,13 +19,13 @@ from fedtide.spec.constraints import (
     Unit,
     Within,
 )
-from fedtide.spec.content import describe, fingerprint, hash_file, is_data, is_network
+from fedtide.spec.content import fingerprint, hash_file, is_data, is_network
 from fedtide.spec.fields import Field, equal, field_meanings, fields, spec
-from fedtide.spec.identity import is_changeable, key
-from fedtide.spec.memo import PROCESS, Session, session
+from fedtide.spec.identity import PROCESS, Session, is_changeable, key, session
 from fedtide.spec.plain import (
     Opaque,
     canonical,
+    describe,
     diff,
     replace_opaque,
     tell_apart,

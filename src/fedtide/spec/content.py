@@ -20,7 +20,6 @@ import numpy as np
 
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.import_paths import code_name
-from fedtide.spec.memo import Session
 
 _BATCH = 10_000  # rows of a data set that are hashed together
 _PLAIN = (type(None), str, bytes, int, float, complex, np.generic, Path, Decimal)
@@ -37,18 +36,18 @@ def is_data(thing: Any) -> bool:
     >>> is_data(np.zeros(3)), is_data({"x": np.zeros(3), "y": [0, 1, 1]}), is_data([0, 1, 1])
     (True, True, False)
     """
-    return _data_type(thing) is not None
+    return data_type(thing) is not None
 
 
 def is_network(thing: Any) -> bool:
     """Return whether this is a `torch.nn.Module`."""
-    return _data_type(thing) == "torch.Module"
+    return data_type(thing) == "torch.Module"
 
 
 def is_table(thing: Mapping[Any, Any]) -> bool:
     """Return whether a mapping holds columns of equal length, one of them an array."""
     columns = list(thing.values())
-    if not any(_data_type(column) for column in columns):
+    if not any(data_type(column) for column in columns):
         return False
     try:
         return len({len(column) for column in columns}) == 1
@@ -70,29 +69,6 @@ def fingerprint(thing: Any) -> str:
     return digest.hexdigest()
 
 
-def fingerprint_once(thing: Any) -> str:
-    """Return the fingerprint of an object, which is hashed only once in a session."""
-    return Session.current().hash_once(thing, fingerprint)
-
-
-def describe(thing: Any) -> dict[str, Any]:
-    """Return the description of data or a network given in memory for an experiment file.
-
-    >>> describe({"x": np.zeros(3), "y": [0, 1, 1]})["in_memory"]
-    'dict'
-    """
-    name = _data_type(thing)
-    about: dict[str, Any]
-    if name == "torch.Module":
-        about = {"in_memory": code_name(type(thing)), "structure": str(thing)}
-    elif name in ("numpy.ndarray", "torch.Tensor"):
-        about = {"in_memory": type(thing).__name__}
-    else:
-        rows = _count_rows(next(iter(thing.values())) if name == "dict" else thing)
-        about = {"in_memory": name, "rows": rows}
-    return about | {"sha256": fingerprint_once(thing)}
-
-
 def hash_file(path: str | Path) -> str:
     """Return the SHA-256 of a file, which is read once per process unless it changes."""
     status = Path(path).stat()
@@ -106,7 +82,7 @@ def _hash_version(path: Path, size: int, time: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _data_type(thing: Any) -> str | None:
+def data_type(thing: Any) -> str | None:
     """Return the key of `_HASHERS` for this object if it is data."""
     if isinstance(thing, Mapping):
         return "dict" if is_table(thing) else None
@@ -120,7 +96,8 @@ def _class_key(cls: type[object]) -> str | None:
     return next((name for name in names if name in _HASHERS), None)
 
 
-def _count_rows(thing: Any) -> int:
+def count_rows(thing: Any) -> int:
+    """Return the number of rows of a table or data set."""
     try:
         return len(thing)
     except TypeError:
@@ -131,7 +108,7 @@ def _count_rows(thing: Any) -> int:
 
 def _update(digest: _Digest, value: Any) -> None:
     """Add a value to the digest, with its type and size."""
-    name = _data_type(value)
+    name = data_type(value)
     digest.update(f"<{name or type(value).__name__}>".encode())
     if name is not None:
         _HASHERS[name](digest, value)
@@ -257,7 +234,7 @@ def _hash_samples(digest: _Digest, data: Any) -> None:
     if type(data).__module__.startswith("torch.") and hasattr(data, "tensors"):
         _update(digest, list(data.tensors))  # a class derived from it may return anything
         return
-    for i in range(_count_rows(data)):
+    for i in range(count_rows(data)):
         _update(digest, data[i])
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedtide.errors import InvalidInputError
-from fedtide.import_paths import import_path_of
+from fedtide.import_paths import code_name, import_path_of
 from fedtide.spec.annotations import is_flat
-from fedtide.spec.content import describe, fingerprint, is_network
+from fedtide.spec.content import count_rows, data_type, fingerprint, is_network
 from fedtide.spec.fields import Field
+from fedtide.spec.identity import fingerprint_once
 from fedtide.spec.visit import ANYTHING, Kind, children, is_tensor, kind_of
 
 _LISTED = 10_000
@@ -123,6 +124,24 @@ def _to_plain(
     if isinstance(thing, np.ndarray | np.generic) or is_tensor(thing):
         return describe(thing) if opaque and np.size(thing) > _LISTED else thing.tolist()
     return thing
+
+
+def describe(thing: Any) -> dict[str, Any]:
+    """Return the description of data or a network given in memory for an experiment file.
+
+    >>> describe({"x": np.zeros(3), "y": [0, 1, 1]})["in_memory"]
+    'dict'
+    """
+    name = data_type(thing)
+    about: dict[str, Any]
+    if name == "torch.Module":
+        about = {"in_memory": code_name(type(thing)), "structure": str(thing)}
+    elif name in ("numpy.ndarray", "torch.Tensor"):
+        about = {"in_memory": type(thing).__name__}
+    else:
+        rows = count_rows(next(iter(thing.values())) if name == "dict" else thing)
+        about = {"in_memory": name, "rows": rows}
+    return about | {"sha256": fingerprint_once(thing)}
 
 
 def replace_opaque(plain: Any, change: Callable[[Opaque], Any]) -> Any:
