@@ -10,6 +10,7 @@ import torch
 
 from fedtide import algorithms as a
 from fedtide.errors import InvalidInputError
+from fedtide.flower import ClientSideMemory
 from fedtide.population import Population
 
 from .driver import Quadratics, drive
@@ -54,7 +55,7 @@ PARAMETERS = [
     (lambda: a.WaitForAll(period=1, batch="all"), "batch: unknown 'all'"),
     (lambda: a.Switch(first=a.FedAvg(), second=a.MIFA(), at=-1), "at: -1 is not"),
     (
-        lambda: a.Switch(first=a.FedAvg(), second=a.ClientSideMemory(a.MIFA()), at=1),
+        lambda: a.Switch(first=a.FedAvg(), second=ClientSideMemory(a.MIFA()), at=1),
         "second: clients cannot change the form",
     ),
     (
@@ -97,7 +98,7 @@ def test_parameters(make, complaint):
         a.WaitForAll(period=2, mode="gradient"),
         a.FOCUS(),
         a.CentralSGD(),
-        a.ClientSideMemory(a.MIFA()),
+        ClientSideMemory(a.MIFA()),
         a.FedAdam(inner=a.Scaffold()),
         a.Switch(first=a.FedAvg(), second=a.Scaffold(), at=1),
     ],
@@ -220,25 +221,25 @@ def test_methods_that_recover_gradients_require_plain_sgd():
 
 
 def test_methods_that_remember_latest_updates_accept_stale_ones():
-    memory = [a.MIFA(), a.FedLaAvg(), a.FedVARP(), a.ClientSideMemory(a.MIFA())]
+    memory = [a.MIFA(), a.FedLaAvg(), a.FedVARP(), ClientSideMemory(a.MIFA())]
     memory += [a.Amplified(period=5, factor=2.0, inner=a.MIFA())]
     memory += [a.Switch(first=a.MIFA(), second=a.FedVARP(), at=3)]
-    others = [a.FedAU(), a.Scaffold(), a.ClientSideMemory(a.FedAU()), a.FedAdam()]
+    others = [a.FedAU(), a.Scaffold(), ClientSideMemory(a.FedAU()), a.FedAdam()]
     others += [a.Switch(first=a.FedAvg(), second=a.MIFA(), at=3)]
     assert all(method.traits.accepts_stale_updates for method in memory)
     assert not any(method.traits.accepts_stale_updates for method in others)
 
 
 def test_methods_that_divide_by_the_local_learning_rate_say_so():
-    users = [a.FedLaAvg(), a.Scaffold(), a.ClientSideMemory(a.FedLaAvg())]
+    users = [a.FedLaAvg(), a.Scaffold(), ClientSideMemory(a.FedLaAvg())]
     users += [a.Averaged(a.FedLaAvg()), a.Switch(first=a.FedAvg(), second=a.FedLaAvg(), at=1)]
-    others = [a.FedAvg(), a.MIFA(), a.Scaffold(option=1), a.ClientSideMemory(a.FedAU())]
+    others = [a.FedAvg(), a.MIFA(), a.Scaffold(option=1), ClientSideMemory(a.FedAU())]
     assert all(method.traits.uses_local_lr for method in users)
     assert not any(method.traits.uses_local_lr for method in others)
 
 
 def test_only_client_side_memory_changes_the_form_of_updates():
-    method = a.Amplified(period=5, factor=2.0, inner=a.ClientSideMemory(a.FedAU(cutoff=7)))
+    method = a.Amplified(period=5, factor=2.0, inner=ClientSideMemory(a.FedAU(cutoff=7)))
     assert method.traits.client_form == "fedau-7"
     plain = a.FedAU(), a.Averaged(a.MIFA())
     assert {method.traits.client_form for method in plain} == {""}

@@ -13,6 +13,7 @@ from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.differential_privacy import Gaussian
 from fedtide.differential_privacy.private_sum import make_private
 from fedtide.errors import InvalidInputError
+from fedtide.flower import ClientSideMemory
 from fedtide.flower.server.state_changes import add_clients, with_further_clients
 from fedtide.population import Population
 
@@ -273,7 +274,7 @@ def test_what_has_no_row_for_each_client_is_left_to_the_method():
         make_private(
             a.FedAU(cutoff=5), Gaussian(clip=1.0, noise_multiplier=1.0, delta=1e-3), seed=0
         ),
-        a.ClientSideMemory(a.FedAU(cutoff=5)),
+        ClientSideMemory(a.FedAU(cutoff=5)),
     ],
     ids=repr,
 )

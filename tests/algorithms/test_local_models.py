@@ -8,7 +8,8 @@ import torch
 
 import fedtide as ft
 from fedtide import algorithms as a
-from fedtide.algorithms import ClientSideMemory, ClientUpdates, Cohort, RoundDriver
+from fedtide.algorithms import ClientUpdates, Cohort, RoundDriver
+from fedtide.flower import ClientSideMemory
 from fedtide.population import Population
 
 from . import references as ref

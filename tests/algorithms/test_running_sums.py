@@ -6,6 +6,7 @@ import torch
 
 from fedtide import algorithms as a
 from fedtide.algorithms import ClientUpdates, RoundDriver
+from fedtide.flower import ClientSideMemory
 from fedtide.population import Population
 
 N = 5
@@ -84,7 +85,7 @@ def test_in_single_precision_late_iterates_still_count_in_the_mean(method, weigh
 @pytest.mark.parametrize("method", [a.MIFA(), a.FedLaAvg()], ids=["mifa", "fedlaavg"])
 def test_many_small_differences_add_up_to_the_sum_over_all_clients(method):
     """Sent by clients whose memories sum to 10,000, where numbers in float32 are 1e-3 apart."""
-    driver = RoundDriver(a.ClientSideMemory(method), torch.zeros(1), Population(N))
+    driver = RoundDriver(ClientSideMemory(method), torch.zeros(1), Population(N))
     ones = torch.ones(N)
     for t in range(1000):
         rows = torch.full((N, 1), 2000.0 if t == 0 else 1e-4)

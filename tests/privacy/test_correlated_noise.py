@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedtide.algorithms import FedAvg
-from fedtide.differential_privacy import private_sum
+from fedtide.differential_privacy import noise_source, private_sum
 from fedtide.privacy import MatrixFactorisation
 
 from .rounds import drive
@@ -57,7 +57,7 @@ def test_the_noise_in_the_model_has_the_variance_of_jax_privacy(
     monkeypatch.setattr(
         private_sum, "standard_normals", lambda size, t, _: torch.eye(size).double()[t]
     )
-    monkeypatch.setattr(private_sum, "_GRID_BITS", 45)  # as good as without rounding
+    monkeypatch.setattr(noise_source, "_GRID_BITS", 45)  # as good as without rounding
     mechanism = MatrixFactorisation(1.0, 1.0, 1e-5, min_separation=bands)
     nobody = np.zeros((n, 1), dtype=bool)
     _, moved = drive(FedAvg(weights="all"), mechanism, nobody, lambda t, ids: np.zeros((0, n)), n)

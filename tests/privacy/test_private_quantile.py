@@ -10,7 +10,7 @@ import torch
 from tests.algorithms.references import algorithm_2
 
 from fedtide.algorithms import ClientUpdates, Clipped, Cohort, FedAU, FedAvg, RoundDriver
-from fedtide.differential_privacy import private_sum
+from fedtide.differential_privacy import noise_source
 from fedtide.differential_privacy.noise_source import standard_normals
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
@@ -140,7 +140,7 @@ def test_every_pattern_changes_norm_and_sum_by_what_is_accounted(cutoff, rounds,
     In deviations of their noise, the changes of sum and count have the squares u² / z² together:
     what is accounted, reached by an update that is too long, and exceeded by none.
     """
-    monkeypatch.setattr(private_sum, "_GRID_BITS", 45)  # as good as without rounding
+    monkeypatch.setattr(noise_source, "_GRID_BITS", 45)  # as good as without rounding
     patterns = all_patterns(rounds)[1:]
     clients = len(patterns)
     mechanism = Gaussian(0.5, 1.2, 1e-5, quantile=0.4, count_noise=2.0)

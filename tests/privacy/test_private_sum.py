@@ -22,9 +22,10 @@ from fedtide.algorithms import (
     WeightedSum,
     WeightedSumState,
 )
-from fedtide.differential_privacy import is_finished
+from fedtide.differential_privacy import shut_out
 from fedtide.differential_privacy.noise_source import standard_normals
 from fedtide.errors import InvalidInputError
+from fedtide.flower import ClientSideMemory
 from fedtide.population import Population
 from fedtide.privacy import (
     Gaussian,
@@ -42,6 +43,11 @@ AVERAGE = FedAvg(weights="all")
 
 def zeros(d):
     return lambda t, ids: np.zeros((len(ids), d))
+
+
+def is_finished(driver, clients):
+    """Whether none of the clients may ever take part again."""
+    return len(shut_out(driver.algorithm, driver.state)) == clients
 
 
 def test_updates_are_clipped_before_they_are_weighted():
@@ -145,7 +151,7 @@ def test_clients_rest_and_stop_as_the_mechanism_asks():
     # Nobody may ever take part again: there is nothing to hide, and the model stays.
     assert (moved[:5] != 0).all()
     assert (moved[5:] == 0).all()
-    assert is_finished(driver.algorithm, driver.state)
+    assert is_finished(driver, 2)
 
 
 @pytest.mark.parametrize("algorithm", [AVERAGE, FedAU(cutoff=4)])
@@ -181,7 +187,7 @@ def test_a_budget_below_one_update_is_refused():
         A.TrimmedMean(inner=FedAU()),
         A.Median(inner=FedAU()),
         Clipped(bound=1.0, quantile=0.5, inner=FedAU()),
-        A.ClientSideMemory(FedAU()),
+        ClientSideMemory(FedAU()),
         A.CentralSGD(),
         Amplified(period=2, factor=1.5, inner=A.MIFA()),
     ],
@@ -379,7 +385,7 @@ def test_training_ends_when_the_weights_of_all_clients_are_too_large_for_their_b
     for t, row in enumerate(present):
         asked = Cohort.uniform(torch.from_numpy(np.flatnonzero(row)))
         everyone = driver.choose_cohort(Cohort.uniform(torch.arange(5)))
-        finished = is_finished(driver.algorithm, driver.state)
+        finished = is_finished(driver, 5)
         assert not (finished and len(everyone)), t
         if finished and ended is None:
             ended, model = t, driver.state.model.clone()
@@ -435,7 +441,7 @@ def test_a_method_of_ones_own_says_which_weights_are_still_possible():
     mechanism = Gaussian(1.0, 1.0, 1e-5, budget=epsilon_of_loss(1.2, 1e-5))
     driver, moved = drive(Heavy(weights="all"), mechanism, np.ones((25, 3), bool), zeros(2), 2)
     assert driver.state.rounds.tolist() == [19, 4, 1]
-    assert is_finished(driver.algorithm, driver.state)
+    assert is_finished(driver, 3)
     assert (moved[:19] != 0).all()
     assert (moved[19:] == 0).all()
 

@@ -17,6 +17,7 @@ import fedtide as ft
 from fedtide import algorithms as a
 from fedtide import participation as p
 from fedtide import problems
+from fedtide.flower import ClientSideMemory
 from fedtide.participation import DROPOUTS, PROCESSES, RATES, SELECTIONS
 from fedtide.problems import PARTITIONS, PROBLEMS
 from fedtide.problems.models import MODEL_TYPES, Imported
@@ -39,7 +40,7 @@ TABLES = (
     MODEL_TYPES,
 )
 CLASSES = [cls for table in TABLES for cls in table.values()]
-CLASSES += [ft.LocalTraining, Evaluate, Checkpoints, TwoStage, a.ClientSideMemory, FlwrInstance]
+CLASSES += [ft.LocalTraining, Evaluate, Checkpoints, TwoStage, ClientSideMemory, FlwrInstance]
 
 QUADRATIC = problems.Quadratic([[[1.0]]], [[0.0]])
 RUN = {"problem": QUADRATIC, "participation": "full", "algorithm": "fedavg", "rounds": 1}
@@ -54,7 +55,7 @@ VALID = {
     a.Switch: {"first": a.FedAvg(), "second": a.FedAU(), "at": 5},
     a.Averaged: {"inner": a.FedAvg()},
     a.Clipped: {"bound": 1.0, "quantile": 0.5},
-    a.ClientSideMemory: {"method": a.MIFA()},
+    ClientSideMemory: {"method": a.MIFA()},
     p.Table: {"weights": [[0.5, 0.5]]},
     p.Bernoulli: {"rates": 0.5},
     p.Markov: {"rates": 0.5},

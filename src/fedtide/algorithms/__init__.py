@@ -21,7 +21,6 @@ from fedtide.algorithms.base import (
     Traits,
 )
 from fedtide.algorithms.central_sgd import CentralSGD
-from fedtide.algorithms.client_side_memory import ClientSideMemory
 from fedtide.algorithms.clipped import Clipped
 from fedtide.algorithms.driver import RoundDriver
 from fedtide.algorithms.f3ast import F3AST
@@ -91,7 +90,6 @@ __all__ = [
     "Averaged",
     "CentralSGD",
     "ClientMemory",
-    "ClientSideMemory",
     "ClientUpdates",
     "Clipped",
     "Cohort",

@@ -256,7 +256,8 @@ class Traits:
             sends or asks for. The data of a centralised method do not count.
         amplification: the steps that amplify the change of a period and may make a run diverge.
         simulation_only: what it needs of its clients that a deployment does not offer; "": nothing.
-        client_form: the form in which clients send updates (see `ClientSideMemory`); "": Δ_n.
+        client_form: the form in which clients send updates, "": Δ_n itself (see
+            `fedtide.flower.ClientSideMemory`).
     """
 
     centralised: bool = False

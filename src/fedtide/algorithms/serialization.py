@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -23,7 +23,7 @@ class TensorConvertible(Protocol):
         """Return this part with the stored tensors."""
 
 
-def list_fields(state: Any, prefix: str = "") -> set[str]:
+def list_fields(state: Any) -> set[str]:
     """Return the dotted paths of everything stored of `state`; fields that are None are not.
 
     Raises:
@@ -33,19 +33,22 @@ def list_fields(state: Any, prefix: str = "") -> set[str]:
     >>> sorted(list_fields(State(torch.zeros(2), 7)))
     ['model', 'round']
     """
-    found: set[str] = set()
+    return {path for path, _ in _walk(state)}
+
+
+def _walk(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted path and the value of everything stored of a state."""
     for field in fields(state):
         value, path = getattr(state, field.name), prefix + field.name
         if is_dataclass(value) and not isinstance(value, TensorConvertible):
-            found |= list_fields(value, path + ".")
+            yield from _walk(value, path + ".")
         elif isinstance(value, TensorConvertible | Tensor | bool | int | float):
-            found.add(path)
+            yield path, value
         elif value is not None:
             raise InvalidInputError(
                 f"algorithm: its state holds {path}, a {type(value).__name__}, which cannot be "
                 "stored; let states hold only tensors, Python numbers and nested states"
             )
-    return found
 
 
 def require_same_fields(before: set[str], now: set[str]) -> None:
@@ -75,31 +78,21 @@ def to_tensors(state: Any) -> dict[str, Tensor]:
     >>> to_tensors(State(torch.zeros(2), 7))
     {'model': tensor([0., 0.]), 'round': tensor(7)}
     """
-    list_fields(state)
-    stored, storages = _collect(state, ""), set()
+    stored: dict[str, Tensor] = {}
+    for path, value in _walk(state):
+        if isinstance(value, TensorConvertible):
+            stored |= {f"{path}.{name}": tensor for name, tensor in value.to_tensors().items()}
+        elif isinstance(value, Tensor):
+            stored[path] = value.contiguous()  # a file cannot hold a view of a single number
+        else:
+            dtype = torch.float64 if isinstance(value, float) else torch.int64
+            stored[path] = torch.tensor(value, dtype=dtype)
+    storages = set()
     for path, tensor in stored.items():
         storage = tensor.device, tensor.untyped_storage().data_ptr()
         if storage in storages:
             stored[path] = tensor.clone()
         storages.add(storage)
-    return stored
-
-
-def _collect(state: Any, prefix: str) -> dict[str, Tensor]:
-    """Return what `to_tensors` does, but some tensors may share memory."""
-    stored: dict[str, Tensor] = {}
-    for field in fields(state):
-        value, path = getattr(state, field.name), prefix + field.name
-        if isinstance(value, TensorConvertible):
-            stored |= {f"{path}.{name}": tensor for name, tensor in value.to_tensors().items()}
-        elif is_dataclass(value):
-            stored |= _collect(value, path + ".")
-        elif isinstance(value, Tensor):
-            stored[path] = value.contiguous()  # a file cannot hold a view of a single number
-        elif isinstance(value, bool | int):
-            stored[path] = torch.tensor(int(value), dtype=torch.int64)
-        elif isinstance(value, float):
-            stored[path] = torch.tensor(value, dtype=torch.float64)
     return stored
 
 

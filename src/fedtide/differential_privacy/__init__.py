@@ -10,7 +10,6 @@ from fedtide.differential_privacy.mechanisms import (
 from fedtide.differential_privacy.private_sum import (
     PrivateSum,
     PrivateSumState,
-    is_finished,
     make_private,
     shut_out,
 )
@@ -23,7 +22,6 @@ __all__ = [
     "PrivateSum",
     "PrivateSumState",
     "epsilon_of_loss",
-    "is_finished",
     "loss_of_epsilon",
     "make_private",
     "shut_out",

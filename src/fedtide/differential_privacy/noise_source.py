@@ -1,7 +1,8 @@
-"""Standard normal numbers: reproducible ones for simulations, secret ones for deployments."""
+"""Noise: reproducible for simulations, secret for deployments; and how it is added to a sum."""
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
@@ -9,9 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedtide.device_copies import to_device_of
 from fedtide.randomness import generator
 
 _AVERAGED = 4
+_GRID_BITS = 20  # the noise has a standard deviation of at least 2^20 grid spacings
 
 
 def standard_normals(size: int, t: int, seed: int | None) -> Tensor:
@@ -43,3 +46,25 @@ def _secret_normals(size: int) -> NDArray[np.float64]:
         radius, angle = np.sqrt(-2 * np.log(uniforms[:half])), 2 * np.pi * uniforms[half:]
         total += np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
     return np.asarray(total[:size] / np.sqrt(_AVERAGED))
+
+
+def add_noise(direction: Tensor, deviation: float, row: Tensor) -> Tensor:
+    """Return a sum with noise, rounded to a grid that is far finer than the noise.
+
+    If noise of the direction's dtype were simply added, results would be multiples of the spacing
+    of such numbers, so the last digits of a small sum could rule out that an update is in it
+    (Mironov, "On Significance of the Least Significant Bits for Differential Privacy", 2012). So
+    both are added in float64 and rounded to multiples of one power of two, which does not depend on
+    the updates. Later operations on the sum, such as the conversion to the model's dtype, reveal
+    nothing more.
+
+    Args:
+        direction: without noise, shape (d,).
+        deviation: the standard deviation of the noise; 0: without noise.
+        row: its standard normal numbers, float64, shape (d,).
+    """
+    if not deviation:
+        return direction
+    grid = 2.0 ** (math.floor(math.log2(deviation)) - _GRID_BITS)
+    exact = (deviation * to_device_of(row, direction)).add_(direction)
+    return exact.div_(grid).round_().mul_(grid).to(direction)

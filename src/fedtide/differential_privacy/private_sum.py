@@ -11,24 +11,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fedtide.algorithms import (
-    Algorithm,
-    ClientUpdates,
-    Clipped,
-    Cohort,
-    RoundInfo,
-)
+from fedtide.algorithms import Algorithm, ClientUpdates, Clipped, Cohort, RoundInfo
 from fedtide.algorithms._weighted_sum import SumT, WeightedSum, WeightedSumState
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
-from fedtide.device_copies import to_device_of
 from fedtide.differential_privacy.mechanisms import Mechanism, require_mechanism
-from fedtide.differential_privacy.noise_source import standard_normals
+from fedtide.differential_privacy.noise_source import add_noise, standard_normals
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.population import Population
 
 _NEVER = -(2**31)
 _LEAST, _MOST = math.log(sys.float_info.min), math.log(sys.float_info.max)
-_GRID_BITS = 20  # the noise has a standard deviation of at least 2^20 grid spacings
 _BELOW, _ROUNDED = 1 - 2e-6, 1 + 1e-6
 """Clipped norms stay below the bound by more than the rounding of weights and norms in float32."""
 
@@ -60,11 +52,13 @@ def make_private(
     name = type(algorithm).__name__
     only_sums = isinstance(algorithm, WeightedSum) and algorithm.traits.averages_updates
     if not only_sums or algorithm.traits.centralised:
+        hint = "; the mechanism itself clips, with clip and quantile: leave clipped out"
         raise InvalidInputError(
             f"algorithm: {name} uses more of its clients' updates than one weighted sum in each "
             "round (memory, order, norms or control variates), which noise on that sum does not "
             "hide; give fedau, known-rates, or fedavg with weights 'all', alone or within "
-            "amplified, averaged, fedadam, fedyogi or fedavgm" + _clipping_hint(algorithm)
+            "amplified, averaged, fedadam, fedyogi or fedavgm"
+            + (hint if isinstance(algorithm, Clipped) else "")
         )
     return PrivateSum(mechanism, cast("WeightedSum[Any]", algorithm), seed)
 
@@ -89,62 +83,17 @@ def _require_inherited(algorithm: Algorithm[Any], base: type, functions: Sequenc
 
 def shut_out(algorithm: Algorithm[Any], state: Any) -> frozenset[int]:
     """Return the clients that `PrivateSum.shut_out` names; none if the method is not private."""
-    found = _find_private(algorithm, state)
-    if found is None:
-        return frozenset()
-    private, state = found
-    return frozenset(private.shut_out(state).nonzero().flatten().tolist())
-
-
-def is_finished(algorithm: Algorithm[Any], state: Any) -> bool:
-    """Return whether no client of a private training may ever take part again."""
-    found = _find_private(algorithm, state)
-    return found is not None and found[0].is_finished(found[1])
-
-
-def _find_private(
-    algorithm: Algorithm[Any], state: Any
-) -> tuple[PrivateSum, PrivateSumState] | None:
-    """Return the private sum that the method is built on, and its state; None: it is not."""
     while isinstance(algorithm, Wrapper):
         if isinstance(algorithm, PrivateSum):
-            return algorithm, state
+            return frozenset(algorithm.shut_out(state).nonzero().flatten().tolist())
         algorithm, state = algorithm.inner, state.inner
-    return None
-
-
-def _add_noise(direction: Tensor, deviation: float, row: Tensor) -> Tensor:
-    """Return a sum with noise, rounded to a grid that is far finer than the noise.
-
-    If noise of the direction's dtype were simply added, results would be multiples of the spacing
-    of such numbers, so the last digits of a small sum could rule out that an update is in it
-    (Mironov, "On Significance of the Least Significant Bits for Differential Privacy", 2012). So
-    both are added in float64 and rounded to multiples of one power of two, which does not depend on
-    the updates. Later operations on the sum, such as the conversion to the model's dtype, reveal
-    nothing more.
-
-    Args:
-        direction: without noise, shape (d,).
-        deviation: the standard deviation of the noise; 0: without noise.
-        row: its standard normal numbers, float64, shape (d,).
-    """
-    if not deviation:
-        return direction
-    grid = 2.0 ** (math.floor(math.log2(deviation)) - _GRID_BITS)
-    exact = (deviation * to_device_of(row, direction)).add_(direction)
-    return exact.div_(grid).round_().mul_(grid).to(direction)
+    return frozenset()
 
 
 def _hide(inner: SumT) -> SumT:
     """Return the state with zeros for the sum and the model, which weights must not depend on."""
     zeros = torch.zeros_like(inner.model)
     return replace(inner, total=zeros, model=zeros)
-
-
-def _clipping_hint(algorithm: Algorithm[Any]) -> str:
-    if not isinstance(algorithm, Clipped):
-        return ""
-    return "; the mechanism itself clips, with clip and quantile: leave clipped out"
 
 
 @dataclass(frozen=True)
@@ -268,7 +217,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
         row = self._next_noise(state, t)
         deviation = self.mechanism.noise_on_sum * bound * state.clip
         direction = total.mul_(scale) if len(clients) else info.direction
-        direction = _add_noise(direction, deviation * scale, row[: len(start)]).to(start.dtype)
+        direction = add_noise(direction, deviation * scale, row[: len(start)]).to(start.dtype)
         state.lost[clients] += shares**2
         state.rounds[clients] += 1
         state.last[clients] = t
@@ -345,7 +294,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
             return state.clip
         surplus = state.exceeded.cpu() - (1 - self.mechanism.quantile)
         count = weights.double().cpu() @ surplus
-        count = _add_noise(count, self.mechanism.noise_on_count * bound, row[-1])
+        count = add_noise(count, self.mechanism.noise_on_count * bound, row[-1])
         logarithm = math.log(state.clip) + self.mechanism.clip_rate * scale * float(count)
         return math.exp(min(max(logarithm, _LEAST), _MOST))
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fedtide.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from fedtide.algorithms.client_side_memory import ClientSideMemory
     from fedtide.flower.arrays import initial_arrays
+    from fedtide.flower.client_side_memory import ClientSideMemory
     from fedtide.flower.clients.app import client, custom_client
     from fedtide.flower.protocol import TrainRequest, Update
     from fedtide.flower.server.observer import ParticipationObserver
@@ -23,7 +23,7 @@ _MODULES = {
     "TrainRequest": "fedtide.flower.protocol",
     "Update": "fedtide.flower.protocol",
     "initial_arrays": "fedtide.flower.arrays",
-    "ClientSideMemory": "fedtide.algorithms.client_side_memory",
+    "ClientSideMemory": "fedtide.flower.client_side_memory",
 }
 
 __all__ = [

@@ -23,7 +23,7 @@ from fedtide.algorithms.serialization import (
     to_tensors,
 )
 from fedtide.atomic_io import DRAFT_PATTERNS, unwritable, write_text
-from fedtide.differential_privacy import is_finished
+from fedtide.differential_privacy import shut_out
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.flower.arrays import widen_half
 from fedtide.flower.ledger.ledger import Entry
@@ -165,7 +165,8 @@ class TrainingSession:
     @property
     def is_finished(self) -> bool:
         """Whether further rounds cannot change the model, whoever takes part."""
-        return is_finished(self.driver.algorithm, self.driver.state)
+        gone = shut_out(self.driver.algorithm, self.driver.state)
+        return len(gone) == self.registry.size
 
     def end_round(self, updates: Iterable[ValidatedUpdate]) -> list[ValidatedUpdate]:
         """Aggregate this round's updates, at most one of each client, and move the model.
