@@ -580,7 +580,7 @@ def test_the_time_and_the_machines_of_all_parts_are_kept(
     ticks = itertools.count()
     monkeypatch.setattr("fedtide.simulation.loop.time.perf_counter", lambda: next(ticks))
     for t, where in ((4, "a"), (8, "b"), (10, "b")):
-        monkeypatch.setattr("fedtide.simulation.execution.machine", lambda where=where: where)
+        monkeypatch.setattr("fedtide.simulation.process_settings.machine", lambda where=where: where)
         killed_at(t, fields, tmp_path / "run", resume=t > 4)
     result = ft.simulate(**fields, out=tmp_path / "run", resume=True)
     timings = json.loads((tmp_path / "run" / "timings.json").read_text())
@@ -606,7 +606,7 @@ def test_processes_that_compute_no_round_are_not_among_the_executions(
     folder = tmp_path / "run"
 
     def run_on(machine, rounds):
-        monkeypatch.setattr("fedtide.simulation.execution.machine", lambda: machine)
+        monkeypatch.setattr("fedtide.simulation.process_settings.machine", lambda: machine)
         ft.simulate(**regression | {"rounds": rounds}, out=folder, resume=True)
         executions = json.loads((folder / "timings.json").read_text())["executions"]
         return [part["machine"] for part in executions]
