@@ -580,7 +580,9 @@ def test_the_time_and_the_machines_of_all_parts_are_kept(
     ticks = itertools.count()
     monkeypatch.setattr("fedtide.simulation.loop.time.perf_counter", lambda: next(ticks))
     for t, where in ((4, "a"), (8, "b"), (10, "b")):
-        monkeypatch.setattr("fedtide.simulation.process_settings.machine", lambda where=where: where)
+        monkeypatch.setattr(
+            "fedtide.simulation.process_settings.machine", lambda where=where: where
+        )
         killed_at(t, fields, tmp_path / "run", resume=t > 4)
     result = ft.simulate(**fields, out=tmp_path / "run", resume=True)
     timings = json.loads((tmp_path / "run" / "timings.json").read_text())
