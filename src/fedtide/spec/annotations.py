@@ -164,8 +164,13 @@ def convert(kind: Any, value: Any) -> Any:
                 if isinstance(value, str) or number == value:
                     return number
         if base in (Sequence, list, tuple) and isinstance(value, list | tuple):
-            inner = (*get_args(option), Any)[0]
-            parts = [convert(inner, part) for part in value] if inner is not Any else list(value)
+            inner, kinds = (*get_args(option), Any)[0], {*map(type, value)}
+            if inner is Any or kinds <= {inner}:  # a long list of numbers takes no time
+                parts = list(value)
+            elif inner is float and kinds <= {int, float}:
+                parts = [float(part) if fits(float, part) else part for part in value]
+            else:
+                parts = [convert(inner, part) for part in value]
             if fits(option, parts):
                 return tuple(parts) if base is tuple or isinstance(value, tuple) else parts
         if base is Mapping and isinstance(value, Mapping):
