@@ -68,6 +68,8 @@ def travel(thing):
 class WeighedByLength(ft.algorithms.FedAvg):
     """Weighs updates by their lengths."""
 
+    traits = ft.algorithms.Traits(averages_updates=True, weights_follow_updates=True)
+
     def client_weights(self, state, updates):
         return 1 / (1 + updates.deltas.norm(dim=1))
 
