@@ -62,7 +62,10 @@ class StackedTrainer(Trainer):
         self._threads = CoreThreads(torch.get_num_threads()) if self.own_threads else None
         if is_cpu:
             cache = _CORE_BYTES if self.own_threads else _CACHE_BYTES
-            sizes = [s for s in _SIZES if s * model <= (cache if s <= _LARGE else _CORE_BYTES)]
+            limits = {s: cache if s <= _LARGE else _CORE_BYTES for s in _SIZES}
+            if self.own_threads:  # a large chunk would leave the other threads idle
+                limits = {s: limit for s, limit in limits.items() if s <= _LARGE}
+            sizes = [size for size, limit in limits.items() if size * model <= limit]
         else:
             memory = devices.stack_bytes(task.start, _CACHE_BYTES)
             sizes = [size for size in devices.chunk_sizes() if size * model <= memory]
