@@ -675,16 +675,20 @@ class Boom(Availability):
 """
 
 
-@pytest.mark.parametrize("changes", [{}, {"seeds": [1, 2]}], ids=["one run", "two seeds"])
+@pytest.mark.parametrize(
+    ("changes", "run"),
+    [({}, ""), ({"seeds": [1, 2]}, "small/seed-1: ")],
+    ids=["one run", "two seeds"],
+)
 def test_an_exception_in_code_of_ones_own_comes_first_and_is_recorded(
-    changes, fedtide, monkeypatch
+    changes, run, fedtide, monkeypatch
 ):
     Path("own_boom.py").write_text(OWN_PROCESS)
     monkeypatch.syspath_prepend(Path.cwd())
     file = write(EXPERIMENT | {"participation": {"type": "own_boom:Boom"}} | changes)
     status, _, err = fedtide("run", file, "--out", "here", "--workers", "1")
     assert status == 1
-    assert err.startswith("fedtide: the run failed: KeyError: 'boom'\n")
+    assert err.startswith(f"fedtide: the run failed: {run}KeyError: 'boom'\n")
     assert 'raise KeyError("boom")' in err
     assert "typer" not in err
     assert "KeyError: 'boom'" in refused(fedtide("compare", "here"))

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import joblib
 import typer
+from joblib.externals.loky import cpu_count
 
 from fedtide.cli.options import split_names
 from fedtide.errors import InvalidInputError, quantify
@@ -108,7 +108,7 @@ def leaderboard_command(
         return
     cells = board.cells(*chosen)
     if not show and not trials:
-        run_cells(cells, records, workers or joblib.cpu_count(), _Progress(cells, records))
+        run_cells(cells, records, workers or cpu_count(), _Progress(cells, records))
     standings = load_standings(board, records)
     if trials:
         _show_trials(cells, standings.results)

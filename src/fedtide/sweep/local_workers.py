@@ -7,7 +7,6 @@ a notebook, and get the classes defined there by value.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -17,6 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe, connection
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -259,7 +259,7 @@ def _run(content: bytes, pipe: Connection) -> Outcome:
     folder = str(Path.cwd())
     sys.path.insert(0, folder)  # while the job is unpickled, as `import_object` does
     try:
-        job: Job = pickle.loads(content)
+        job: Job = ForkingPickler.loads(content)
     except Exception as error:  # a module of the user's may raise anything
         return Outcome(Failure.of(error))
     finally:

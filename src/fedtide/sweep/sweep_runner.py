@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import joblib
 import numpy as np
 import polars as pl
+from joblib.externals.loky import cpu_count
 
 from fedtide.atomic_io import write_frame, write_yaml
 from fedtide.errors import Interrupted, InvalidInputError, RunFailedError
@@ -227,7 +227,7 @@ class _Execution:
             with open_cluster(self.cluster, self.workers) as opened:
                 run_sequentially(jobs, self.progress, self._on_finished, self._is_stopped, opened)
         elif workers > 1:
-            threads = max(1, joblib.cpu_count() // workers)
+            threads = max(1, cpu_count() // workers)
             self._execute_in_parallel(partial(run_in_processes, jobs, workers, threads))
         else:
             run_sequentially(jobs, self.progress, self._on_finished, self._is_stopped)
@@ -239,7 +239,7 @@ class _Execution:
         if self.workers is not None:
             return self.workers
         on_gpu = any(run.experiment.device != "cpu" for run in self.runs.values())
-        cores: int = joblib.cpu_count()  # that this process, or its container, may use
+        cores: int = cpu_count()  # that this process, or its container, may use
         return min(cores, _PROCESSES_OF_A_GPU) if on_gpu else cores
 
     def _count_alike(self, runs: Sequence[SweepRun]) -> list[float]:
