@@ -58,7 +58,7 @@ def test_a_gpu_is_not_shared_by_as_many_runs_as_there_are_cores(
     device, workers, sweep, tmp_path, monkeypatch
 ):
     given = []
-    monkeypatch.setattr("joblib.cpu_count", lambda: 8)
+    monkeypatch.setattr("fedtide.sweep.sweep_runner.cpu_count", lambda: 8)
     monkeypatch.setattr(
         "fedtide.sweep.sweep_runner.run_in_processes", lambda jobs, count, *_: given.append(count)
     )

@@ -140,7 +140,8 @@ def test_buffers_that_are_not_finite_are_dropped_with_their_update():
     run_rounds(run, 1)
     assert run.buffers.values.isfinite().all()
     assert not torch.equal(run.buffers.values, before)
-    strict = Run(experiment(participation="full", seed=4))  # on the same task
+    strict = Run(experiment(participation="full", seed=4))
+    strict.task.inputs[0][:broken] = 1e200
     with pytest.raises(DivergenceError, match=r"round 0 is not finite \(clients 0\)"):
         strict.round()
 
