@@ -159,3 +159,18 @@ def test_a_cohort_in_chunks_gives_the_same_models(method, trainer):
     whole = simulated(method, TABLE[:12], trainer=trainer)
     parts = simulated(method, TABLE[:12], trainer=trainer, max_stack_bytes=48)
     np.testing.assert_allclose(parts.iterates, whole.iterates, atol=1e-12)
+
+
+@dataclass(frozen=True)
+class ByNorm(a.FedAvg):
+    """Weighs updates by their norms, and does not say so."""
+
+    def client_weights(self, state, updates):
+        return 1 / (1 + updates.deltas.norm(dim=1))
+
+
+def test_weights_that_read_the_updates_are_not_known_before_training(monkeypatch):
+    found = simulated(ByNorm(), TABLE[:12], trainer="stacked")
+    monkeypatch.setattr(ByNorm, "weigh", lambda *_: None)
+    expected = simulated(ByNorm(), TABLE[:12], trainer="stacked")
+    np.testing.assert_array_equal(found.iterates, expected.iterates)

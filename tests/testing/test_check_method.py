@@ -180,7 +180,7 @@ class Steps(a.WeightedSum):
 
 
 class Norms(Steps):
-    """Weights by the norms of updates, which a sum does not know."""
+    """Weights by the norms of updates, which nobody knows before they are there."""
 
     def client_weights(self, state, updates):
         return 1.0 / (1.0 + updates.deltas.norm(dim=1))
@@ -231,7 +231,7 @@ WRONG = [
     (Hoarding(), "the RoundInfo has the clients .*, but updates came from"),
     (Averaging(), "the direction is not the sum of the updates with the weights"),
     (Steps(), "weights depend on updates or numbers of steps; let the trait"),
-    (Norms(), "sums of updates, which weigh offers, give another .*; let weigh return None"),
+    (Norms(), "weights depend on updates or numbers of steps; let the trait"),
     (Corrected(), "the trait message_vectors is 2, but .* 3 vectors are sent"),
     (LaterField(), "algorithm: 'total' of its state is None either"),
     (OldTrait(), r"weights_follow_updates has no effect; give traits = Traits\(weights_follow_upd"),

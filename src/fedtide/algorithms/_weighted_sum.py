@@ -114,10 +114,14 @@ class WeightedSum(Algorithm[SumT]):
         return WeightedSum.absorb_total(self, state, WeightedTotal(updates.clients, weights, total))
 
     def weigh(self, state: SumT, updates: ClientUpdates) -> Tensor | None:
-        """Return a_n; None for a method that takes more from the updates than their sum."""
-        is_sum = type(self).absorb is WeightedSum.absorb
-        follows = self.traits.weights_follow_updates
-        return self._weights(state, updates) if is_sum and not follows else None
+        """Return a_n; None for a method that takes more from the updates than their sum.
+
+        Weights computed from updates that have no values yet have none either.
+        """
+        if type(self).absorb is not WeightedSum.absorb or self.traits.weights_follow_updates:
+            return None
+        weights = self._weights(state, updates)
+        return None if weights.is_meta else weights
 
     def absorb_total(self, state: SumT, total: WeightedTotal) -> SumT:
         """Add the sum of this chunk."""

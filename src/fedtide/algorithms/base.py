@@ -332,7 +332,7 @@ class Algorithm(ABC, Generic[StateT]):
 
         Args:
             state: of the current round, whichever of its chunks have been absorbed.
-            updates: of the chunk, with `deltas` of shape (S, 0).
+            updates: of the chunk, with `deltas` on the device "meta", which have no values.
         """
         return None
 

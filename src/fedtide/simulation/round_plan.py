@@ -119,12 +119,12 @@ class RoundPlanner:
 def without_deltas(
     task: Task, cohort: Cohort, lr: float, steps: NDArray[np.int64]
 ) -> ClientUpdates:
-    """Return all that is known of updates before training; `deltas` has shape (S, 0)."""
+    """Return all that is known of updates before training; `deltas` has no values."""
     start, samples = task.start, task.population.samples
     return ClientUpdates(
         clients=cohort.clients,
         weights=cohort.weights.to(start.dtype),
-        deltas=start.new_empty(len(cohort), 0),
+        deltas=start.new_empty(len(cohort), len(start), device="meta"),
         lr=lr,
         steps=torch.as_tensor(steps),
         samples=None if samples is None else torch.as_tensor(samples[cohort.clients.numpy()]),

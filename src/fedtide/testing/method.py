@@ -67,7 +67,7 @@ def check_method(method: Algorithm[Any], population: Population | None = None) -
         whole.require_same(
             _Course(method, people, sums=True).run(),
             "sums of updates, which weigh offers, give another {} than the updates; let weigh "
-            "return None, for a weighted sum by the trait weights_follow_updates",
+            "return None",
         )
         _check_weights(method, whole, _Course(method, people, draw=1).run())
         _Course(method, people, dtype=torch.float32).run()
@@ -140,7 +140,7 @@ class _Course:
         chunks = self._unchanged("instruct", lambda: list(driver.chunks(cohort, self.chunk)))
         arrived = [self._train(t, *chunk) for chunk in (chunks[::-1] if self.reverse else chunks)]
         for updates in arrived:
-            weights = driver.weigh(replace(updates, deltas=updates.deltas[:, :0]))
+            weights = driver.weigh(replace(updates, deltas=updates.deltas.to("meta")))
             if self.sums and weights is not None:
                 total = weights @ updates.deltas
                 driver.absorb(WeightedTotal(updates.clients, weights, total))
