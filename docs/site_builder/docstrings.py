@@ -47,7 +47,7 @@ class Equations(griffe.Extension):
 
     def on_class_instance(self, *, cls: griffe.Class, **kwargs: Any) -> None:
         for decorator in cls.decorators:
-            if decorator.callable_path.endswith("configurable"):
+            if decorator.callable_path.endswith(".spec"):
                 decorator.value = _DATACLASS
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:

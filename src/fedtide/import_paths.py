@@ -23,8 +23,6 @@ from sysconfig import get_path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
-
 from fedtide.errors import InvalidInputError, first_line
 
 LIBRARIES = sys.stdlib_module_names | {"fedtide", "torch"}
@@ -161,6 +159,8 @@ def _require_known_home(found: Any, module: str, path: str, field: str) -> None:
     home = str(home_module(found)) if is_class or is_function else module
     if not is_installed(home):
         return
+    from torch import nn  # takes a second, and an audit needs no network
+
     is_network = is_class and issubclass(found, nn.Module) and _is_in(home, NETWORKS)
     is_plain_function = is_function and "." not in path.partition(":")[2]
     if _is_in(home, ("fedtide",)) and (is_class or is_function):

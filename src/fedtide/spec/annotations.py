@@ -152,6 +152,8 @@ def convert(kind: Any, value: Any) -> Any:
 
     >>> convert(float, "1e-3"), convert(int | None, 5.0), convert(tuple[float, ...], [1, 2])
     (0.001, 5, (1.0, 2.0))
+    >>> convert(float, -(10**30))
+    -1e+30
     """
     options = members(kind)
     if isinstance(value, bool) or any(_is_exact(option, value) for option in options):
@@ -160,8 +162,8 @@ def convert(kind: Any, value: Any) -> Any:
         base = origin(option)
         if base in (int, float) and isinstance(value, str | int | float):
             with suppress(ValueError, OverflowError):
-                number = base(value) if isinstance(value, str) or base is float else int(value)
-                if isinstance(value, str) or number == value:
+                number = base(value)
+                if base is float or isinstance(value, str) or number == value:
                     return number
         if base in (Sequence, list, tuple) and isinstance(value, list | tuple):
             inner, kinds = (*get_args(option), Any)[0], {*map(type, value)}
