@@ -119,6 +119,8 @@ class Instructions:
 
     def select(self, positions: Any) -> Instructions:
         """Return the instructions of the clients at these positions of the cohort."""
+        if self.model.ndim == 1 and self.correction is None:
+            return self
         model = self.model if self.model.ndim == 1 else self.model[positions]
         correction = None if self.correction is None else self.correction[positions]
         starts = None if self.starts is None else self.starts[positions]

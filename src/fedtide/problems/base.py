@@ -91,7 +91,7 @@ class BatchPlan:
         most = self.mask.sum(axis=2).max(axis=0, initial=1)
         return batch_widths(most, self.mask.shape[2])
 
-    def select(self, which: NDArray[np.int64]) -> BatchPlan:
+    def select(self, which: slice | NDArray[np.int64]) -> BatchPlan:
         """Return the plan of the clients at these positions of the cohort, shape (R,).
 
         Its minibatches are as wide as the largest of these clients needs.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Event
 from typing import TypeVar
 
 import torch
@@ -42,26 +44,46 @@ class CoreThreads:
         then it runs jobs, too. Preparing is Python code, which only one thread can run at a time:
         if each thread prepared its own jobs, they would wait for one another at every operation.
         """
-        calls: list[tuple[Future[None], Job]] = []
-        with single_threaded():
-            if self.count == 1 or len(items) == 1:
-                for item in items:
-                    prepare(item)()
-                return
+        if len(items) == 1:  # common with few small models, for which queues are slow
+            with single_threaded():
+                prepare(items[0])()
+            return
+        ready: SimpleQueue[Job | None] = SimpleQueue()
+        failed = Event()
+
+        def work() -> None:
             try:
-                for item in items:
-                    job = prepare(item)
-                    calls.append((self._threads().submit(job), job))
-                for call, job in calls:
-                    if call.cancel():  # no other thread has begun it
+                for job in iter(ready.get, None):
+                    if not failed.is_set():
                         job()
-                    elif call.done():
-                        call.result()
-                for call, _ in calls:
-                    if not call.cancelled():
-                        call.result()
-            finally:  # after an error
-                wait([call for call, _ in calls if not call.cancel()])
+            except BaseException:
+                failed.set()
+                raise
+            finally:
+                ready.put(None)  # ends the next thread
+
+        threads = min(self.count, len(items))
+        calls: list[Future[None]] = []
+        with single_threaded():
+            try:
+                for prepared, item in enumerate(items, start=1):
+                    if failed.is_set():
+                        break
+                    ready.put(prepare(item))
+                    if prepared == threads:  # one for each
+                        calls = [self._threads().submit(work) for _ in range(threads - 1)]
+            except BaseException:
+                failed.set()
+                raise
+            finally:
+                ready.put(None)
+                try:
+                    work()
+                finally:
+                    begun = [call for call in calls if not call.cancel()]
+                    errors = [call.exception() for call in begun]
+        for error in filter(None, errors):
+            raise error
 
     def _threads(self) -> ThreadPoolExecutor:
         """Return the pool; a forked process does not inherit its parent's threads."""

@@ -128,8 +128,11 @@ class StackedTrainer(Trainer):
 
         def prepare(chunk: tuple[slice, int]) -> Callable[[], None]:
             rows, size = chunk
-            which = np.arange(rows.start, rows.start + size).clip(max=rows.stop - 1)
-            there = to_device_of(torch.from_numpy(which), model)
+            which: slice | Positions = rows
+            there: slice | Tensor = rows
+            if size > rows.stop - rows.start:
+                which = np.arange(rows.start, rows.start + size).clip(max=rows.stop - 1)
+                there = to_device_of(torch.from_numpy(which), model)
             run = self._runner.prepare(
                 instructions.select(there),
                 plan.select(which),
@@ -197,6 +200,8 @@ def _cut(clients: int, sizes: Sequence[int], threads: int, cost: int) -> Iterato
     >>> list(_cut(10, (1, 5, 10, 25), threads=2, cost=10**6))
     [5, 5]
     """
+    if 4 * clients * cost < _OVERHEAD:  # waking another thread would take as long
+        threads = 1
     share = -(-clients // threads)
     most = next((size for size in sizes if size >= share), sizes[-1])
     while clients > 0:
