@@ -42,10 +42,11 @@ class StackedTrainer(Trainer):
     lock, each on one core; all others run one after another, each on all cores.
 
     How a cohort is cut into chunks: a chunk has as many clients as fit into a cache, and no more
-    than its thread's share of the cohort. The rest of a cohort fills the last chunk up to one of
-    the few sizes for which steps are captured, with copies of its last client, as long as their
-    steps cost less than the overhead of another chunk; otherwise it is cut into smaller ones. So
-    two measured numbers decide: the size of a cache, and that overhead.
+    than its thread's share of the cohort; a cohort whose step costs less than a quarter of the
+    overhead of a chunk stays on one thread, as waking another would take as long. The rest of a
+    cohort fills the last chunk up to one of the few sizes for which steps are captured, with copies
+    of its last client, as long as their steps cost less than that overhead; otherwise it is cut
+    into smaller ones. So two measured numbers decide: the size of a cache, and the overhead.
 
     Args:
         task: what is learnt.
