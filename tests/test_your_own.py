@@ -1,4 +1,4 @@
-"""Executes every code block of docs/your-own.md, in order and in one folder."""
+"""Executes every code block of the pages docs/your-*.md, in order and in one folder."""
 
 import re
 import runpy
@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from fedtide.cli.main import app
 
-PAGE = Path(__file__).parents[1] / "docs" / "your-own.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = ("your-data.md", "your-network.md", "your-method.md", "your-clients.md")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"# (\S+\.(?:py|yaml))\n")
 METHODS = ("FedAvg(", "Bounded(", "average ", "local ", "bce ")
@@ -23,7 +24,7 @@ MODULES = ("adagrad", "bounded", "layers", "phrases", "quantiles", "roots", "sen
 def blocks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+    yield [block for page in PAGES for block in BLOCK.findall((DOCS / page).read_text("utf-8"))]
     for module in MODULES:
         sys.modules.pop(module, None)
 

@@ -382,7 +382,7 @@ class SeededSum(Sum):
 
 @dataclass(frozen=True)
 class WithLosses(Plain):
-    """Computes the losses of all clients in each run, as docs/your-own.md describes it."""
+    """Computes the losses of all clients in each run, as docs/your-method.md describes it."""
 
     problem: Any = None
 
