@@ -39,7 +39,9 @@ def examples_command(
     out = expand_home(out)
     copies = copy_example(name, out)
     print(f"copied: {', '.join(map(str, copies))}")
-    if copies[0].is_dir():
+    if name == "log":
+        print(f"next: fedtide audit {copies[0]} --clients 40")
+    elif copies[0].is_dir():
         page = _PAGES[copies[0].name]
         print(f'The page "{page}" of the documentation explains how to run the app.')
     else:

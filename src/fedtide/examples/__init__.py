@@ -1,4 +1,4 @@
-"""Examples that ship with the package: experiment files, and Flower apps in folders.
+"""Examples that ship with the package: experiment files, a log, and Flower apps in folders.
 
 `fedtide examples` lists and copies them; `fedtide run` and `fedtide sweep` take the name of an
 experiment instead of a file. `tasks` has the data and networks of some experiments; a copied
@@ -15,6 +15,7 @@ from pathlib import Path
 from fedtide.errors import InvalidInputError, did_you_mean
 
 _ROOT = Path(__file__).parent
+_LOG = _ROOT / "log.csv"
 _TASKS = "fedtide.examples.tasks"
 _BASE = re.compile(r"^base:\s*(\S+)", re.MULTILINE)
 _MODULE = re.compile(rf"{re.escape(_TASKS)}\.(\w+)")
@@ -29,6 +30,7 @@ def list_examples() -> dict[str, str]:
     """
     files = sorted(_ROOT.glob("*.yaml"))
     found = {file.stem: _describe(file) for file in files}
+    found[_LOG.stem] = "A log of who took part, to audit: 40 sites in 150 rounds."
     return found | {app.name: _describe_app(app) for app in _list_apps()}
 
 
@@ -66,8 +68,11 @@ def copy_example(name: str, folder: Path) -> list[Path]:
     """
     if name not in list_examples():
         raise InvalidInputError(f"name: unknown {name!r}; {did_you_mean(name, list_examples())}")
-    is_app = (_ROOT / name).is_dir()
-    sources = [_ROOT / name] if is_app else _list_files(_ROOT / f"{name}.yaml")
+    if name == _LOG.stem:
+        sources = [_LOG]
+    else:
+        is_app = (_ROOT / name).is_dir()
+        sources = [_ROOT / name] if is_app else _list_files(_ROOT / f"{name}.yaml")
     copies = [folder / source.name for source in sources]
     for source, copy in zip(sources, copies, strict=True):
         if copy.exists() and not _is_copy(source, copy):
