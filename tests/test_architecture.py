@@ -34,6 +34,7 @@ BASICS = {
     "yaml_text",
     "student_interval",
     "summary_text",
+    "html_page",
 }
 LEDGER = "flower.ledger"
 """A package of its own, which audits and the monitor read without Flower."""

@@ -6,14 +6,13 @@ import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
 from typing import Any
 from urllib.parse import urlencode
 
-import jinja2
 import numpy as np
 
+from fedtide.html_page import STYLE, render_template
 from fedtide.monitoring.ledger_window import Floats, Ints
 from fedtide.monitoring.status import (
     CLIENT_STATES,
@@ -42,7 +41,7 @@ def _hash(text: str) -> str:
 
 
 CONTENT_SECURITY_POLICY = (
-    f"default-src 'none'; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)}; "
+    f"default-src 'none'; style-src {_hash(STYLE + _STYLE)}; script-src {_hash(_SCRIPT)}; "
     "connect-src 'self'; img-src data:; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'"
 )
@@ -91,18 +90,15 @@ def render_page(status: Status | None, error: str | None, query: Query, now: flo
         content = _describe(status, query, now)
     warnings = [f"The ledger cannot be read: {error}"] if error else []
     content["warnings"] = warnings + content.get("warnings", [])
-    return _load_template().render(
-        status=status, query=query, style=_STYLE, script=_SCRIPT, **content
+    return render_template(
+        "fedtide.monitoring",
+        "watch.html.jinja",
+        style=_STYLE,
+        script=_SCRIPT,
+        status=status,
+        query=query,
+        **content,
     )
-
-
-@cache
-def _load_template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    text = _FOLDER.joinpath("watch.html.jinja").read_text(encoding="utf-8")
-    return environment.from_string(text)
 
 
 def _describe(status: Status, query: Query, now: float) -> dict[str, Any]:
@@ -276,8 +272,11 @@ def _draw_strip(stages: Ints) -> list[dict[str, int]]:
     return [{"stage": int(stages[a]), "x": a, "width": b - a} for a, b in runs if stages[a] >= 0]
 
 
-def _list_reasons(status: Status) -> list[dict[str, Any]]:
-    """Return the reasons for which updates were not used, the most frequent of the window first."""
+def _list_reasons(status: Status) -> list[tuple[str, str, str, str]]:
+    """Return why updates were not used, the most frequent reason of the window first.
+
+    Each has its text, its counts in the window and in all rounds, and its latest case.
+    """
     window, found = status.columns, []
     for name, total in status.counts.reasons.items():
         rows = np.flatnonzero(window.reasons == status.reasons.index(name))
@@ -286,8 +285,9 @@ def _list_reasons(status: Status) -> list[dict[str, Any]]:
             client, t = status.names[window.clients[rows[-1]]], window.numbers[rows[-1]]
             latest = f"{client} in round {t:,}"
         text = REASONS.get(name, name)
-        found.append({"text": text, "recent": len(rows), "total": total, "latest": latest})
-    return sorted(found, key=lambda one: (-one["recent"], -one["total"]))
+        found.append((len(rows), total, text, latest))
+    found.sort(key=lambda one: (-one[0], -one[1]))
+    return [(text, f"{recent:,}", f"{total:,}", latest) for recent, total, text, latest in found]
 
 
 def _format_chance(status: Status, n: int) -> str:

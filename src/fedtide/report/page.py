@@ -5,16 +5,15 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from markupsafe import Markup, escape
 
 from fedtide.atomic_io import make_folder, write_text
 from fedtide.errors import InvalidInputError
+from fedtide.html_page import render_template
 from fedtide.metric_direction import is_share
 from fedtide.plotting.saving import figure_svg
 from fedtide.plotting.style import DASHES, Styles, method_styles
@@ -62,6 +61,19 @@ from fedtide.yaml_text import dump
 
 _DASHES = dict(zip(DASHES, ("none", "11 5", "14 4 4 4", "4 4"), strict=True))
 """The line styles of the figures as dashes of an SVG line, for the table."""
+_LINE = Markup(
+    '<svg class="line" viewBox="0 0 36 14" aria-hidden="true"><line x1="0" y1="7" x2="36" y2="7" '
+    'stroke="{colour}" stroke-width="5" stroke-dasharray="{dashes}"/></svg>'
+)
+_STYLE = """
+.tiles { max-width: 46rem; }
+figure.wide { grid-column: 1 / -1; max-width: 52rem; }
+figure svg { min-width: 20rem; }
+figure.wide svg { min-width: 38rem; }
+.line { width: 1.5em; height: .7em; margin-right: .45em; }
+.limit tbody th, .limit td:last-child { min-width: 11rem; }
+@media print { figure svg, figure.wide svg { min-width: 0; } }
+"""
 _MAX_VALUE_LENGTH = 1500  # characters of a resolved value, such as a list of rates
 
 
@@ -134,19 +146,24 @@ def render_page(
         omitted: the runs that are not shown in any figure.
         refresh: the seconds after which a browser reloads the page; None: it does not.
     """
-    template = files("fedtide.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.from_string(template).render(
-        title=_title(sections),
-        omitted=omitted,
+    return render_template(
+        "fedtide.report",
+        "report.html.jinja",
+        _title(sections),
+        _STYLE,
+        omitted=[_describe_omitted(run) for run in omitted],
         refresh=refresh,
         runs=sum(len(group) for section in sections for group in section.groups.values()),
         sections=[_content(section) for section in sections],
-        show=_embed_figures,
+        draw=_embed_figure,
         versions=_versions(),
     )
+
+
+def _describe_omitted(run: OmittedRun) -> list[str]:
+    rounds = f"{run.ended:,} of {run.experiment.get('rounds', '?')}"
+    why = run.message or "not finished; continue it with --resume"
+    return [str(run.folder.path), run.state, rounds, why]
 
 
 def read_sections(
@@ -200,17 +217,9 @@ def _versions() -> str:
     return f"Made with {packages} on {platform.machine()}."
 
 
-def _embed_figures(figures: Sequence[ReportFigure], section: int, level: int) -> Markup:
-    """Return figures as HTML with captions and, as headings of this level, titles."""
-    parts = []
-    for one in figures:
-        wide = ' class="wide"' if one.figure.get_figwidth() > 6 else ""
-        svg = figure_svg(one.figure, str(escape(one.title)), f"p{section}-{one.name}")
-        parts.append(
-            f"<figure{wide}><h{level}>{escape(one.title)}</h{level}><div>{svg}</div>"
-            f"<figcaption>{escape(one.caption)}</figcaption></figure>"
-        )
-    return Markup("\n".join(parts))
+def _embed_figure(one: ReportFigure, section: int) -> Markup:
+    """Return the drawing of a figure as HTML."""
+    return Markup(figure_svg(one.figure, str(escape(one.title)), f"p{section}-{one.name}"))
 
 
 def _content(section: Section) -> dict[str, Any]:
@@ -227,7 +236,6 @@ def _content(section: Section) -> dict[str, Any]:
         (f"{len(first.clients):,}", "clients" if len(first.clients) > 1 else "client"),
         (sizes, "clients per round, on average"),
     ]
-    level = f"{100 * target.level:.1f} %" if is_share(target.metric) else f"{target.level:.4g}"
     fields, settings = _differing_settings(groups)
     return {
         "name": section.name,
@@ -237,7 +245,6 @@ def _content(section: Section) -> dict[str, Any]:
         "warnings": _warnings(groups),
         "missing_influence": _explain_missing_influence(groups),
         **_target(target),
-        "target_level": f"{target.metric.replace('_', ' ')} {level} at an evaluation",
         "figures": section.figures,
         "differing": fields,
         "settings": settings,
@@ -328,8 +335,10 @@ def _comparison(groups: Groups, styles: Styles) -> dict[str, Any]:
         skew_cell = f"{np.mean(skews):.3f}" if skews else "—"
         cells = [str(len(group)), *(format_cell(row, column) for column in columns), skew_cell]
         look = styles[method]
-        rows.append((method, look["color"], _DASHES[look["linestyle"]], cells))
-    heads = ["seeds", *(column.title.replace("\n", " ") for column in columns), "L1 skew"]
+        line = _LINE.format(colour=look["color"], dashes=_DASHES[look["linestyle"]])
+        rows.append([line + method, *cells])
+    titles = ["seeds", *(column.title.replace("\n", " ") for column in columns), "L1 skew"]
+    heads = ["method", *((title, "n") for title in titles)]
     return {"heads": heads, "rows": rows, "legend": _legend(columns, weighted)}
 
 
@@ -392,23 +401,37 @@ def _explain_missing_influence(groups: Groups) -> list[str]:
 
 
 def _target(target: Target) -> dict[str, Any]:
-    """Return the head and rows of the table of what it takes to reach a target.
+    """Return the caption, head and rows of the table of what it takes to reach a target.
 
     The column of exchanged bytes is left out if they are known for no method.
     """
-    heads = ["runs that reach it", "rounds", "updates"]
+    level = f"{100 * target.level:.1f} %" if is_share(target.metric) else f"{target.level:.4g}"
+    caption = f"What it takes to reach {target.metric.replace('_', ' ')} {level} at an evaluation"
+    titles = ["runs that reach it", "rounds", "updates"]
     rows = [
-        [f"{row.reached} of {row.runs}", _format_count(*row.rounds), _format_count(*row.updates)]
+        [
+            row.method,
+            f"{row.reached} of {row.runs}",
+            _format_count(*row.rounds),
+            _format_count(*row.updates),
+        ]
         for row in target.rows
     ]
     known = [row.exchanged[0] for row in target.rows if row.exchanged is not None]
     if known:
         size, unit = _byte_unit(np.nan_to_num(known).max())
-        heads.append(f"{unit} exchanged")
+        titles.append(f"{unit} exchanged")
+        caption += _EXCHANGED
         for cells, row in zip(rows, target.rows, strict=True):
             cells.append(_format_size(row.exchanged, size))
-    methods = [row.method for row in target.rows]
-    return {"target_heads": heads, "target": list(zip(methods, rows, strict=True))}
+    heads = ["method", *((title, "n") for title in titles)]
+    return {"target_caption": caption, "target_heads": heads, "target": rows}
+
+
+_EXCHANGED = (
+    ". Exchanged: models, updates, and control variates or gradients where a method has them, "
+    "received and sent by the clients for these updates, as float32"
+)
 
 
 def _byte_unit(most: float) -> tuple[float, str]:
@@ -442,13 +465,15 @@ def _format_mean_sizes(groups: Groups) -> str:
     return "–".join(dict.fromkeys(f"{mean:,.1f}" for mean in (min(means), max(means))))
 
 
-def _differing_settings(groups: Groups) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Return the fields in which methods differ, and each method with its values."""
+def _differing_settings(groups: Groups) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of the fields in which methods differ; empty if they do not."""
     experiments = [group[0].experiment for group in groups.values()]
     flat = flatten_alike(experiments, without=("seed", "name"))
     fields = differing_fields(flat)
     columns = [abbreviate([str(one.get(f, "")) for one in flat], 60) for f in fields]
-    return fields, list(zip(groups, map(list, zip(*columns, strict=True)), strict=False))
+    if not fields:
+        return [], []
+    return ["method", *fields], [list(row) for row in zip(groups, *columns, strict=True)]
 
 
 def _format_experiment(run: LoadedRun) -> str:

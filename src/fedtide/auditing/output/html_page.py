@@ -7,13 +7,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 
 from fedtide.atomic_io import write_text
 from fedtide.auditing.api import Audit
 from fedtide.auditing.log.refusals import format_reasons
 from fedtide.auditing.output import audit_figures, formatting, text
+from fedtide.html_page import render_template
 from fedtide.validation import expand_home
 
 _ROWS = 12
@@ -36,12 +36,12 @@ def write_page(audit: Audit, path: str | Path, privacy: Sequence[Sequence[str]] 
 
 def render_page(audit: Audit, privacy: Sequence[Sequence[str]] = ()) -> str:
     """Return the HTML of the page."""
-    folder = files("fedtide.auditing.output")
-    template = folder.joinpath("audit.html.jinja").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.from_string(template).render(
+    style = files("fedtide.auditing.output").joinpath("audit.css").read_text(encoding="utf-8")
+    return render_template(
+        "fedtide.auditing.output",
+        "audit.html.jinja",
+        "Whose model is this log training?",
+        style,
         audit=audit,
         privacy=privacy,
         text=text,
