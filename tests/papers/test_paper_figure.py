@@ -10,9 +10,15 @@ from matplotlib.figure import Figure
 
 from fedtide.papers import load, load_records
 from fedtide.papers.paper_figure import draw_figure
+from fedtide.papers.rows import compare
 from fedtide.plotting.style import new_figure, plain_logarithms
 
 RECORDS = Path(__file__).parents[2] / "results"
+
+
+def recorded(name):
+    """Return an experiment with its recorded rows."""
+    return load(name), compare(load(name), load_records(RECORDS, name), "paper")
 
 
 def visible_labels(axis):
@@ -49,7 +55,7 @@ def test_logarithmic_axis_has_a_few_plain_numbers(low, high, some):
 
 def test_figure_of_example_1_has_numbers_on_every_axis():
     """Its logarithmic axes span sixteen decades; rounding errors below 0 are not drawn."""
-    figure = draw_figure(load("003/example-1"), load_records(RECORDS, "003/example-1"))
+    figure = draw_figure(*recorded("003/example-1"))
     figure.canvas.draw()
     assert len(figure.axes) == 3
     for axes in figure.axes:
@@ -59,13 +65,13 @@ def test_figure_of_example_1_has_numbers_on_every_axis():
 
 def test_the_band_around_a_curve_is_the_standard_error():
     """Values 1, 2 and 3 have the standard deviation 1, so the error of their mean is 1/√3."""
-    paper, (record, *_) = load("003/example-1"), load_records(RECORDS, "003/example-1")
-    metric = paper.figure["metric"]
+    paper, (row, *_) = recorded("003/example-1")
+    metric, record = paper.figure["metric"], row.records[0]
     records = [
         replace(record, seed=seed, curve={"round": [0, 10], metric: [float(seed)] * 2})
         for seed in (1, 2, 3)
     ]
-    axes = draw_figure(paper, records).axes[0]
+    axes = draw_figure(paper, [replace(row, records=tuple(records))]).axes[0]
     (band,) = axes.collections
     heights = band.get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == pytest.approx((2 - 3**-0.5, 2 + 3**-0.5))
@@ -73,7 +79,7 @@ def test_the_band_around_a_curve_is_the_standard_error():
 
 def test_formulas_of_the_papers_are_drawn_and_powers_of_ten_are_ticks():
     """Names of users are not read as formulas; an axis of a paper and its ticks are."""
-    skew = draw_figure(load("004/skew"), load_records(RECORDS, "004/skew"))
+    skew = draw_figure(*recorded("004/skew"))
     assert skew.axes[0].xaxis.label.get_parse_math()
     assert not skew.axes[0].title.get_parse_math()
     figure, (axes,) = new_figure()

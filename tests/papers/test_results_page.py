@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from fedtide.papers import load, load_records, names, plan
-from fedtide.papers.paper_spec import SCALES
 from fedtide.papers.results_page import render_results
 
 ROOT = Path(__file__).parents[2]
@@ -40,30 +39,6 @@ def test_the_readme_has_its_totals(page):
     assert said in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_only_records_of_planned_runs_are_counted(records, page):
-    """The page counts them in the last cells of its rows: 5 of 5 / 1 of 1.
-
-    The other records have the earlier settings of two groups of experiments, which it lists.
-    """
-    cells = re.findall(r"\| ((?:\d+ of \d+|–)(?: / (?:\d+ of \d+|–))?) \|$", page, re.MULTILINE)
-    counted = sum(int(count) for cell in cells for count in re.findall(r"(\d+) of", cell))
-    others = unmatched(records)
-    assert counted == len(records) - len(others)
-    assert f"{counted} of {len(records)} records are of planned runs" in page
-    assert {key[0][:3] for key in others} <= {"001", "002"}
-    for paper, scale in {key[:2] for key in others}:
-        section = page.partition(f"\n## {paper}\n")[2].partition("\n## ")[0]
-        listed = section.partition("Earlier runs at")[2]
-        seeds = sum(map(int, re.findall(r"\| (\d+) \|$", listed, re.MULTILINE)))
-        assert seeds == sum(key[:2] == (paper, scale) for key in others), paper
-
-
-def unmatched(records):
-    """Return the keys of the records without a planned run of the same settings."""
-    runs = {run.key: run for name in names() for scale in SCALES for run in plan(load(name), scale)}
-    return [r.key for r in records if r.key not in runs or not r.matches(runs[r.key])]
-
-
 def test_page_without_records():
     text = render_results([])
     assert "0 reproduced, 0 not reproduced, 0 undecided, 0 partly tested" in text
@@ -72,28 +47,6 @@ def test_page_without_records():
         missing = load(name).no_data
         reason = f"No data here: {missing}." if missing else "Not run with the planned settings."
         assert reason in text.partition(f"## {name}\n")[2][:400]
-
-
-def test_outcomes_in_the_tables_add_up_to_the_counts(page):
-    """Each counted claim is in one of the lists, and none of the checks is."""
-    (counts,) = re.findall(r"^All papers: (.*?)\.", page, re.MULTILINE)
-    full = [int(number) for number in re.findall(r" \((\d+) at full scale\)", counts)]
-    counts = re.sub(r" \(.*?\)", "", counts)
-    count = {outcome: int(number) for number, outcome in re.findall(r"(\d+) ([a-z ]+)", counts)}
-    claims = page.partition("\n## Claims\n")[2].partition("\n## Checks\n")[0]
-    assert len(re.findall(r"^\| \[\d", claims, re.MULTILINE)) == sum(
-        number for outcome, number in count.items() if outcome not in ("not tested", "without data")
-    )
-    assert len(re.findall("^    - ", claims, re.MULTILINE)) == count["not tested"]
-    waiting = re.findall(r"^- \[.*No data here: .*\. (\d+) claims", claims, re.MULTILINE)
-    assert sum(map(int, waiting)) == count["without data"]
-    total = sum(claim.check is None for name in names() for claim in load(name).claims)
-    assert sum(count.values()) == total
-    findings = page.partition("\n## Findings\n")[2].partition("\n## ")[0]
-    assert len(re.findall("^- Holds: ", findings, re.MULTILINE)) == count["reproduced"]
-    failures = re.findall("^- Does not hold: .* Why: ", findings, re.MULTILINE)
-    assert len(failures) == count["not reproduced"]
-    assert len(re.findall(r", full scale\)\.(?: Why: .*)?$", findings, re.MULTILINE)) == sum(full)
 
 
 def test_experiments_without_data_are_not_offered_as_runs(page):
@@ -109,11 +62,7 @@ def test_claims_are_judged_as_others_once_the_data_are_there(records):
     run = plan(load("001/svhn"), "laptop")[0]
     record = replace(
         records[0],
-        paper=run.paper,
-        scale=run.scale,
-        case=run.case,
-        method=run.method,
-        seed=run.seed,
+        **run.key._asdict(),
         settings=run.resolved,
         measures={"train": 50.0, "test": 50.0},
         curve={},
@@ -145,9 +94,9 @@ def test_decided_failure_at_full_scale_counts_although_other_runs_are_missing(re
         replace(
             next(r for r in laptop if r.method == run.method),
             scale="paper",
-            seed=run.seed,
+            seed=run.key.seed,
             settings=run.resolved,
-            measures={"train": 1.0, "test": accuracy + 0.01 * run.seed},
+            measures={"train": 1.0, "test": accuracy + 0.01 * run.key.seed},
         )
         for run in plan(load("002/cifar10"), "paper")
         for accuracy in [{"amplified-scaffold": 10.0, "fedavg": 50.0}.get(run.method)]

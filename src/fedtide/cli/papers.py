@@ -10,20 +10,20 @@ import typer
 from fedtide.atomic_io import make_folder, write_yaml
 from fedtide.cli.options import Workers, split_names
 from fedtide.errors import InvalidInputError
-from fedtide.papers.claim_judging import judge_claims
 from fedtide.papers.export import export_sweep
+from fedtide.papers.judging import judge_claims
 from fedtide.papers.paper_figure import draw_figure
-from fedtide.papers.paper_registry import load
 from fedtide.papers.paper_runner import run_paper
-from fedtide.papers.paper_spec import PaperExperiment, Scale
+from fedtide.papers.paper_spec import PaperExperiment, Scale, load
 from fedtide.papers.plan import plan
-from fedtide.papers.published_comparison import compare, match_records
-from fedtide.papers.record import Record, load_records
+from fedtide.papers.record import load_records
 from fedtide.papers.results_page import write_results
+from fedtide.papers.rows import compare
 from fedtide.papers.terminal_tables import claims_table, comparison_table, experiments_table
 from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import save_figure
 from fedtide.simulation.progress_bars import ProgressBars
+from fedtide.sweep.records import record_text
 from fedtide.training.devices import require_device
 from fedtide.validation import require_choice, require_suffix
 
@@ -51,7 +51,9 @@ def papers_command(
     out: Annotated[Path, typer.Option(help="Folder of the runs and figures.")] = Path(
         "runs/papers"
     ),
-    records: Annotated[Path, typer.Option(help="Folder of the run records.")] = Path("results"),
+    records: Annotated[
+        Path, typer.Option(help="Folder of the run records, a Parquet file for each paper.")
+    ] = Path("results"),
     workers: Workers = None,
     device: Annotated[
         str | None,
@@ -63,6 +65,12 @@ def papers_command(
             "--show", help="Show all recorded runs and draw their figure below --out; run nothing."
         ),
     ] = False,
+    record: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CASE/METHOD/SEED", help="Print one record as JSON text; run nothing."
+        ),
+    ] = None,
     export: Annotated[
         Path | None,
         typer.Option(help="Write one case as a sweep file for `fedtide run`; run nothing."),
@@ -79,29 +87,16 @@ def papers_command(
     """
     if records.exists() and not records.is_dir():
         raise InvalidInputError(f"records: {records} is a file; give the folder of the records")
-    values = {
-        "--export": export,
-        "--seeds": seeds,
-        "--methods": methods,
-        "--cases": cases,
-        "--device": device,
-    }
-    chosen = [option for option, value in values.items() if value is not None]
-    given = [*(["NAME"] if name is not None else []), *(["--show"] if show else []), *chosen]
     if write is not None:
         require_suffix("write", write, [".md"])
-        if given:
-            raise InvalidInputError(f"write: it is about all experiments; leave out {given[0]}")
         write_results(write, records)
         print(f"results: {write}")
         return
     if name is None:
-        if given:
-            raise InvalidInputError(f"name: missing; say which experiment {given[0]} is about")
+        if show or any((seeds, methods, cases, device, record, export)):
+            raise InvalidInputError("name: missing; say which experiment these options are about")
         new_console().print(experiments_table(load_records(records)))
         return
-    if show and chosen:
-        raise InvalidInputError(f"show: it shows all recorded runs; leave out {chosen[0]}")
     require_choice("scale", scale, Scale)
     paper = load(name)
     size: Scale = "paper" if scale == "paper" or paper.laptop is None else "laptop"
@@ -110,9 +105,10 @@ def papers_command(
         require_device(device)
         if paper.compute is not None:
             raise InvalidInputError(f"device: {name} trains no models; leave it out")
+    if record is not None:
+        print(_find_record(paper, size, record, records), end="")
+        return
     if export is not None:
-        if device is not None:
-            raise InvalidInputError("device: write it into the exported file; leave it out here")
         write_yaml(export, export_sweep(paper, size, *part), "export", "choose another file")
         print(f"export: {export}; start it with: fedtide run {export}")
         return
@@ -120,20 +116,36 @@ def papers_command(
         runs = plan(paper, size, *part, device=device or "cpu")
         with ProgressBars(paper.name) as view:
             run_paper(paper, runs, out, records, workers, view)
-    _show(paper, size, load_records(records, paper.name), out)
+    _show(paper, size, records, out)
 
 
-def _show(paper: PaperExperiment, scale: Scale, records: list[Record], out: Path) -> None:
+def _find_record(paper: PaperExperiment, scale: Scale, wanted: str, records: Path) -> str:
+    """Return the record of a run as text.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    known = {
+        f"{one.case}/{one.method}/{one.seed}": one
+        for one in load_records(records, paper.name)
+        if one.scale == scale
+    }
+    if not known:
+        raise InvalidInputError(f"record: {paper.name} has none at {scale} scale; choose another")
+    require_choice("record", wanted, known)
+    return record_text(known[wanted])
+
+
+def _show(paper: PaperExperiment, scale: Scale, records: Path, out: Path) -> None:
     console = new_console()
-    rows = compare(paper, records, scale)
+    rows = compare(paper, load_records(records, paper.name), scale)
     if scale == "laptop" and paper.laptop is not None:
         console.print(f"Laptop scale: {paper.laptop.description}.")
     console.print(comparison_table(paper, rows))
-    console.print(claims_table(judge_claims(paper, rows, scale)))
+    console.print(claims_table(paper, judge_claims(paper, rows, scale)))
     folder = out / paper.name
     make_folder(folder)
-    matching = [record for _, record in match_records(paper, records, scale) if record is not None]
-    figure = draw_figure(paper, matching)
+    figure = draw_figure(paper, rows)
     for suffix in ("png", "pdf"):
         save_figure(figure, folder / f"{scale}.{suffix}")
     print(f"figure: {folder / f'{scale}.png'}")

@@ -1,7 +1,8 @@
-"""HTML pages: self-contained files with one style, readable on a phone and on paper."""
+"""Pages: self-contained HTML with one style, readable on a phone and on paper, and Markdown."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -39,6 +40,24 @@ def render_template(package: str, name: str, title: str, style: str = "", **cont
     )
 
 
+def render_markdown(package: str, name: str, **content: Any) -> str:
+    """Return the Markdown that a template of a package makes; it ends with one line break."""
+    return _environment(package).get_template(name).render(**content).strip() + "\n"
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table in Markdown.
+
+    >>> print(markdown_table(["method", "loss"], [["fedavg", 0.1]]))
+    | method | loss |
+    |---|---|
+    | fedavg | 0.1 |
+    """
+    head = f"| {' | '.join(heads)} |".replace("|  |", "| |")
+    lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return "\n".join([head, "|" + "---|" * len(heads), *lines])
+
+
 @cache
 def _environment(package: str) -> jinja2.Environment:
     def read(name: str) -> str:
@@ -48,7 +67,7 @@ def _environment(package: str) -> jinja2.Environment:
 
     return jinja2.Environment(
         loader=jinja2.FunctionLoader(read),
-        autoescape=True,
+        autoescape=jinja2.select_autoescape(enabled_extensions=("html.jinja",)),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,

@@ -1,7 +1,6 @@
 """The published experiments of the five papers: specified, run, recorded and compared."""
 
-from fedtide.papers.paper_registry import load, names
-from fedtide.papers.paper_spec import PaperExperiment
+from fedtide.papers.paper_spec import PaperExperiment, load, names
 from fedtide.papers.plan import PlannedRun, plan
 from fedtide.papers.record import Record, load_records
 

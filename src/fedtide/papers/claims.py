@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedtide.errors import InvalidInputError
-from fedtide.validation import require_choice
-
 Kind = Literal["beats", "loses", "matches", "value", "printed", "grows"]
-
-_PAIRS = ("beats", "loses", "matches")
-_MARGINS = ("matches", "value", "printed")
 
 
 @dataclass(frozen=True)
@@ -43,9 +37,6 @@ class Claim:
         laptop_measure: the measure at laptop scale; None: the same.
         full_scale: whether the statement is about the experiment of the published size only, as
             those of the kinds "value" and "printed" and those with a positive `by` always are.
-
-    Raises:
-        InvalidInputError: an unknown kind, or fields that its kind needs or does not have.
     """
 
     statement: str
@@ -58,30 +49,13 @@ class Claim:
     against: str | None = None
     by: float = 0.0
     within: float = 0.0
-    value: float | None = None
+    value: float = 0.0
     ratios: bool = False
     some: bool = False
     why: str = ""
     check: str | None = None
     laptop_measure: str | None = None
     full_scale: bool = False
-
-    def __post_init__(self) -> None:
-        require_choice("kind", self.kind, Kind)
-        if self.kind == "value" and self.value is None:
-            raise InvalidInputError("value: missing; give the published number")
-        if self.kind in _PAIRS and not self.than:
-            raise InvalidInputError("than: missing; give the methods to compare with")
-        if self.kind in _MARGINS and self.within <= 0:
-            raise InvalidInputError("within: missing; give the margin of agreement")
-        if self.kind not in _PAIRS and self.against is not None:
-            raise InvalidInputError(f"against: has no meaning for {self.kind!r}; leave it out")
-        if self.ratios and (self.kind not in ("beats", "loses") or self.by):
-            raise InvalidInputError(
-                "ratios: only for the kinds 'beats' and 'loses' without `by`; leave it out"
-            )
-        if self.kind == "grows" and self.cases is not None:
-            require_two_cases(self.cases)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -92,12 +66,3 @@ class Claim:
     def needs_full_scale(self) -> bool:
         """Whether only runs of the published size can confirm the statement."""
         return self.full_scale or self.kind in ("value", "printed") or self.by > 0
-
-
-def require_two_cases(cases: Sequence[str]) -> None:
-    """Raise InvalidInputError unless something can grow over the cases."""
-    if len(cases) < 2:
-        raise InvalidInputError(
-            f"cases: nothing grows over {len(cases)} (the claim is of the kind 'grows'); "
-            "give at least two"
-        )

@@ -52,6 +52,6 @@ def export_sweep(
         method: {key: value for key, value in plain.items() if key not in shared}
         for method, plain in settings.items()
     }
-    seeds = list(dict.fromkeys(run.seed for run in runs))
+    seeds = list(dict.fromkeys(run.key.seed for run in runs))
     name = paper.name.replace("/", "-")
     return {"name": name, "seeds": seeds, **shared, "methods": own}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,12 +90,6 @@ class Measure:
         if self.take == "spread":
             return float(np.std(values))
         return float(np.mean(values) if self.take == "mean" else values[-1])
-
-    def same_number(self, other: Measure) -> bool:
-        """Return whether both read the same number off a run; they may show it differently."""
-        return replace(self, title=None, digits=2, diverged=None) == replace(
-            other, title=None, digits=2, diverged=None
-        )
 
     def _first_round(self, rounds: np.ndarray, values: np.ndarray) -> float | None:
         assert self.target is not None

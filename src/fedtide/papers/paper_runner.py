@@ -1,32 +1,25 @@
-"""Runs the planned runs that have no record yet, and writes one record for each."""
+"""Runs the planned runs that have no record yet, as a sweep, and records each as it ends."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from fedtide.atomic_io import make_folder
 from fedtide.errors import InvalidInputError
-from fedtide.locking import lock_folder
 from fedtide.papers.computed_experiments import COMPUTATIONS
 from fedtide.papers.measures import DERIVED_METRICS
-from fedtide.papers.paper_registry import load, names
-from fedtide.papers.paper_spec import PaperExperiment
+from fedtide.papers.paper_spec import PaperExperiment, load, names
 from fedtide.papers.plan import PlannedRun
-from fedtide.papers.record import Record, find_record, make_record, record_path, write_record
-from fedtide.papers.shared_runs import find_identical, group_identical
+from fedtide.papers.record import Record, make_record, match_records, records_of
 from fedtide.problems.datasets import catalogue
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.run_folder import RunFolder, read_frame
 from fedtide.sweep import Sweep, SweepRun, run_sweep
 from fedtide.sweep.sweep_runner import OnProgress
-
-_PATIENCE = 60.0  # seconds that another process may take to write its records
 
 
 def run_paper(
@@ -39,10 +32,7 @@ def run_paper(
 ) -> list[Record]:
     """Run the planned runs that have no matching record, and return the records of all of them.
 
-    Runs with the same settings, in this or another experiment, are run once: each gets a record
-    with the measures of its own experiment, from an existing record if that has them. If an earlier
-    record lacks one of them, the run is repeated, and replaces that record, too. An interrupted run
-    resumes at its checkpoint. A run that diverges is recorded as diverged.
+    An interrupted run resumes at its checkpoint. A run that diverges is recorded as diverged.
 
     Args:
         paper: the published experiment.
@@ -56,141 +46,39 @@ def run_paper(
         InvalidInputError: missing data, or a run that fails for another reason than divergence.
         Interrupted: the user interrupted; running work has been saved.
     """
-    missing = [run for run in runs if not _ensure_record(run, runs, paper, records)]
+    kept = records_of(records, paper.name)
+    recorded = match_records(runs, kept.read())
+    missing = [run for run in runs if run.key not in recorded]
     check_datasets(missing)
-    trained = []
-    for group in group_identical(missing, runs):
-        run = group[0]
+    trained = {}
+    for run in missing:
         if run.compute is None:
-            trained.append(group)
-        else:
-            start = time.perf_counter()
-            metrics = COMPUTATIONS[run.compute](run.settings)
-            _write(RunOutcome(metrics, time.perf_counter() - start), group, paper, records)
-    if trained:
-        _train(paper, trained, out, records, workers, progress)
-    return [record for run in runs if (record := find_record(run, records)) is not None]
-
-
-def _ensure_record(
-    run: PlannedRun, runs: Sequence[PlannedRun], paper: PaperExperiment, records: Path
-) -> bool:
-    """Give a run the record of another one with the same settings if it has none.
-
-    Returns:
-        Whether it has one now.
-    """
-    if find_record(run, records) is not None:
-        return True
-    for other in find_identical(run, runs):
-        found = find_record(other, records)
-        if found is None:
+            trained[run.folder] = run
             continue
-        shared = found.share(_experiment_of(other, paper), run, _experiment_of(run, paper))
-        if shared is not None:
-            write_record(shared, records)
-            return True
-    return False
+        start = time.perf_counter()
+        metrics = COMPUTATIONS[run.compute](run.settings)
+        kept.add([make_record(run, paper.measures, metrics, time.perf_counter() - start)])
 
+    def record(member: SweepRun, path: Path) -> None:
+        kept.add([_read_record(paper, trained[member.path], RunFolder(path))])
 
-def _experiment_of(run: PlannedRun, paper: PaperExperiment) -> PaperExperiment:
-    """Return the experiment of a run, which may be this one or another of fedtide."""
-    return paper if run.paper == paper.name else load(run.paper)
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """The outcome of a run.
-
-    Args:
-        metrics: one row per evaluation; no rows if the run diverged.
-        seconds: the time of training and evaluation.
-        stopped: why it ended before its last round, if it did.
-        rounds: the completed rounds; None: those of the last evaluation.
-        execution: see `Execution`; under "earlier" those of earlier parts of the run that differ.
-        model: the file of the final model, if any.
-    """
-
-    metrics: pl.DataFrame
-    seconds: float
-    stopped: str | None = None
-    rounds: int | None = None
-    execution: Mapping[str, Any] = field(default_factory=dict)
-    model: Path | None = None
-
-
-def _write(
-    outcome: RunOutcome, group: Sequence[PlannedRun], paper: PaperExperiment, records: Path
-) -> None:
-    """Write the record of the first run of a group, which was run, and those of the others.
-
-    Another process may have run one of them meanwhile; then its result is kept, and shared.
-    """
-    run, *others = group
-    make_folder(record_path(records, run.key).parent, field="records")  # errors name this folder
-    with lock_folder(records, "records", "wait until it has ended", patience=_PATIENCE):
-        if not _ensure_record(run, group, paper, records):
-            _write_all(outcome, group, paper, records)
-            return
-        for other in others:
-            _ensure_record(other, group, paper, records)  # shares the other process's result
-
-
-def _write_all(
-    outcome: RunOutcome, group: Sequence[PlannedRun], paper: PaperExperiment, records: Path
-) -> None:
-    """Write the records of a group, none of which another process has run."""
-    for run in group:
-        of_run = _experiment_of(run, paper)
-        metrics = outcome.metrics
-        if of_run.derive is not None and outcome.stopped is None:
-            assert outcome.model is not None
-            metrics = DERIVED_METRICS[of_run.derive](metrics, run.settings, outcome.model)
-        record = make_record(
-            run,
-            of_run.measures,
-            metrics,
-            outcome.seconds,
-            stopped=outcome.stopped,
-            rounds=outcome.rounds,
-            execution=outcome.execution,
-            shared_from=None if run is group[0] else group[0],
+    if trained:
+        scale = missing[0].key.scale
+        members = tuple(
+            SweepRun(run.folder, Experiment.from_dict(run.settings), run.key._asdict())
+            for run in trained.values()
         )
-        write_record(record, records)
+        sweep = Sweep(paper.name, members, (), (), None, {"name": paper.name, "scale": scale})
+        folder = out / paper.name / scale
+        make_folder(folder)
+        # without a table, as processes with other seeds or methods may share the folder
+        run_sweep(sweep, folder, workers=workers, progress=progress, done=record, table=False)
+    found = match_records(runs, kept.read())
+    return [found[run.key] for run in runs if run.key in found]
 
 
-def _train(
-    paper: PaperExperiment,
-    groups: Sequence[Sequence[PlannedRun]],
-    out: Path,
-    records: Path,
-    workers: int | None,
-    progress: OnProgress | None,
-) -> None:
-    """Execute the first runs of the groups as a sweep, and record each group when it ends."""
-    runs = [group[0] for group in groups]
-    by_folder = {group[0].folder: group for group in groups}
-    members = tuple(
-        SweepRun(
-            run.folder, Experiment.from_dict(run.settings), {"method": run.method, "seed": run.seed}
-        )
-        for run in runs
-    )
-    plain = {"name": paper.name, "scale": runs[0].scale}
-    sweep = Sweep(paper.name, members, (), (), None, plain)
-    folder = out / paper.name / runs[0].scale
-    make_folder(folder)
-
-    def write(member: SweepRun, path: Path) -> None:
-        group = by_folder[member.path]
-        _write(_read_outcome(group[0], RunFolder(path)), group, paper, records)
-
-    # processes with other seeds or methods may share the folder
-    run_sweep(sweep, folder, workers=workers, progress=progress, done=write, table=False)
-
-
-def _read_outcome(run: PlannedRun, folder: RunFolder) -> RunOutcome:
-    """Return the outcome of a run that has finished or diverged.
+def _read_record(paper: PaperExperiment, run: PlannedRun, folder: RunFolder) -> Record:
+    """Return the record of a run that has finished or diverged.
 
     Raises:
         InvalidInputError: it failed for another reason.
@@ -198,17 +86,20 @@ def _read_outcome(run: PlannedRun, folder: RunFolder) -> RunOutcome:
     failure = folder.read_failure(run.resolved["rounds"])
     if failure is not None and not failure.permanent:
         raise InvalidInputError(f"{run.folder}.{failure.sentence}")
-    reason = None if failure is None else failure.sentence.partition(";")[0]
     spent = ("training_seconds", "evaluation_seconds")
     timings = folder.read_json(folder.timings, [*spent, "rounds", "executions"])
     seconds = sum(float(timings[name]) for name in spent)
     *earlier, execution = timings["executions"]
     if earlier:  # the run was continued on another machine or GPU
         execution = {**execution, "earlier": earlier}
-    if reason is not None:
-        return RunOutcome(pl.DataFrame(), seconds, reason, timings["rounds"], execution)
+    if failure is not None:
+        reason, rounds = failure.sentence.partition(";")[0], timings["rounds"]
+        none = pl.DataFrame()
+        return make_record(run, paper.measures, none, seconds, reason, rounds, execution)
     metrics = read_frame(folder.metrics)
-    return RunOutcome(metrics, seconds, execution=execution, model=folder.model)
+    if paper.derive is not None:
+        metrics = DERIVED_METRICS[paper.derive](metrics, run.settings, folder.model)
+    return make_record(run, paper.measures, metrics, seconds, execution=execution)
 
 
 def check_datasets(runs: Iterable[PlannedRun]) -> None:

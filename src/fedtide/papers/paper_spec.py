@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
-from fedtide.errors import InvalidInputError, did_you_mean, error_prefix
+from fedtide.errors import error_prefix
 from fedtide.papers.claims import Claim
 from fedtide.papers.measures import Measure
 from fedtide.simulation.experiment import BUILDER
+from fedtide.simulation.experiment_files import read_yaml
 from fedtide.validation import require_choice
 
 Scale = Literal["paper", "laptop"]
@@ -57,10 +60,10 @@ class PaperExperiment:
         methods: what each method changes, by name.
         cases: what each case changes, by name; under `methods` also what it changes in a method.
         measures: the numbers that are read off a run, by name.
-        published: the numbers in the paper.
-        program: the numbers of the authors' program, where known.
         claims: the paper's statements about the methods.
         minutes: the approximate time of all runs on two cores, by scale.
+        published: the numbers in the paper.
+        program: the numbers of the authors' program, where known.
         unknown: what the paper leaves unknown, and the substitute.
         choices: where the paper and its authors' program differ, and how to choose.
         notes: further remarks.
@@ -81,10 +84,10 @@ class PaperExperiment:
     methods: Mapping[str, Mapping[str, Any]]
     cases: Mapping[str, Mapping[str, Any]]
     measures: Mapping[str, Measure]
-    published: PublishedNumbers
-    program: PublishedNumbers
     claims: Sequence[Claim]
     minutes: Mapping[str, float]
+    published: PublishedNumbers = field(default_factory=dict)
+    program: PublishedNumbers = field(default_factory=dict)
     unknown: Sequence[str] = ()
     choices: Sequence[str] = ()
     notes: Sequence[str] = ()
@@ -116,13 +119,9 @@ def parse_paper(name: str, plain: Mapping[str, Any]) -> PaperExperiment:
     """Return the experiment that the plain data of its file describe.
 
     Raises:
-        InvalidInputError: an unknown key, or an unknown case, method or measure.
+        InvalidInputError: an unknown key of a measure or a claim.
     """
-    known = {f.name for f in fields(PaperExperiment)} - {"name"}
-    for key in plain:
-        if key not in known:
-            raise InvalidInputError(f"{name}: unknown key {key!r}; {did_you_mean(key, known)}")
-    plain = expand(plain)
+    plain = _expand(plain)
     with error_prefix(name):
         built = dict(plain) | {
             "cases": plain.get("cases") or {MAIN: {}},
@@ -131,40 +130,18 @@ def parse_paper(name: str, plain: Mapping[str, Any]) -> PaperExperiment:
                 for key, value in plain["measures"].items()
             },
             "claims": [BUILDER.build(Claim, c, "claims") for c in plain.get("claims", ())],
-            "published": plain.get("published", {}),
-            "program": plain.get("program", {}),
         }
         if plain.get("laptop") is not None:
             built["laptop"] = BUILDER.build(LaptopScale, plain["laptop"], "laptop")
-        paper = PaperExperiment(name=name, **built)
-        _check_names(paper)
-    return paper
+    return PaperExperiment(name=name, **built)
 
 
-def _check_names(paper: PaperExperiment) -> None:
-    """Check that all cases, methods and measures that the file names exist."""
-    for table_name, table in (("published", paper.published), ("program", paper.program)):
-        for case, rows in table.items():
-            require_choice(table_name, case, paper.cases)
-            for method, numbers in rows.items():
-                require_choice(f"{table_name}.{case}", method, paper.methods)
-                for measure in numbers:
-                    require_choice(f"{table_name}.{case}.{method}", measure, paper.measures)
-    for i, claim in enumerate(paper.claims):
-        for method in claim.methods:
-            require_choice(f"claims.{i}", method, paper.methods)
-        for case in (*(claim.cases or ()), *([claim.against] if claim.against else ())):
-            require_choice(f"claims.{i}", case, paper.cases)
-        for measure in filter(None, (claim.measure, claim.laptop_measure)):
-            require_choice(f"claims.{i}", measure, paper.measures)
-
-
-def expand(value: Any) -> Any:
+def _expand(value: Any) -> Any:
     """Return plain data with the two abbreviations of long lists written out.
 
-    >>> expand({"repeat": [[0, 2], [1, 3]]})
+    >>> _expand({"repeat": [[0, 2], [1, 3]]})
     [0, 0, 1, 1, 1]
-    >>> expand({"geometric": {"ratio": 0.5, "count": 3}})
+    >>> _expand({"geometric": {"ratio": 0.5, "count": 3}})
     [1.0, 0.5, 0.25]
     """
     if isinstance(value, Mapping):
@@ -173,5 +150,30 @@ def expand(value: Any) -> Any:
         if set(value) == {"geometric"}:
             ratio, count = value["geometric"]["ratio"], value["geometric"]["count"]
             return [float(ratio) ** i for i in range(count)]
-        return {key: expand(inner) for key, inner in value.items()}
-    return [expand(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _expand(inner) for key, inner in value.items()}
+    return [_expand(inner) for inner in value] if isinstance(value, list) else value
+
+
+_FOLDER = Path(__file__).parent
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Return the names of all published experiments, paper by paper: one YAML file for each.
+
+    >>> "002/synthetic" in names()
+    True
+    """
+    files = sorted(_FOLDER.glob("[0-9][0-9][0-9]/*.yaml"))
+    return tuple(f"{file.parent.name}/{file.stem}" for file in files)
+
+
+@cache
+def load(name: str) -> PaperExperiment:
+    """Return a published experiment.
+
+    Raises:
+        InvalidInputError: an unknown name.
+    """
+    require_choice("name", name, names())
+    return parse_paper(name, read_yaml(_FOLDER / f"{name}.yaml"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -13,8 +13,6 @@ from fedtide.papers.paper_spec import LaptopScale, PaperExperiment, Scale
 from fedtide.simulation.experiment import HOW, Experiment
 from fedtide.simulation.experiment_files import merge
 from fedtide.validation import require_choice
-
-_NO_CHANGES = LaptopScale(description="")
 
 
 class RunKey(NamedTuple):
@@ -26,39 +24,35 @@ class RunKey(NamedTuple):
     method: str
     seed: int
 
-    def __str__(self) -> str:
-        return "/".join(map(str, self))
-
 
 @dataclass(frozen=True, eq=False)
 class PlannedRun:
     """One run of a published experiment.
 
     Args:
-        paper: the experiment's name.
-        scale: "paper" or "laptop".
-        case, method, seed: which of its runs.
+        key: the experiment's name, the scale, and which of its runs.
         settings: the plain data of an `Experiment`, or the parameters of a computation.
         compute: the computation's name; None: the run is trained.
     """
 
-    paper: str
-    scale: Scale
-    case: str
-    method: str
-    seed: int
+    key: RunKey
     settings: Mapping[str, Any]
     compute: str | None = None
 
     @property
-    def key(self) -> RunKey:
-        """What identifies the run among all runs of all experiments."""
-        return RunKey(self.paper, self.scale, self.case, self.method, self.seed)
+    def case(self) -> str:
+        """The case."""
+        return self.key.case
+
+    @property
+    def method(self) -> str:
+        """The method."""
+        return self.key.method
 
     @property
     def folder(self) -> str:
         """The run folder, relative to that of the experiment and scale."""
-        return f"{self.case}/{self.method}/seed-{self.seed}"
+        return f"{self.case}/{self.method}/seed-{self.key.seed}"
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -85,9 +79,9 @@ def fingerprint(settings: Mapping[str, Any], compute: str | None = None) -> str:
 
 @cache
 def _resolve(settings: str) -> str:
-    learnt = without_execution(json.loads(settings))  # a GPU need not be here
+    learnt = _without_execution(json.loads(settings))  # a GPU need not be here
     resolved = Experiment.from_dict(learnt).to_dict()
-    return _canonical(json.dumps(without_execution(resolved)))
+    return _canonical(json.dumps(_without_execution(resolved)))
 
 
 def _canonical(text: str) -> str:
@@ -95,8 +89,8 @@ def _canonical(text: str) -> str:
     return json.dumps(json.loads(text, parse_int=float), sort_keys=True)
 
 
-def without_execution(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return resolved settings without the name and those that do not change what is learnt."""
+def _without_execution(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without the name and those that do not change what is learnt."""
     return {key: value for key, value in settings.items() if key not in ("name", *HOW)}
 
 
@@ -119,43 +113,27 @@ def plan(
     Raises:
         InvalidInputError: an unknown method or case.
     """
-    laptop = (paper.laptop or _NO_CHANGES) if scale == "laptop" else _NO_CHANGES
+    laptop = (paper.laptop if scale == "laptop" else None) or LaptopScale(description="")
     seeds = list(laptop.seeds or paper.seeds if seeds is None else seeds)
-    methods = _select("methods", methods, laptop.methods, paper.methods)
-    cases = _select("cases", cases, laptop.cases, paper.cases)
+    methods = list(laptop.methods or paper.methods if methods is None else methods)
+    cases = list(laptop.cases or paper.cases if cases is None else cases)
+    for field, names, known in (("methods", methods, paper.methods), ("cases", cases, paper.cases)):
+        for name in names:
+            require_choice(field, name, known)
     where = {}
     if paper.compute is None and device != "cpu":
         where = {"device": device, "trainer": "stacked"}  # the trainers of the files are for CPUs
     return [
         PlannedRun(
-            paper=paper.name,
-            scale=scale,
-            case=case,
-            method=method,
-            seed=seed,
-            settings={**_settings(paper, laptop, case, method), **where, "seed": seed},
-            compute=paper.compute,
+            RunKey(paper.name, scale, case, method, seed),
+            {**_settings(paper, laptop, case, method), **where, "seed": seed},
+            paper.compute,
         )
         for case in cases
         for seed in seeds
         for method in methods
         if paper.has_method(case, method)
     ]
-
-
-def _select(
-    field: str,
-    wanted: Iterable[str] | None,
-    at_scale: Sequence[str] | None,
-    options: Mapping[str, Any],
-) -> list[str]:
-    """Return the wanted names, or else those of the scale, or else all."""
-    if wanted is None:
-        return list(at_scale or options)
-    wanted = list(wanted)
-    for name in wanted:
-        require_choice(field, name, options)
-    return wanted
 
 
 def _settings(

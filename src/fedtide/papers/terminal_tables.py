@@ -8,17 +8,9 @@ from collections.abc import Iterable, Sequence
 from rich import box
 from rich.table import Table
 
-from fedtide.papers.claims import Claim
-from fedtide.papers.paper_registry import load, names
-from fedtide.papers.paper_spec import SCALES, PaperExperiment
-from fedtide.papers.published_comparison import (
-    Row,
-    compare,
-    format_measured,
-    format_published,
-    has_number,
-)
+from fedtide.papers.paper_spec import SCALES, PaperExperiment, load, names
 from fedtide.papers.record import Record
+from fedtide.papers.rows import Row, compare, format_measured, format_number, has_number, titles
 from fedtide.papers.verdicts import Verdict
 from fedtide.plotting.wide_table import WideTable
 
@@ -42,7 +34,7 @@ def experiments_table(records: Iterable[Record]) -> Table:
                 cells.append("as paper")
                 continue
             rows = compare(paper, by_paper[name], scale)
-            done, runs = sum(row.seeds for row in rows), sum(row.planned for row in rows)
+            done, runs = sum(len(row.records) for row in rows), sum(row.planned for row in rows)
             cells.append(f"{format_minutes(paper.minutes[scale])}\n{done} of {runs} runs")
         table.add_row(*cells)
     return table
@@ -61,28 +53,27 @@ def format_minutes(minutes: float) -> str:
 
 def comparison_table(paper: PaperExperiment, rows: Sequence[Row]) -> Table:
     """Return a table of published and measured numbers, in several blocks if it is wide."""
-    published = {name: has_number(paper.published, name) for name in paper.measures}
-    heads = ["method"]
-    for name, measure in paper.measures.items():
-        title = measure.title or measure.metric
-        heads += [f"{title}\npublished"] * published[name] + [f"{title}\nmeasured"]
     table = WideTable(title=f"{paper.name}: {paper.title}")
-    for head in (*heads, "seeds"):
-        table.add_column(head, overflow="fold")
+    printed = [name for name in paper.measures if has_number(paper.published, name)]
+    table.add_column("method", overflow="fold")
+    for name, title in titles(paper).items():
+        for kind in ("published", "measured") if name in printed else ("measured",):
+            table.add_column(f"{title}\n{kind}", overflow="fold")
+    table.add_column("seeds", overflow="fold")
     for row in rows:
         cells = [row.label]
-        for name, measure in paper.measures.items():
-            cell = row.cells[name]
-            cells += [format_published(cell, measure)] * published[name]
-            cells.append(format_measured(cell, measure))
-        table.add_row(*cells, f"{row.seeds}/{row.planned}")
+        for name in paper.measures:
+            if name in printed:
+                cells.append(format_number(paper, paper.published, row, name))
+            cells.append(format_measured(paper, row, name))
+        table.add_row(*cells, f"{len(row.records)}/{row.planned}")
     return table
 
 
-def claims_table(verdicts: Sequence[tuple[Claim, Verdict]]) -> Table:
+def claims_table(paper: PaperExperiment, verdicts: Iterable[Verdict]) -> Table:
     """Return a table of the claims and their verdicts."""
     table = _table("claim", "outcome", "numbers")
-    for claim, verdict in verdicts:
+    for claim, verdict in zip(paper.claims, verdicts, strict=True):
         statement = claim.statement if claim.check is None else f"Check: {claim.statement}"
         table.add_row(statement, verdict.outcome, verdict.summary)
     return table
