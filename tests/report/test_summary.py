@@ -80,11 +80,35 @@ class NeedsTheModel(ft.algorithms.FedAvg):
         return super().init(model.reshape(3, -1).flatten(), population)
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_weights_over_time_are_known_for_rates_by_name(fields, tmp_path):
+    """Known rates give 1 / p_n, whatever the clients are called."""
+    rates = {"ann": 0.9, "bob": 0.5, "cem": 0.25}
+    frame = pl.DataFrame({"x": np.arange(9.0), "y": np.ones(9), "who": [*rates] * 3})
+    problem = ft.problems.Supervised(
+        train=frame, inputs=["x"], target="y", clients="who", model="logistic", loss="mse"
+    )
+    run = fields | {"problem": problem, "participation": {"type": "bernoulli", "rates": rates}}
+    ft.simulate(**run, algorithm={"type": "known-rates", "rates": rates}, out=tmp_path / "named")
+    (section,) = make_sections(load_runs([tmp_path / "named"]))
+    assert "weights-time" in [one.name for one in section.figures["influence"]]
+    (loaded,) = load_runs([tmp_path / "named"])
+    found = history(loaded)
+    means = [found.select(client)[1].mean() for client in range(3)]
+    scaled = np.multiply(means, [rates[name] for name in loaded.clients["client"]])
+    assert np.allclose(scaled, scaled[0])
+
+
+def test_an_error_in_a_method_of_ones_own_is_shown(fields, tmp_path):
+    ft.simulate(**fields, algorithm=NeedsTheModel(), name="own", out=tmp_path, progress=False)
+    with pytest.raises(RuntimeError, match="shape"):
+        make_sections(load_runs([tmp_path]))
+
+
 def test_weights_over_time_of_own_methods_are_those_of_the_run_or_none(fields, tmp_path):
     methods = {
         "undeclared": Undeclared(bound=0.01),  # every update is longer
         "never clips": Undeclared(bound=1e9),
-        "needs the model": NeedsTheModel(),
     }
     for name, method in methods.items():
         ft.simulate(**fields, algorithm=method, name=name, out=tmp_path / name, progress=False)

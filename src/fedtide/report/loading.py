@@ -110,6 +110,20 @@ class LoadedRun:
             return None
         return 4 * self.dimension * self.algorithm.traits.message_vectors
 
+    @cached_property
+    def population(self) -> Population:
+        """The clients, as the method of the run knew them."""
+        columns = {n: self.clients[n].to_numpy(writable=True) for n in self.clients.columns}
+        names = columns["client"]
+        are_ids = np.array_equal(names, np.arange(len(names)))  # these need no look-up
+        return Population(
+            len(names),
+            samples=columns.get("samples"),
+            rates=columns.get("rate"),
+            names=None if are_ids else names,
+            seed=self.experiment["seed"],
+        )
+
     @property
     def weights_tell_influence(self) -> bool:
         """Whether the weights of updates tell how much each client counts; False if unknown."""
@@ -136,10 +150,7 @@ class LoadedRun:
         """
         with _reading(self.folder.participation):
             log = self._scan_log().filter(*where).collect()
-        names = self.clients["client"].to_numpy()
-        are_ids = np.array_equal(names, np.arange(len(names)))  # these need no look-up
-        population = Population(len(names), names=None if are_ids else names)
-        rows = number_clients(str(self.folder.participation), log["client"], population)
+        rows = number_clients(str(self.folder.participation), log["client"], self.population)
         return log.with_columns(client=rows)
 
     def used_rows(self) -> pl.DataFrame:

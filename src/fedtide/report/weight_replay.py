@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver
 from fedtide.differential_privacy import make_private
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.report.loading import LoadedRun
 from fedtide.report.summary import client_influence
@@ -49,31 +50,30 @@ class WeightHistory:
 def history(run: LoadedRun) -> WeightHistory | None:
     """Return the weight of every update of a run, which tells how much its client counted.
 
-    With most methods, weights depend on who took part and not on what was learnt. So the algorithm
-    is replayed on the log with a model of one number and updates of 0, for at most 5000 rounds.
-    Return None if it cannot be replayed, if the replay of all rounds gives other weights than the
-    run (as when they depend on the updates), or if weights do not tell how much clients count.
+    A method says by its traits that weights depend on who took part and not on what was learnt.
+    Then it is replayed on the log with a model of one number and updates of 0, for at most 5000
+    rounds. Return None if weights depend on more or do not tell how much clients count, if a class
+    of the run is not available here, or if the replay of all rounds gives other weights than the
+    run, as where updates arrive late.
     """
-    algorithm, known = run.algorithm, fields(Experiment)
-    if (
-        algorithm is None
-        or not run.weights_tell_influence
-        or algorithm.traits.weights_follow_updates
-    ):
+    algorithm = run.algorithm
+    if algorithm is None or not run.weights_tell_influence:
+        return None
+    if algorithm.traits.weights_follow_updates:
         return None
     ended = min(run.ended, _ROUNDS)
-    cohorts = list(_cohorts(run, ended))
     try:
         local, mechanism = (
-            BUILDER.build(known[key].kind, run.experiment.get(key), key)
+            BUILDER.build(fields(Experiment)[key].kind, run.experiment.get(key), key)
             for key in ("local", "privacy")
         )
-        if mechanism is not None:  # it refuses updates of clients that must rest or have spent all
-            algorithm = make_private(algorithm, mechanism, seed=0)
-        driver = RoundDriver(algorithm, torch.zeros(1, dtype=torch.float64), _population(run))
-        entries = list(_replayed(driver, cohorts, [local.rate(t) for t in range(ended)], run))
-    except Exception:  # a class is not available here, or a method of the user's needs a real model
+    except InvalidInputError:  # a class is not available here
         return None
+    if mechanism is not None:  # it refuses updates of clients that must rest or have spent all
+        algorithm = make_private(algorithm, mechanism, seed=0)
+    driver = RoundDriver(algorithm, torch.zeros(1, dtype=torch.float64), run.population)
+    rates = [local.rate(t) for t in range(ended)]
+    entries = list(_replayed(driver, _cohorts(run, ended), rates, run.population))
     if not entries:
         return None
     rounds, clients, weights = (np.concatenate(part) for part in zip(*entries, strict=True))
@@ -89,12 +89,14 @@ def history(run: LoadedRun) -> WeightHistory | None:
 
 
 def _replayed(
-    driver: RoundDriver[Any], cohorts: Sequence[Cohort], rates: Sequence[float], run: LoadedRun
+    driver: RoundDriver[Any],
+    cohorts: Iterable[Cohort],
+    rates: Iterable[float],
+    population: Population,
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Floats]]:
     """Yield, for every round with an update, the round, the clients and N a_t^n."""
-    size, samples = len(run.clients), None
-    if "samples" in run.clients.columns:
-        samples = torch.from_numpy(run.clients["samples"].to_numpy(writable=True))
+    held = population.samples
+    samples = None if held is None else torch.from_numpy(held.copy())
 
     def train(instructions: Instructions, cohort: Cohort) -> ClientUpdates:
         zeros = torch.zeros((len(cohort), 1), dtype=torch.float64)
@@ -112,7 +114,7 @@ def _replayed(
         info = driver.run(cohort, lr, train)
         if len(info.clients):
             ids = info.clients.numpy()
-            yield np.full(len(ids), t), ids, size * info.weights.double().numpy()
+            yield np.full(len(ids), t), ids, population.clients * info.weights.double().numpy()
 
 
 def _cohorts(run: LoadedRun, rounds: int) -> Iterator[Cohort]:
@@ -128,17 +130,3 @@ def _cohorts(run: LoadedRun, rounds: int) -> Iterator[Cohort]:
     ends = np.searchsorted(log["round"].to_numpy(), np.arange(rounds + 1))
     for first, end in pairwise(ends.tolist()):
         yield Cohort(clients[first:end], weights[first:end])
-
-
-def _population(run: LoadedRun) -> Population:
-    columns = {
-        name: run.clients[name].to_numpy(writable=True)
-        for name in ("samples", "rate")
-        if name in run.clients.columns
-    }
-    return Population(
-        len(run.clients),
-        samples=columns.get("samples"),
-        rates=columns.get("rate"),
-        seed=run.experiment["seed"],
-    )
