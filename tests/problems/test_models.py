@@ -379,39 +379,6 @@ def test_batch_norm_of_one_value_per_sample_needs_two_samples(module, fewest):
     assert FunctionalModel(module, (torch.rand(2, 4, 2),)).fewest_samples == fewest
 
 
-def test_batch_norm_over_rows_that_are_not_samples_is_refused_with_padding():
-    class Rows(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm1d(3)
-
-        def forward(self, x):
-            return self.norm(x.flatten(0, 1)).view(x.shape)
-
-    x = torch.randn(2, 4, 3)
-    model = FunctionalModel(Rows(), (x,))
-    model(model.params, (x,))
-    with pytest.raises(InvalidInputError, match=r"'norm' gets 8 rows for 2 samples.*; keep"):
-        model(model.params, (x,), sample_mask=torch.tensor([True, False]))
-
-
-@pytest.mark.parametrize(
-    ("module", "inputs", "names", "hint"),
-    [
-        (nn.Conv2d(3, 2, 3), (torch.rand(2, 8, 8, 3),), None, r"array.transpose\(0, 3, 1, 2\)"),
-        (nn.Embedding(4, 2), (torch.ones(2, 1),), None, "whole numbers in a column of their own"),
-        (nn.Bilinear(2, 2, 1), (torch.ones(2, 2),), None, "give each argument of forward a column"),
-        (nn.Linear(2, 1), (torch.ones(2, 2),), ("x",), "give each argument of forward a column"),
-        (nn.Linear(2, 1), (torch.ones(2),) * 2, None, "give each argument of forward a column"),
-        (nn.Linear(1, 1), (torch.ones(2),), None, "in a list, as in inputs"),
-        (nn.Linear(3, 1), (torch.ones(2, 2),), None, "choose a network that fits"),
-    ],
-)
-def test_inputs_that_do_not_fit_get_a_hint(module, inputs, names, hint):
-    with pytest.raises(InvalidInputError, match=rf"^model: it cannot process features .*{hint}"):
-        FunctionalModel(module, inputs, names)
-
-
 def test_batch_norm_without_running_statistics_is_accepted():
     norm = nn.BatchNorm1d(3, track_running_stats=False)
     FunctionalModel(nn.Sequential(nn.Linear(9, 3), norm), (torch.ones(2, 9),))

@@ -97,34 +97,10 @@ def test_shakespeare_is_character_ids_by_role(folder, suffix):
     assert list(task.population.names) == ["A", "B", "C"]
 
 
-@pytest.mark.parametrize("as_lists", [False, True])
-def test_stackoverflow_is_the_next_word_by_user(folder, monkeypatch, as_lists):
-    monkeypatch.setattr(natural, "WORDS", 3)
-    monkeypatch.setattr(natural, "LONGEST", 4)
-    train = ["how do i do do", "i  do ", "why", "how to i sort a list"]
-    test = ["sort i list"]
-    for split, posts, users in (("train", train, [7, 3, 3, 7]), ("test", test, [3])):
-        tokens = [post.split() for post in posts] if as_lists else posts
-        write(folder, "stackoverflow", f"{split}.parquet", user_id=users, tokens=tokens)
-    table = read_source("train", "stackoverflow", ())
-    # do (4 times), i (3) and how (2) have the ids 1, 2, 3; every other word has 4
-    assert table.column("inputs", "x").pad()[0].tolist() == [[3, 1, 2], [2, 0, 0], [3, 4, 2]]
-    assert table.column("target", "y").pad()[0].tolist() == [[1, 2, 1], [1, 0, 0], [4, 2, 4]]
-    assert table.column("clients", "client").tolist() == [7, 3, 7]
-    held = read_source("test", "stackoverflow:test", ())
-    assert held.column("inputs", "x").tolist() == [[4, 2]]
-    problem = Supervised(
-        train="stackoverflow", test="stackoverflow:test", model=lambda: LastPosition(5, True)
-    )
-    assert prepare(problem).population.samples.tolist() == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("femnist", r"train: 'flwrlabs/femnist', split 'train', .*go online, or put its Parquet"),
-        ("stackoverflow", r"train: no file stackoverflow/train\.parquet .*user_id and tokens"),
-        ("shakespeare:test", r"train: shakespeare has no split 'test'; .*test=0\.2"),
         ("hub:a/b", r"train: 'a/b', split 'train', .*\(ConnectionError: no route\); go online, or"),
     ],
 )

@@ -1,10 +1,8 @@
 """The shared pool: summaries of clients against their samples, and the distribution of draws."""
 
 import numpy as np
-import pytest
 
 import fedtide as ft
-from fedtide import InvalidInputError
 from fedtide.problems import SharedPool
 
 LABELS = np.repeat(np.arange(5), [7, 1, 20, 11, 4])
@@ -18,20 +16,15 @@ def list_samples(shards, clients):
     ]
 
 
-@pytest.mark.parametrize("classes", [None, 1, 3])
-def test_means_and_class_shares_are_those_of_the_clients_samples(classes):
-    shards = SharedPool(samples=6, classes=classes).split(LABELS, clients=9, seed=4)
+def test_means_are_those_of_the_clients_samples():
+    shards = SharedPool(samples=6).split(LABELS, clients=9, seed=4)
     samples = list_samples(shards, 9)
     values = np.random.default_rng(0).normal(size=len(LABELS))
     assert np.allclose(shards.client_means(values), [values[s].mean() for s in samples])
-    if classes is not None:
-        shares = shards.class_shares(LABELS, 5)
-        assert np.allclose(shares, [np.bincount(LABELS[s], minlength=5) / 6 for s in samples])
-        assert all(len(set(LABELS[s])) <= classes for s in samples)
 
 
 def test_locating_many_positions_equals_locating_one_by_one():
-    shards = SharedPool(samples=8, classes=2).split(LABELS, clients=50, seed=1)
+    shards = SharedPool(samples=8).split(LABELS, clients=50, seed=1)
     clients, positions = np.array([3, 41]), np.arange(8).reshape(1, 1, 8).repeat(2, axis=1)
     samples = list_samples(shards, 50)
     assert shards.locate(clients, positions)[0].tolist() == [samples[3], samples[41]]
@@ -58,10 +51,3 @@ def test_clients_may_outnumber_the_samples():
         trainer="reference",
     )
     assert result.metrics["train_loss"][-1] < 2.2
-
-
-def test_invalid_numbers_are_refused():
-    with pytest.raises(InvalidInputError, match=r"^samples: 0"):
-        SharedPool(samples=0)
-    with pytest.raises(InvalidInputError, match=r"^classes: 6 of 5 .*; give"):
-        SharedPool(samples=3, classes=6).split(LABELS, clients=2, seed=0)

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -105,10 +104,9 @@ def test_delimited_text_is_read_whatever_separates_and_compresses_it(name, tmp_p
 REFUSED_FILES = {
     "latin-label.csv": ("x,y\n" + "1,a\n" * 5000 + "1,é\n", r"column 'y' .*; save it as UTF-8"),
     "latin-client.csv": ("x,u\n" + "1,a\n" * 5000 + "1,é\n", r"UTF8.*; save it as UTF-8"),
-    "header.csv": ("x,y\n\n", r"has no rows; "),
     "nothing.csv": ("", r"no header.*; write it again"),
     "cells.csv": ("x,y\n1,2,3\n", r"Expected 2 columns, got 3.*; write it again"),
-    "twice.csv": ("x,y,x\n1,2,3\n", r"two columns called 'x'; rename or remove"),
+    "twice.csv": ("x,y,x\n1,2,3\n", r"two columns called 'x'; rename or remove one"),
     "gzip.csv.gz": ("x,y\n1,2\n", r"not a readable \.csv file.*; write it again"),
     "rows.jsonl": ('{"x": 1}\n', r"neither a \.parquet nor a \.csv or \.tsv file; give"),
 }
@@ -128,23 +126,6 @@ def test_what_says_that_a_number_is_missing_does_not_make_the_column_text(text, 
     table = read_source("train", tmp_path / "t.csv", order=())
     with pytest.raises(InvalidInputError, match=r"1 of 2 values is missing \(the first in row 1\)"):
         table.column("inputs", "x")
-
-
-TWICE = {
-    "pandas": lambda path: pd.DataFrame([[1, 2, 3]], columns=["a", "b", "a"]),
-    "mapping": lambda path: {"1": [1], 1: [2]},
-    "arrow": lambda path: pa.table([[1], [2]], names=["a", "a"]),
-    "parquet": lambda path: (
-        pq.write_table(pa.table([[1], [2]], names=["a", "a"]), path / "t.parquet")
-        or path / "t.parquet"
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", TWICE)
-def test_columns_of_one_name_are_refused(kind, tmp_path):
-    with pytest.raises(InvalidInputError, match=r"^train: .* two columns called '[a1]'; rename"):
-        read_source("train", TWICE[kind](tmp_path), order=())
 
 
 def test_items_of_a_torch_data_set_are_tuples_in_the_order_of_the_columns():
@@ -232,28 +213,6 @@ def test_every_image_column_of_a_file_has_its_own_pixels(tmp_path):
         np.testing.assert_array_equal(read.column("inputs", "right")[:, 0], right)
 
 
-@pytest.mark.parametrize("second", [np.uint8, np.uint16])
-def test_grey_images_of_16_bits_keep_their_upper_8_bits(second):
-    deep = np.random.default_rng(0).integers(0, 2**16, (5, 4), dtype=np.uint16)
-    other = (deep >> 8).astype(second)
-    encoded = [encode(Image.fromarray(image)) for image in (deep, other)]
-    column = to_column(pl.Series(encoded))
-    np.testing.assert_array_equal(
-        column[:, 0], np.stack([deep >> 8, other >> 8 * (second != np.uint8)])
-    )
-    assert column.shape == (2, 1, 5, 4)
-    colours = encode(Image.new("RGB", (4, 5)))
-    column = to_column(pl.Series([colours, encoded[0]]))
-    np.testing.assert_array_equal(column[1], np.stack([deep >> 8] * 3))
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_images_without_a_range_of_pixels_are_refused(dtype):
-    deep = encode(Image.fromarray(np.ones((5, 4), dtype=dtype)), "TIFF")
-    with pytest.raises(InvalidInputError, match=r"^sample 1 has 32 bits .*; "):
-        to_column(pl.Series([encode(Image.new("L", (4, 5))), deep]))
-
-
 def test_files_and_folders_may_be_in_the_home_folder(tmp_path, monkeypatch):
     for variable in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(variable, str(tmp_path))
@@ -292,17 +251,14 @@ def test_decimals_become_numbers():
 
 REFUSED = {
     "missing": ({"a": pl.Series([1, None, 3])}, "1 of 3 values is missing .* row 1"),
-    "missing-in-pandas": (pd.DataFrame({"a": [1.0, float("nan")]}), "missing"),
-    "masked": ({"a": np.ma.masked_array([1.0, 2.0], [False, True])}, "it is a masked array; fill"),
+    "missing-in-pandas": (pd.DataFrame({"a": ["x", float("nan")]}), "missing"),
     "rows": ({"a": [{"b": 1}]}, "not numeric"),
     "mixed": ({"a": [7, "7"]}, "Could not convert '7' .*; give one value per row"),
     "one-number": ({"a": 7}, "has no len.*; give one value per row"),
     "empty-list": ({"a": [[1], []]}, "the list in row 1 is empty"),
     "ragged-twice": ({"a": [[[1], [2, 3]], [[4]]]}, "two levels"),
-    "sparse": ({"a": torch.eye(3).to_sparse()}, r"Sparse layout.*to_dense\(\)"),
-    "no-elements": ({"a": [np.ones((2, 3)), np.ones((0, 3))]}, "row 1"),
-    "images-of-two-sizes": ({"a": [np.ones((4, 5, 3)), np.ones((5, 5, 3))]}, "; give one value"),
-    "bytes": ({"a": [b"ab"]}, r"sample 0 is not an encoded image \(it begins with b'ab'\); write"),
+    "bytes": ({"a": [b"ab"]}, r"sample 0 .*; give PNG or JPEG bytes of one size, and text as str"),
+    "deep": ({"a": [encode(Image.fromarray(np.ones((5, 4), np.uint16)))]}, "mode I;16; convert it"),
 }
 
 
@@ -340,7 +296,7 @@ class Stream(IterableDataset):
 STREAMS = {
     "torch": (Stream(), r"list\(\.\.\.\) reads an iterator"),
     "generator": ((row for row in ([1.0], [2.0])), r"list\(\.\.\.\) reads"),
-    "loader": (DataLoader(TensorDataset(torch.ones(3))), "its data set, loader.dataset"),
+    "loader": (DataLoader(TensorDataset(torch.ones(3))), "a mapping of arrays"),
     "number": (5, "a mapping of arrays"),
     "nothing": (None, "a mapping of arrays"),
 }
@@ -361,16 +317,6 @@ class Samples(TensorDataset):
 
 
 FRAME = pd.DataFrame({"a": [1.0, 2.0], "b": [3, 4], "c": [True, False]})
-
-
-@pytest.mark.parametrize("make", [Samples, lambda: Dataset.from_pandas(FRAME)])
-def test_a_data_set_for_each_client_is_refused_with_how_to_join_them(make):
-    parts = {"ann": make(), "bob": make()}
-    for source in (parts, list(parts.values())):
-        with pytest.raises(
-            InvalidInputError, match=r"^train: it holds 2 data sets; .*a column of their clients"
-        ):
-            read_source("train", source, order=["x", "y"], names="who")
 
 
 def test_the_rows_of_joined_data_sets_are_a_table():
@@ -409,18 +355,3 @@ def test_damaged_files_are_refused(tmp_path):
     (tmp_path / "t.parquet").write_bytes(b"PAR1 and then nothing")
     with pytest.raises(InvalidInputError, match=r"^train: .*not a readable .parquet"):
         read_source("train", tmp_path / "t.parquet", order=())
-
-
-def test_columns_of_pandas_that_name_their_rows_differently_are_refused():
-    """They were paired by position, whereas `pandas.DataFrame(columns)` pairs them by index."""
-    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "y": [0, 1, 0]}, index=[7, 8, 9])
-    mapping = {"x": frame["a"], "n": NUMBERS, "y": frame["y"]}
-    table = read_source("train", mapping, order=())
-    assert table.column("target", "y").tolist() == [0, 1, 0]
-    for other in (frame["y"][::-1], frame["y"].reset_index(drop=True)):
-        with pytest.raises(InvalidInputError, match=r"^train: its columns of pandas have"):
-            read_source("train", mapping | {"y": other}, order=())
-    read_source("train", mapping | {"y": frame["y"][::-1].to_numpy()}, order=())
-    shorter = read_source("train", mapping | {"y": frame["y"][:2]}, order=())
-    with pytest.raises(InvalidInputError, match="differ in length"):
-        shorter.require_rows({"target": ["x", "y"]})

@@ -330,44 +330,6 @@ def test_the_mask_reaches_networks_that_call_it_attention_mask(inputs):
     assert np.isfinite(run(Supervised(rows, inputs=inputs, **fields), local=LOCAL).model).all()
 
 
-class OneLength(Attentive):
-    """A network for sequences of three tokens."""
-
-    def forward(self, input_ids):
-        return self.embedding(input_ids).view(-1, 3, 3).sum(1)
-
-
-PAIRS = [[0.5, 1.0], [1.5, 2.0], [-1.0, 0.5]]
-
-
-class MaskedVector(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-
-    def forward(self, x, mask):
-        return self.linear(x * mask)
-
-
-@pytest.mark.parametrize(
-    ("vectors", "test", "model", "is_warned"),
-    [
-        ([*PAIRS, [1, 2, 3]], None, "logistic", True),
-        ([*PAIRS, [1, 2]], [*PAIRS[:2], [1, 2, 3]], "logistic", True),
-        ([*PAIRS, [1, 2, 3]], None, MaskedVector, False),
-        ([*PAIRS, [1, 2]], None, "logistic", False),
-        ([[1, 2, 3], [4], [5, 6], [7]], None, OneLength, False),  # tokens
-    ],
-)
-def test_a_vector_of_another_length_is_warned_of(vectors, test, model, is_warned, caplog):
-    """A single row of another length turned all vectors into padded sequences, without a word."""
-    rows = {"x": vectors, "y": [0, 1, 2, 0], "client": [0, 0, 1, 1]}
-    tests = test and {"x": test, "y": [0, 1, 2], "client": [0, 1, 1]}
-    prepare(Supervised(rows, test=tests, model=model))
-    messages = [message for message in caplog.messages if "padded with zeros" in message]
-    assert len(messages) == is_warned
-
-
 @pytest.mark.parametrize("named", [True, False])
 def test_a_mask_of_the_users_own_takes_the_place_of_that_of_padding(named):
     tokens = [[1, 2], [3, 4, 5], [6]]
@@ -464,7 +426,7 @@ def test_metrics_say_whether_lower_is_better():
     assert evaluation.metrics["train_bias"] == pytest.approx(-NUMBERS.mean(), rel=1e-5)
 
 
-def test_uneven_classes_get_balanced_accuracy_and_recalls():
+def test_uneven_classes_get_balanced_accuracy():
     kinds = np.array(["common"] * 18 + ["rare"] * 2)
     rows = {"x": np.zeros((20, 1)), "y": kinds.tolist(), "client": np.arange(20) % 2}
     problem = Supervised(train=rows, test=rows, model=linear(2, 1))
@@ -473,7 +435,6 @@ def test_uneven_classes_get_balanced_accuracy_and_recalls():
     metrics = task.evaluate(always_common).metrics
     assert metrics["test_accuracy"] == pytest.approx(0.9)
     assert metrics["test_balanced_accuracy"] == pytest.approx(0.5)
-    assert (metrics["test_recall_common"], metrics["test_recall_rare"]) == (1.0, 0.0)
 
 
 def test_the_given_network_is_copied_and_its_parameters_are_the_start():
@@ -495,7 +456,6 @@ def test_uint8_images_are_standardised_and_other_integers_stay():
     torch.testing.assert_close(task.data.train.inputs[0], torch.tensor(images).double() / 255)
 
 
-STRAY = ["?" if row == 7 else f"{value:.3f}" for row, value in enumerate(NUMBERS)]
 MISTAKES = {
     "unknown-column": ({"inputs": ["a", "z"]}, "inputs: .*'z'"),
     "text-input": ({"inputs": "kind"}, "inputs: .*text.*'3%' into 0.03"),
@@ -516,7 +476,7 @@ MISTAKES = {
     ),
     "loss-of-each-target": (
         {"target": ["a", "b"], "model": linear(2), "loss": nn.MSELoss(reduction="none")},
-        r"loss: .*values of shape \(2, 2\); .*, such as .*values.flatten\(1\).mean\(1\)",
+        r"loss: .*values of shape \(2, 2\); .*reduction='none' .*values.flatten\(1\).mean\(1\)",
     ),
     "loss-without-mask": (
         {
@@ -529,11 +489,7 @@ MISTAKES = {
     ),
     "metric-of-a-set": (
         {"metrics": {"score": lambda z, y: ((z.squeeze(1) - y) ** 2).mean()}},
-        r"metrics.score: .*shape \(2,\), and scores of a whole set.*result.module",
-    ),
-    "loss-that-is-a-class": (
-        {"loss": nn.CrossEntropyLoss},
-        r"loss: CrossEntropyLoss is a class; .*CrossEntropyLoss\(reduction='none'\)",
+        r"metrics.score: .*one number per sample, shape \(2,\)",
     ),
     "loss-that-fails": ({"loss": lambda z, y: z @ z}, "loss: it fails on outputs of shape"),
     "loss-of-comparisons": (
@@ -543,10 +499,6 @@ MISTAKES = {
     "loss-of-arrays": (
         {"loss": lambda z, y: torch.from_numpy((z.numpy()[:, 0] - y.numpy()) ** 2)},
         r"loss: it fails .*\(Can't call numpy\(\)",
-    ),
-    "loss-with-parameters": (
-        {"loss": nn.Bilinear(1, 1, 1)},
-        r"loss: nothing would train its parameters .*requires_grad_\(False\)",
     ),
     "unknown-metric": ({"metrics": ["may"]}, "metrics: unknown 'may'"),
     "no-partition": ({"clients": 5}, "partition: missing"),
@@ -559,10 +511,6 @@ MISTAKES = {
         {"train": lists(), "clients": "list"},
         "clients: column 'list' holds lists",
     ),
-    "single-feature": (
-        {"inputs": "a", "model": linear(1, 1)},
-        r"model: it cannot process features of shape \(\) .*; write .* in a list, .*\[age\]",
-    ),
     "recurrent": (
         {"inputs": "list", "train": lists(), "model": lambda: nn.LSTM(3, 1, batch_first=True)}
         | {"loss": "mse"},
@@ -572,19 +520,6 @@ MISTAKES = {
         {"inputs": "list", "train": lists(), "model": lambda: nn.LSTM(3, 3, batch_first=True)}
         | {"loss": "cross_entropy", "target": "kind"},
         "model: it returns a tuple; return the logits or predictions alone",
-    ),
-    "stray-input": (
-        {"train": columns() | {"a": STRAY}},
-        r"inputs: column 'a' holds numbers, and 1 other value .*'\?' in row 7",
-    ),
-    "stray-target": (
-        {"train": columns() | {"number": STRAY}},
-        r"target: column 'number' holds numbers, and 1 other value .*'\?' in row 7",
-    ),
-    "column-of-classes": (
-        {"train": columns() | {"k": np.arange(len(NUMBERS))[:, None] % 3, "y": NUMBERS}}
-        | {"target": "k", "loss": "cross_entropy", "inputs": ["a", "y"], "model": linear(3, 2)},
-        r"target: it has shape \(2, 1\) .*; give one class per row, as y\.squeeze\(-1\)",
     ),
     "no-file": ({"train": "missing.csv"}, "train: no file 'missing.csv' in the working dir"),
     "bce-of-other-numbers": (
@@ -598,14 +533,14 @@ MISTAKES = {
     ),
     "narrower-test": (
         {"train": lists(), "test": lists() | {"list": FEATURES[:, :2]}, "inputs": "list"},
-        "test: its input 0 has shape",
+        "test: its input 0 has another shape",
     ),
     "partition-without-classes": (
         {"target": ["a", "number"], "clients": 4, "partition": Dirichlet(0.1), "model": linear(2)},
         "partition: Dirichlet divides samples by class",
     ),
     "text-among-targets": ({"target": ["number", "kind"]}, "target: column 'kind' does not hold"),
-    "column-twice": ({"inputs": ["a", "a"]}, "inputs: .*twice"),
+    "column-twice": ({"inputs": ["a", "a"]}, "inputs: .*name one twice"),
     "a-share-of-one": ({"test": 1}, "test: 1 is not a share"),
     "true-as-share": ({"test": True}, "test: True is not a share"),
     "missing-client": (
@@ -844,17 +779,6 @@ def test_targets_of_other_lengths_than_their_inputs_are_refused():
         prepare(tags([[0], [1, 1, 1]]))
 
 
-def test_sequences_without_a_next_token_are_refused():
-    problem = Supervised(
-        train={"x": [[1], [2, 3]], "client": [0, 1]},
-        target=None,
-        loss="next_token",
-        model=lambda: nn.Embedding(4, 4),
-    )
-    with pytest.raises(InvalidInputError, match=r"^inputs: the sequence in row 0 has one token"):
-        prepare(problem)
-
-
 def test_csv_files_keep_names_as_they_are_written_and_miss_what_is_empty(tmp_path):
     text = "client,x,y\n007,1,2\n7,2,1\n"
     (tmp_path / "t.csv").write_text(text)
@@ -869,15 +793,6 @@ def test_csv_files_keep_names_as_they_are_written_and_miss_what_is_empty(tmp_pat
 
 def test_a_share_may_be_a_number_of_numpy():
     assert len(prepare(regression(test=np.float32(0.5))).data.test) > 80
-
-
-def test_tokens_that_training_never_had_are_refused_when_the_network_fails_on_them():
-    rows = {"x": [[1, 2]] * 4, "y": [0, 1] * 2, "client": [0, 1] * 2}
-    tests = rows | {"x": [[1, 9]] * 4}
-    model = lambda: nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(8, 2))  # noqa: E731
-    task = prepare(Supervised(train=rows, test=tests, model=model))
-    with pytest.raises(InvalidInputError, match=r"^test: the model or a metric fails"):
-        task.evaluate(task.start)
 
 
 def test_a_partition_may_read_a_column_that_is_an_input_or_called_label():
@@ -913,34 +828,14 @@ def test_images_as_targets_are_standardised_like_images_as_inputs():
 def test_metrics_of_the_user_are_never_replaced_by_computed_ones():
     kinds = np.array(["common"] * 18 + ["rare"] * 2)
     rows = {"x": np.zeros((20, 1)), "y": kinds.tolist(), "client": np.arange(20) % 2}
-    metrics = {"accuracy": "accuracy"} | {
-        name: lambda outputs, target: torch.full((len(target),), 7.0)
-        for name in ("balanced_accuracy", "recall_rare")
-    }
+    sevens = lambda outputs, target: torch.full((len(target),), 7.0)  # noqa: E731
+    metrics = {"accuracy": "accuracy", "balanced_accuracy": sevens}
     task = prepare(Supervised(train=rows, test=rows, model=linear(2, 1), metrics=metrics))
     found = task.evaluate(torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64)).metrics
-    assert (found["test_balanced_accuracy"], found["test_recall_rare"]) == (7, 7)
-    assert found["test_recall_common"] == 1
+    assert found["test_balanced_accuracy"] == 7
 
 
-@pytest.mark.parametrize(
-    ("train", "test", "found"),
-    [
-        ([0, 1], ["0", "1"], "numbers in train and text"),
-        (["0", "1"], [0, 1], "text in train and n"),
-        ([0, 1], [[0], [1]], "numbers in train and lists of numbers"),
-    ],
-)
-def test_targets_of_different_types_in_training_and_test_are_refused(train, test, found):
-    rows = {"x": np.zeros((2, 1)), "client": [0, 1]}
-    problem = Supervised(train=rows | {"y": train}, test=rows | {"y": test})
-    with pytest.raises(InvalidInputError, match=rf"^target: column 'y' holds {found}"):
-        prepare(problem)
-
-
-def test_constants_for_pixels_are_refused_where_there_are_none():
-    with pytest.raises(InvalidInputError, match=r"^normalise: no input holds pixels; standardise"):
-        prepare(regression(normalise=(100.0, 7.0)))
+def test_pixels_may_stay_within_0_and_1():
     images = {"x": RNG.integers(0, 256, (6, 1, 4, 4), dtype=np.uint8), "client": np.arange(6) % 2}
     own = Supervised(
         images, target=None, loss="mse", model=lambda: nn.Conv2d(1, 1, 1), normalise=(0, 1)
@@ -948,23 +843,6 @@ def test_constants_for_pixels_are_refused_where_there_are_none():
     assert (
         0 <= prepare(own).data.train.inputs[0].min() <= prepare(own).data.train.inputs[0].max() <= 1
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "pattern"),
-    [
-        ({"b": FEATURES[:, 1] * 9000 + 30000}, "the standard deviation of column 'b' is [89]"),
-        ({"c": FEATURES[:, 2] / 1000}, "the standard deviation of column '[ab]' .* of 'c' 0.00"),
-        ({"c": FEATURES[:, 2] * 20, "a": (FEATURES[:, 0] > 0).astype(int)}, None),
-        ({}, None),
-    ],
-    ids=["large", "ratio", "indicator", "standardised"],
-)
-def test_columns_of_very_different_scales_are_warned_of(changes, pattern, caplog):
-    prepare(regression(columns() | changes))
-    assert len(caplog.messages) == (pattern is not None)
-    for message in caplog.messages:
-        assert re.match(f"inputs: {pattern}.*; standardise the columns", message)
 
 
 def test_whole_numbers_of_classes_that_training_lacks_are_refused():
@@ -984,8 +862,6 @@ def test_whole_numbers_of_classes_that_training_lacks_are_refused():
     [
         ([1, 2] * 3, "only 2 of the classes 0 to 2 occur"),
         ([70, 71, 72] * 2, "only 3 of the classes 0 to 72 occur"),
-        ([4] * 6, r"all training samples are of one class \(4\)"),
-        (["no"] * 6, r"all training samples are of one class \(no\)"),
         ([0, 1, 3] * 2, None),
     ],
 )
@@ -998,7 +874,7 @@ def test_classes_that_do_not_occur_are_warned_of(labels, pattern, caplog):
 
 
 @pytest.mark.parametrize("loss", ["bce", "cross_entropy"])
-@pytest.mark.parametrize("last", [nn.Sigmoid(), nn.Softmax(-1), nn.LogSoftmax(-1), nn.Identity()])
+@pytest.mark.parametrize("last", [nn.Sigmoid(), nn.Softmax(-1), nn.Identity()])
 def test_a_network_that_ends_in_what_its_loss_applies_is_warned_of(loss, last, caplog):
     table = {"x": FEATURES[:6, :2], "y": [0, 1] * 3, "client": np.arange(6) % 2}
     width = 1 if loss == "bce" else 2
@@ -1009,7 +885,7 @@ def test_a_network_that_ends_in_what_its_loss_applies_is_warned_of(loss, last, c
     assert len(caplog.messages) == isinstance(last, wrong)
     for message in caplog.messages:
         assert re.match(
-            f"model: it ends in a {wrong.__name__.lower()}, which the loss {loss} ", message
+            f"model: it ends in a {wrong.__name__}, which the loss applies itself", message
         )
 
 
@@ -1072,17 +948,6 @@ def test_amounts_are_refused_before_they_are_divided(partition):
     rows = {"x": FEATURES[:60], "y": AMOUNTS}
     with pytest.raises(InvalidInputError, match=r"^target: .* mse"):
         prepare(Supervised(rows, clients=3, partition=partition))
-
-
-def test_a_metric_whose_name_does_not_say_what_is_better_is_warned_of(caplog):
-    table = {"x": np.zeros((6, 2)), "y": [0, 1] * 3, "client": np.arange(6) % 2}
-    distance = LOSSES["cross_entropy"]
-    prepare(Supervised(table, metrics={"bits": Metric(distance, True), "brier": distance}))
-    prepare(Supervised(table, metrics={"bits": {"function": distance, "lower_is_better": True}}))
-    assert not caplog.messages
-    prepare(Supervised(table, metrics={"bits": distance}))
-    (message,) = caplog.messages
-    assert re.match("metrics: the name 'bits' does not say", message)
 
 
 def test_a_result_says_what_the_outputs_stand_for(tmp_path):

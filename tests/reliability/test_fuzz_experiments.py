@@ -132,7 +132,7 @@ VALID = {
         DIGITS | {"partition": {"type": "majority-class", "similarity": 0.1}, "augment": ["flip"]},
         DIGITS | {"partition": {"type": "single-class", "mean": 5, "spread": 1}},
         DIGITS | {"partition": {"type": "natural", "column": "label"}},
-        DIGITS | {"partition": {"type": "shared-pool", "samples": 5, "classes": 2}},
+        DIGITS | {"partition": {"type": "shared-pool", "samples": 5}},
         DIGITS | {"model": {"type": "mlp", "hidden": [3]}},
         DIGITS | {"model": {"type": "logistic", "bias": False, "start": "zero"}},
         DIGITS

@@ -66,26 +66,6 @@ def test_a_metric_without_a_value_for_some_samples_is_warned_of(caplog):
     assert "problem: train_recall ended as NaN or infinity, although the loss is" in found
 
 
-def test_a_class_without_test_samples_is_warned_of(tmp_path):
-    labels = np.arange(12) % 4
-    rows = {"x": np.eye(12), "y": labels, "client": np.arange(12) % 2}
-    tests = {"x": np.eye(12)[:5], "y": np.array([0, 0, 0, 1, 3])}
-    problem = ft.problems.Supervised(rows, tests, model=nn.Linear(12, 4))
-    found, result = simulate(tmp_path, problem=problem, dtype="float32")
-    (sentence,) = found
-    assert sentence.startswith("problem: test_recall_2 ended as NaN or infinity")
-    assert sentence.endswith("and a class needs test samples")
-    assert np.isnan(result.metrics["test_recall_2"].to_numpy()).all()
-
-    def refuse(token):
-        raise AssertionError(f"{token} is not JSON")
-
-    text = (tmp_path / "run" / "summary.json").read_text()
-    metrics = json.loads(text, parse_constant=refuse)["metrics"]
-    assert metrics["test_recall_2"] is None
-    assert metrics["test_recall_0"] == result.metrics["test_recall_0"][-1]
-
-
 def test_a_run_that_learns_warns_of_nothing(tmp_path, caplog):
     assert simulate(tmp_path)[0] == []
     assert messages(caplog) == []

@@ -21,7 +21,6 @@ from fedtide.flower import ClientSideMemory
 from fedtide.participation import DROPOUTS, PROCESSES, RATES, SELECTIONS
 from fedtide.problems import PARTITIONS, PROBLEMS
 from fedtide.problems.models import MODEL_TYPES, Imported
-from fedtide.problems.partitions import FlwrInstance
 from fedtide.simulation.experiment import BUILDER, Checkpoints, Evaluate
 from fedtide.spec import spec
 from fedtide.sweep import TwoStage
@@ -40,7 +39,7 @@ TABLES = (
     MODEL_TYPES,
 )
 CLASSES = [cls for table in TABLES for cls in table.values()]
-CLASSES += [ft.LocalTraining, Evaluate, Checkpoints, TwoStage, ClientSideMemory, FlwrInstance]
+CLASSES += [ft.LocalTraining, Evaluate, Checkpoints, TwoStage, ClientSideMemory]
 
 QUADRATIC = problems.Quadratic([[[1.0]]], [[0.0]])
 RUN = {"problem": QUADRATIC, "participation": "full", "algorithm": "fedavg", "rounds": 1}
@@ -88,7 +87,6 @@ VALID = {
     problems.SharedPool: {"samples": 3},
     problems.Natural: {"column": "user"},
     problems.Flwr: {"name": "IidPartitioner"},
-    FlwrInstance: {"partitioner": None},
     ft.Ball: {"radius": 1.0},
     ft.Box: {"low": 0.0, "high": 1.0},
     ft.StepDecay: {"decay": 0.5},

@@ -85,7 +85,7 @@ VALUES = {
     "supervised": {"train": "rows.parquet", "inputs": ["a", "b"], "clients": "user", "loss": "mse"},
     "dirichlet": {"alpha": 0.1},
     "majority-class": {"similarity": 0.05},
-    "shared-pool": {"samples": 20, "classes": 2},
+    "shared-pool": {"samples": 20},
     "natural": {"column": "writer"},
     "flwr": {"name": "IidPartitioner", "arguments": {"num_partitions": 5}},
     "ball": {"radius": 1.0, "center": [0.0, 0.5]},

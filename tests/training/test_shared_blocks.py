@@ -11,7 +11,7 @@ from torch import nn
 
 from fedtide.algorithms import Instructions
 from fedtide.problems import Classification, Iid, Regression, Supervised
-from fedtide.problems.regression import RegressionTask
+from fedtide.problems.synthetic import RegressionTask
 from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.simulation.task_cache import clear_task_cache, prepare_cached
 from fedtide.training import LocalTraining

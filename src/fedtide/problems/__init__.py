@@ -2,7 +2,6 @@
 
 from fedtide.problems.base import Batch, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.classification import Classification
-from fedtide.problems.lower_bound import LowerBound4D
 from fedtide.problems.models import MODELS
 from fedtide.problems.partitions import (
     PARTITIONS,
@@ -15,10 +14,9 @@ from fedtide.problems.partitions import (
     SharedPool,
     SingleClass,
 )
-from fedtide.problems.quadratic import Quadratic
-from fedtide.problems.regression import Regression
 from fedtide.problems.sample_metrics import Metric
 from fedtide.problems.supervised import Supervised
+from fedtide.problems.synthetic import LowerBound4D, Quadratic, Regression
 
 PROBLEMS: dict[str, type[Problem]] = {
     "quadratic": Quadratic,

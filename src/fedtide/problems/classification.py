@@ -77,12 +77,9 @@ class Classification(SupervisedProblem):
         names = () if self.augment is None else self.augment
         return (names,) if isinstance(names, str) else tuple(names)
 
-    def _read(self, warn: bool) -> ReadData:
+    def _read(self) -> ReadData:
         data = load(self.dataset, self.normalise, self.samples)
-        features = data.train.features
-        if self.augmentations and features.ndim != 4:
-            raise InvalidInputError("augment: the features are not images; leave it out")
-        if changes_colours(self.augmentations) and features.dtype != np.uint8:
+        if changes_colours(self.augmentations) and data.train.features.dtype != np.uint8:
             raise InvalidInputError(
                 "augment: the images are not pixels of 0..255; leave out colour augmentations"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, Literal, TypeVar, cast
@@ -10,13 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, huber_loss, log_softmax
 
-from fedtide.errors import InvalidInputError, did_you_mean, list_names
+from fedtide.errors import InvalidInputError, did_you_mean, first_line
 from fedtide.import_paths import import_object, is_import_path
 from fedtide.problems.models.functional import cast_network
 
 LossFunction = Callable[..., Tensor]
 """Takes outputs (B, ...), targets (B, ...) and, for sequences, a mask (B, L) that is False where
 they are padded; returns one loss per sample, (B,). It must consist of torch operations."""
+
+_logger = logging.getLogger("fedtide")
 
 LossT = TypeVar("LossT", bound=Callable[..., Any])
 
@@ -156,25 +159,11 @@ def resolve_loss(loss: str | LossFunction) -> tuple[LossFunction, TargetKind | N
     """Return a loss, and the targets that it expects (None: as they are stored).
 
     Raises:
-        InvalidInputError: an unknown name, something that is not a function, or a module whose
-            parameters would not be trained.
+        InvalidInputError: an unknown name, or something that is not a function.
     """
     function = resolve_function("loss", loss, LOSSES)
     if not callable(function):
         raise InvalidInputError(f"loss: {function!r:.60} is not a function; give one, or a name")
-    if isinstance(function, type) and issubclass(function, nn.Module):
-        raise InvalidInputError(
-            f"loss: {function.__name__} is a class; give an object of it, such as "
-            f"{function.__name__}(reduction='none')"
-        )
-    if isinstance(function, nn.Module):
-        names = [name for name, p in function.named_parameters() if p.requires_grad]
-        if names:
-            raise InvalidInputError(
-                f"loss: nothing would train its parameters {list_names(names)}; make them part of "
-                "the model, which may return them with its outputs, or freeze them with "
-                "loss.requires_grad_(False)"
-            )
     return function, TARGET_KINDS.get(function)
 
 
@@ -186,3 +175,96 @@ def adapt_loss(loss: LossT, device: torch.device, dtype: torch.dtype) -> LossT:
     if not isinstance(loss, nn.Module) or not [*loss.parameters(), *loss.buffers()]:
         return loss
     return cast("LossT", cast_network(deepcopy(loss).to(device), dtype))
+
+
+def check_outputs(outputs: Any, target: Tensor, kind: TargetKind | None, classes: int) -> None:
+    """Check the outputs of a network for a few samples.
+
+    Args:
+        outputs: of the network.
+        target: (B, ...).
+        kind: of targets that the loss expects; None: the loss is user-defined.
+        classes: C; 0 if targets are not classes.
+
+    Raises:
+        InvalidInputError: they are not one tensor, or do not have one logit for each class.
+    """
+    if kind is not None and not isinstance(outputs, Tensor):
+        raise InvalidInputError(
+            f"model: it returns a {type(outputs).__name__}; return the logits or predictions "
+            "alone, such as outputs.logits, or give a loss of your own"
+        )
+    if kind not in ("classes", "tokens"):
+        return
+    positions, shape = tuple(target.shape), tuple(outputs.shape)
+    one_class = bool(classes) and len(positions) == 1
+    if shape[:-1] == positions and (shape[-1] == classes if one_class else shape[-1] >= classes):
+        return
+    width = f"C {'=' if one_class else 'at least'} {classes}" if classes else "C tokens"
+    raise InvalidInputError(
+        f"model: the output for targets of shape {positions} should have shape "
+        f"({', '.join(map(str, positions))}, C) with {width}, got {shape}; set the last layer's "
+        "width, and put the classes last, unlike in torch's cross_entropy (outputs.movedim(1, -1))"
+    )
+
+
+@torch.enable_grad()
+def check_per_sample(
+    field: str, function: LossFunction, outputs: Any, target: Tensor, *masks: Tensor
+) -> None:
+    """Raise InvalidInputError unless a function gives one number for each of a few samples.
+
+    The loss needs a gradient, too: without one, nothing would train, and no trainer would say so.
+
+    Args:
+        field: the name in errors.
+        function: the loss or metric.
+        outputs: the network's, for these samples.
+        target: (B, ...).
+        masks: none, or that of sequences, (B, L).
+    """
+    takes = "(outputs, target, mask)" if masks else "(outputs, target)"
+    given = f"on outputs {_shape(outputs)} and targets {_shape(target)} of {len(target)} samples"
+    if field == "loss" and isinstance(outputs, Tensor) and outputs.is_floating_point():
+        outputs = outputs.detach().requires_grad_()
+    try:
+        values: object = function(outputs, target, *masks)
+    except Exception as error:  # a user's code may raise anything
+        raise InvalidInputError(
+            f"{field}: it fails {given} ({first_line(error, 150)}); it must take {takes}; change "
+            "it, the model's last layer or the target"
+        ) from error
+    if not isinstance(values, Tensor) or values.shape != (len(target),):
+        raise InvalidInputError(
+            f"{field}: {given} it gives values {_shape(values)}; it must give one number per "
+            f"sample, shape ({len(target)},), as torch's losses do with reduction='none' and a "
+            "mean over other dimensions, values.flatten(1).mean(1)"
+        )
+    if not values.requires_grad and isinstance(outputs, Tensor) and outputs.requires_grad:
+        raise InvalidInputError(
+            f"{field}: it has no gradient with respect to the outputs (as after argmax, a "
+            "comparison or detach); compute it by differentiable operations"
+        )
+
+
+def _shape(values: object) -> str:
+    return f"of shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"{values!r:.60}"
+
+
+_APPLIED: dict[LossFunction, type[nn.Module]] = {
+    cross_entropy: nn.Softmax,
+    next_token: nn.Softmax,
+    bce: nn.Sigmoid,
+}
+"""What a loss applies to the network's outputs itself."""
+
+
+def warn_of_probabilities(module: nn.Module, loss: LossFunction) -> None:
+    """Warn if the last layer of a network is the sigmoid or softmax that its loss also applies."""
+    *_, last = module.modules()
+    if isinstance(last, _APPLIED.get(loss, ())):
+        _logger.warning(
+            "model: it ends in a %s, which the loss applies itself, so the network hardly learns; "
+            "remove that layer and return the logits",
+            type(last).__name__,
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from fedtide.errors import InvalidInputError
 from fedtide.import_paths import is_import_path
-from fedtide.metric_direction import is_direction_known, lower_is_better
+from fedtide.metric_direction import lower_is_better
 from fedtide.problems.losses import (
     LOSSES,
     average_positions,
@@ -31,10 +30,7 @@ from fedtide.spec import spec
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_logger = logging.getLogger("fedtide")
-
 _UNEVEN = 1.5  # the ratio of the largest class to the smallest, above which classes are uneven
-_MOST_RECALLS = 20  # the largest number of classes whose recalls are reported one by one
 
 MetricFunction = Callable[..., Tensor]
 """Takes the arguments of a loss and returns one number per sample, (B,)."""
@@ -100,7 +96,7 @@ DEFAULT_METRICS: dict[str, tuple[str, ...]] = {
 
 
 def resolve_metrics(
-    given: Sequence[str] | Mapping[str, object] | None, loss: object, warn: bool = False
+    given: Sequence[str] | Mapping[str, object] | None, loss: object
 ) -> dict[str, Metric]:
     """Return the metrics by name.
 
@@ -108,8 +104,6 @@ def resolve_metrics(
         given: names in `METRICS`, or by name a `Metric` (in a file a mapping with its fields), a
             function, a name in `METRICS`, or an import path; None: those that suit the loss.
         loss: its name, if it has one.
-        warn: whether to log a warning for each function whose name does not say which values are
-            better.
 
     Raises:
         InvalidInputError: an unknown name, or something that is not a function.
@@ -119,10 +113,10 @@ def resolve_metrics(
     if isinstance(given, str):
         given = (given,)
     named = given if isinstance(given, Mapping) else {_short(name): name for name in given}
-    return {str(name): _resolve(str(name), metric, warn) for name, metric in named.items()}
+    return {str(name): _resolve(str(name), metric) for name, metric in named.items()}
 
 
-def _resolve(name: str, given: object, warn: bool) -> Metric:
+def _resolve(name: str, given: object) -> Metric:
     """Return one metric."""
     if name in _RESERVED or name.startswith(_PREFIXES):
         raise InvalidInputError(
@@ -138,13 +132,6 @@ def _resolve(name: str, given: object, warn: bool) -> Metric:
         raise InvalidInputError(
             f"metrics: {name!r} is {found!r:.60}; give a function, its import path, a Metric, or "
             f"one of {', '.join(METRICS)}"
-        )
-    if warn and "lower_is_better" not in in_file and not is_direction_known(name):
-        _logger.warning(
-            "metrics: the name %r does not say whether higher values are better, which is "
-            "assumed; give Metric(function, lower_is_better=...), or in a file a mapping with "
-            "the keys function and lower_is_better",
-            name,
         )
     return Metric(found, in_file.get("lower_is_better", lower_is_better(name)))
 
@@ -196,22 +183,11 @@ def weigh_classes(recalls: Floats, shares: Floats) -> Floats:
     return mean
 
 
-def class_metrics(
-    recalls: Floats, target: Ints, names: Sequence[str] | None
-) -> dict[str, np.floating[Any]]:
-    """Return balanced accuracy and recalls if the classes of the test set are uneven.
+def are_uneven(target: Ints) -> bool:
+    """Return whether the largest class has many more samples than the smallest one that occurs.
 
-    Args:
-        recalls: of each class, (C,).
-        target: the classes of the test set, (n,).
-        names: of the classes; None: their numbers.
+    >>> are_uneven(np.array([0, 0, 2, 2, 2])), are_uneven(np.array([0, 2, 2]))
+    (False, True)
     """
     counts = np.bincount(target)
-    counts = counts[counts > 0]
-    if counts.max() <= _UNEVEN * counts.min():
-        return {}
-    metrics = {"test_balanced_accuracy": np.nanmean(recalls)}
-    if len(recalls) <= _MOST_RECALLS:
-        named = zip(names or range(len(recalls)), recalls, strict=True)
-        metrics |= {f"test_recall_{name}": recall for name, recall in named}
-    return metrics
+    return bool(counts.max() > _UNEVEN * counts[counts > 0].min())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -20,15 +19,7 @@ from fedtide.problems.base import BufferMode, Problem
 from fedtide.problems.datasets.catalogue import check_constants, standardisation
 from fedtide.problems.datasets.files import split_files
 from fedtide.problems.datasets.sources import PlainColumns, Table, read_source
-from fedtide.problems.input_columns import (
-    Inputs,
-    argument_names,
-    column_names,
-    read_inputs,
-    sequence_lengths,
-    warn_of_scales,
-)
-from fedtide.problems.losses import LossFunction, TargetKind, resolve_loss
+from fedtide.problems.losses import LossFunction, resolve_loss
 from fedtide.problems.models.network_building import (
     ModelLike,
     build_network,
@@ -38,6 +29,18 @@ from fedtide.problems.models.network_building import (
 from fedtide.problems.partitions import Partition, Shards, StoredShards
 from fedtide.problems.partitions.base import to_names
 from fedtide.problems.partitions.splitting import check_partition, split
+from fedtide.problems.sample_columns import (
+    Inputs,
+    Target,
+    argument_names,
+    column_names,
+    count_classes,
+    partition_labels,
+    read_inputs,
+    read_target,
+    sequence_lengths,
+    warn_of_gaps,
+)
 from fedtide.problems.sample_metrics import accuracy, resolve_metrics
 from fedtide.problems.supervised_data import (
     ReadData,
@@ -49,17 +52,8 @@ from fedtide.problems.supervised_data import (
     to_device,
 )
 from fedtide.problems.supervised_task import SupervisedTask
-from fedtide.problems.target_columns import (
-    Target,
-    count_classes,
-    partition_labels,
-    read_target,
-    warn_of_classes,
-)
 from fedtide.spec import Code, Source, spec
 from fedtide.validation import expand_home
-
-_logger = logging.getLogger("fedtide")
 
 
 class SupervisedProblem(Problem):
@@ -79,11 +73,13 @@ class SupervisedProblem(Problem):
     augmentations: tuple[str, ...] = ()
 
     @abstractmethod
-    def _read(self, warn: bool) -> ReadData:
-        """Return the data; perhaps log what is suspicious about them."""
+    def _read(self) -> ReadData:
+        """Return the data."""
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> SupervisedTask:
-        read, kept = self._read(warn=True), parameter_dtype(dtype)
+        read, kept = self._read(), parameter_dtype(dtype)
+        if read.kind == "classes":
+            warn_of_gaps(read.train.target, read.classes)
         train, test, shards = read.train, read.test, self._split(read, seed)
         owners = find_owners(read.test_clients, shards)
         if isinstance(self.test, float):
@@ -104,20 +100,14 @@ class SupervisedProblem(Problem):
         shape = train.inputs[0].shape[1:]
         module = build_network(self.model, shape, outputs, seed, device, dtype)
         loss, _ = resolve_loss(self.loss)
-        metrics = resolve_metrics(self.metrics, self.loss, warn=True)
-        task = SupervisedTask(
+        metrics = resolve_metrics(self.metrics, self.loss)
+        return SupervisedTask(
             data, module, loss, metrics, self.buffers, self.augmentations, pixels, dtype
         )
-        if task.hides_padding and any(x.ndim == 2 and x.dtype.kind == "f" for x in train.inputs):
-            _logger.warning(
-                "inputs: vectors of different lengths are padded with zeros, and forward takes no "
-                "mask; correct the rows, or let forward take mask"
-            )
-        return task
 
     def fingerprint(self) -> str:
         """Return a hash of the samples and of the columns that say who holds them."""
-        read, digest = self._read(warn=False), hashlib.sha256()
+        read, digest = self._read(), hashlib.sha256()
         for part in (read.train, *([] if read.test is None else [read.test])):
             for array in (*part.inputs, part.target, *part.masks):
                 digest.update(f"{array.shape} {array.dtype}".encode())
@@ -155,7 +145,7 @@ class Supervised(SupervisedProblem):
             or tuples), the path of a Parquet or CSV file, or of a folder with such a file called
             train and perhaps one called test; or text: the import path "package.module:function" of
             a function that returns any of these, "hub:OWNER/NAME" or "hub:OWNER/NAME:SPLIT" on the
-            Hugging Face hub, "femnist", "shakespeare" or "stackoverflow".
+            Hugging Face hub, "femnist" or "shakespeare".
         inputs: the columns that the network gets. One name: the column as it is stored. Several:
             each is an argument of `forward`, in order, except that columns with one number per row
             are combined into one vector. A mapping passes them by `forward`'s argument names.
@@ -186,7 +176,7 @@ class Supervised(SupervisedProblem):
         metrics: one or several names such as "accuracy", or by name a function like a loss, or a
             `Metric`, which says whether lower is better; None: those that suit the loss. For a
             function its name decides: losses and errors are better when lower, everything else
-            when higher, with a warning if the name does not tell.
+            when higher.
         buffers: how running statistics, as of BatchNorm, are handled: "average" over each cohort
             with equal weights, or "local", where every client keeps its own (FedBN).
         normalise: a mean and a standard deviation for pixels / 255; None: (0.5, 0.5). Columns of
@@ -225,17 +215,17 @@ class Supervised(SupervisedProblem):
             )
         if not isinstance(self.clients, str):
             check_partition(self.clients, self.partition)
-        if isinstance(self.test, Real | np.bool_):
+        if isinstance(self.test, Real):
             share: Any = self.test
             if not 0 < share < 1:
-                raise InvalidInputError(f"test: {share!s:.60} is not a share within (0, 1)")
+                raise InvalidInputError(f"test: {share} is not a share within (0, 1)")
             object.__setattr__(self, "test", float(share))
         column_names(self.inputs)
         resolve_loss(self.loss)
         resolve_metrics(self.metrics, self.loss)
         resolve_network(self.model)
 
-    def _read(self, warn: bool) -> ReadData:
+    def _read(self) -> ReadData:
         kind, tables = resolve_loss(self.loss)[1], self._read_tables()
         lengths = sequence_lengths(tables, self.inputs)
         inputs = [read_inputs(table, self.inputs, lengths) for table in tables]
@@ -253,12 +243,8 @@ class Supervised(SupervisedProblem):
                 inputs, target.parts, target.masks, strict=False
             )
         ]
-        self._check(parts, kind)
+        self._check(parts)
         classes = count_classes(target, kind)
-        if warn:
-            warn_of_scales(tables[0], self.inputs)
-            if kind == "classes":
-                warn_of_classes(target, classes)
         mean, std = self.normalise or (0.5, 0.5)
         return ReadData(
             train=parts[0],
@@ -305,21 +291,15 @@ class Supervised(SupervisedProblem):
             f"clients: column {self.clients!r} holds lists; give one name in each row"
         )
 
-    def _check(self, parts: Sequence[StoredSamples], kind: TargetKind | None) -> None:
+    def _check(self, parts: Sequence[StoredSamples]) -> None:
         """Raise InvalidInputError unless the samples fit each other and the loss."""
-        for number, arrays in enumerate(zip(*(part.inputs for part in parts), strict=True)):
-            found = list(dict.fromkeys((a.shape[1:], a.dtype.kind) for a in arrays))
-            if len(found) > 1:
+        for number, (train, *test) in enumerate(zip(*(p.inputs for p in parts), strict=True)):
+            kind = train.shape[1:], train.dtype.kind
+            if any((x.shape[1:], x.dtype.kind) != kind for x in test):
                 raise InvalidInputError(
-                    f"test: its input {number} has shape {found[1][0]} and type {found[1][1]!r} "
-                    f"per sample, that of train {found[0][0]} and {found[0][1]!r}; give both the "
-                    "same"
+                    f"test: its input {number} has another shape or type per sample than that of "
+                    f"train, {kind[0]} of {train.dtype}; give both the same"
                 )
-        arrays = (*parts[0].inputs, parts[0].target)
-        if self.normalise is not None and all(array.dtype != np.uint8 for array in arrays):
-            raise InvalidInputError(
-                "normalise: no input holds pixels; standardise the columns of the table"
-            )
         metrics = resolve_metrics(self.metrics, self.loss).values()
         is_binary = self.loss == "bce" or any(metric.function is accuracy for metric in metrics)
         for part in parts:
@@ -329,13 +309,6 @@ class Supervised(SupervisedProblem):
                     f"target: {low:g} to {high:g} are not within [0, 1], as 'bce' and 'accuracy' "
                     "need of numbers; write 0 and 1"
                 )
-            if kind == "tokens":
-                lengths = part.mask.sum(1) if part.mask is not None else part.target.shape[1:]
-                if np.min(lengths, initial=2) < 2:
-                    raise InvalidInputError(
-                        f"inputs: the sequence in row {np.argmin(lengths)} has one token, and "
-                        "'next_token' predicts each from those before it; remove such rows"
-                    )
 
 
 def _common_mask(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -20,9 +19,15 @@ from fedtide.problems.base import Batch, BatchInputs, BatchPlan, BufferMode, Eva
 from fedtide.problems.datasets.catalogue import PixelStandardisation
 from fedtide.problems.datasets.table_columns import Ints
 from fedtide.problems.layout import Layout, Params, to_channels_last
-from fedtide.problems.losses import TARGET_KINDS, LossFunction, adapt_loss
+from fedtide.problems.losses import (
+    TARGET_KINDS,
+    LossFunction,
+    adapt_loss,
+    check_outputs,
+    check_per_sample,
+    warn_of_probabilities,
+)
 from fedtide.problems.models import FunctionalModel
-from fedtide.problems.output_checks import check_outputs, check_per_sample, warn_of_probabilities
 from fedtide.problems.partitions import StoredShards
 from fedtide.problems.sample_metrics import Metric, count_all
 from fedtide.problems.supervised_data import DeviceSamples, Samples, SupervisedData
@@ -31,8 +36,6 @@ from fedtide.problems.supervised_evaluation import (
     SupervisedEvaluator,
     evaluation_chunk,
 )
-
-_logger = logging.getLogger("fedtide")
 
 _TOKENIZERS_MASK = "attention_mask"
 """The mask's name in Hugging Face networks, whose tokenizers give 1 and 0 instead of booleans."""
@@ -59,7 +62,6 @@ class SupervisedTask(Task):
     Attributes:
         data: the samples, and who holds which.
         model: the network as a pure function.
-        hides_padding: whether sequences are padded, and the network takes no mask of the padding.
 
     Raises:
         InvalidInputError: the network does not fit the inputs, or its outputs do not fit the loss.
@@ -107,8 +109,7 @@ class SupervisedTask(Task):
         for name, function in functions.items():
             field = name if name == "loss" else f"metrics.{name}"
             check_per_sample(field, function, outputs, example.target, *example.masks)
-        warn_of_probabilities(module, loss, outputs)
-        self.hides_padding = bool(data.train.masks) and self._mask_name is None
+        warn_of_probabilities(module, loss)
         params = self.model.params
         self._needs_keys = bool(augmentations) or self.model.draws
         self.layout = Layout.from_params(params)

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.problems.losses import LossFunction, resolve_loss
-from fedtide.problems.output_checks import check_per_sample
+from fedtide.problems.losses import LossFunction, check_per_sample, resolve_loss
 from fedtide.testing._purity import assertions, fail, no_global_randomness
 from fedtide.testing.network import are_close, changed_by, find_parameter
 

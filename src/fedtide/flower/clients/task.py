@@ -14,9 +14,8 @@ from fedtide.flower.arrays import refuse_running_statistics
 from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Task
 from fedtide.problems.layout import Layout, Params
-from fedtide.problems.losses import adapt_loss
+from fedtide.problems.losses import adapt_loss, check_per_sample
 from fedtide.problems.models import FunctionalModel
-from fedtide.problems.output_checks import check_per_sample
 
 _EVALUATED = 128  # samples per forward pass: the feature maps of all could exceed the memory
 

@@ -171,8 +171,7 @@ def load(
         samples: use only the first `samples` training samples; None: all.
 
     Raises:
-        InvalidInputError: an unknown name, a folder without the files, unreadable files, or
-            `normalise` for samples that are numbers, not pixels.
+        InvalidInputError: an unknown name, a folder without the files, or unreadable files.
 
     >>> digits = load("digits")
     >>> digits.train.features.shape, digits.test.features.shape, digits.classes
@@ -192,19 +191,13 @@ def _load_images(dataset: str | Path) -> Dataset:
         train, test = (_read_file(folder / f"{split}.parquet") for split in ("train", "test"))
     known = KNOWN.get(name)
     classes = known.classes if known else int(train.labels.max()) + 1
-    if train.features.shape[1:] != test.features.shape[1:]:
-        raise InvalidInputError(
-            f"dataset: training samples have shape {train.features.shape[1:]} and test samples "
-            f"{test.features.shape[1:]}; give both the same shape"
-        )
     labels = np.concatenate([train.labels, test.labels])
     if labels.min() < 0 or labels.max() >= min(classes, len(train.labels)):
         raise InvalidInputError(
             f"label: {labels.min()} to {labels.max()}, for {classes} classes of "
             f"{len(train.labels)} training samples; number the classes from 0, as train does"
         )
-    mean, std = (known.mean, known.std) if known else ((0.5,), (0.5,))
-    return Dataset(train, test, classes, mean, std)
+    return Dataset(train, test, classes, *((known.mean, known.std) if known else ()))
 
 
 def _find_folder(dataset: str | Path) -> Path | None:
@@ -222,10 +215,7 @@ def _find_folder(dataset: str | Path) -> Path | None:
 
 
 def _read_file(file: Path) -> Rows:
-    if not file.is_file():
-        raise InvalidInputError(
-            f"dataset: {file} does not exist; write it with the columns image and label"
-        )
+    read_file("dataset", file)  # says so if it is no such file
     status = file.stat()
     return _read_version(file, status.st_size, status.st_mtime_ns)
 
@@ -253,8 +243,8 @@ def _to_rows(arrow: pa.Table, source: str, file: Path | None = None) -> Rows:
     features, labels = table.column("dataset", image), table.column("dataset", label)
     if not isinstance(features, np.ndarray) or features.dtype == object:
         raise InvalidInputError(
-            f"dataset: column {image!r} of {source} holds neither encoded images nor lists of "
-            "numbers of one shape; write PNG or JPEG bytes"
+            f"dataset: column {image!r} of {source} is no image; write PNG or JPEG bytes, or lists "
+            "of numbers of one shape"
         )
     kind = arrow[image].type
     if not any(is_kind(kind) for is_kind in _ENCODED):  # lists of numbers, of whatever type
@@ -272,8 +262,7 @@ def _take_first(rows: Rows, samples: int) -> Rows:
     """Return the first `samples` rows."""
     if not 1 <= samples <= len(rows.labels):
         raise InvalidInputError(
-            f"samples: {samples} of {len(rows.labels)} training samples; give at least 1 and at "
-            f"most {len(rows.labels)}"
+            f"samples: {samples} of {len(rows.labels)} training samples; give at least 1"
         )
     columns = {name: column[:samples] for name, column in rows.columns.items()}
     return Rows(rows.features[:samples], rows.labels[:samples], MappingProxyType(columns))
@@ -281,11 +270,6 @@ def _take_first(rows: Rows, samples: int) -> Rows:
 
 def _set_constants(data: Dataset, normalise: Normalise) -> Dataset:
     """Return the data with other constants for the standardisation of pixels."""
-    if data.train.features.dtype != np.uint8:
-        raise InvalidInputError(
-            "normalise: the samples are numbers, which are used unchanged, not the pixels of "
-            "images; leave it out and scale the numbers in the data, or store encoded images"
-        )
     if not isinstance(normalise, str):
         return replace(data, mean=(normalise[0],), std=(normalise[1],))
     pixels = data.train.features / 255.0

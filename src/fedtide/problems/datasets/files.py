@@ -20,7 +20,7 @@ _SUFFIXES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 KINDS = (
     "a mapping of arrays, a pandas, Polars or PyArrow table, a Hugging Face or PyTorch data set, a "
     "list of samples, the path of a Parquet, CSV or TSV file, the import path of a function that "
-    "returns one of these, hub:OWNER/NAME, or femnist, shakespeare or stackoverflow"
+    "returns one of these, hub:OWNER/NAME, femnist or shakespeare"
 )
 """What a user may give as data, in words."""
 
@@ -97,7 +97,7 @@ def read_file(field: str, path: Path, text: Sequence[str] = ()) -> pa.Table:
         text: columns of delimited text whose values stay as they are written ("007" is not 7).
 
     Raises:
-        InvalidInputError: no file, or one that cannot be read or has no rows.
+        InvalidInputError: no file, or one that cannot be read or has two columns of one name.
     """
     if not path.is_file():
         where = "" if path.is_absolute() else f" in the working directory {str(Path.cwd())!r}"
@@ -121,9 +121,11 @@ def _read_version(field: str, path: Path, text: Sequence[str], size: int, time: 
                 table = file.read()
     except DAMAGE as error:
         raise unreadable(field, path, error) from None
-    require_distinct(field, repr(str(path)), table.column_names)
-    if not len(table):
-        raise InvalidInputError(f"{field}: {str(path)!r} has no rows; give at least one")
+    twice = [name for name, count in Counter(table.column_names).items() if count > 1]
+    if twice:
+        raise InvalidInputError(
+            f"{field}: {str(path)!r} has two columns called {twice[0]!r}; rename or remove one"
+        )
     return table
 
 
@@ -153,12 +155,3 @@ def _read_text(path: Path, text: Sequence[str]) -> pa.Table:
             filled = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
             table = table.set_column(place, name, filled)
     return table
-
-
-def require_distinct(field: str, what: str, names: Sequence[str]) -> None:
-    """Raise InvalidInputError if columns have the same name."""
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise InvalidInputError(
-            f"{field}: {what} has two columns called {twice[0]!r}; rename or remove one of them"
-        )

@@ -23,66 +23,33 @@ _DECODING = 2
 """The version of the cache's contents: change it when a file is decoded to other pixels."""
 
 
-def decode_images(images: Sequence[bytes | Image.Image | None]) -> Pixels:
+def decode_images(images: Sequence[bytes | Image.Image]) -> Pixels:
     """Return the images as one array of shape (n, C, H, W): C is 1 for grey images, else 3.
-
-    Of images with 16 bits per channel, the upper 8 bits are kept.
 
     Args:
         images: the contents of image files (PNG, JPEG, …), or images of Pillow, one per sample; the
             first determines the number of channels and the size.
 
     Raises:
-        InvalidInputError: an image is missing, broken, of another size than the first, or holds
-            32 bits per channel.
+        InvalidInputError: an image is broken, of another size than the first, or has more than 8
+            bits per channel.
     """
-    first = _open_image(images[0], 0)
-    mode = "L" if first.mode in ("1", "L", "LA") or _has_16_bits(first) else "RGB"
-    pixels = np.empty((len(images), first.height, first.width, len(mode)), dtype=np.uint8)
+    pixels, mode = np.empty(0, np.uint8), ""
     for number, content in enumerate(images):
-        image = _open_image(content, number)
-        if image.size != first.size:
-            raise InvalidInputError(
-                f"sample {number} is {image.width}×{image.height} pixels and the first "
-                f"{first.width}×{first.height}; scale all to the same size"
-            )
         try:
-            if _has_16_bits(image):  # which `convert` would clip to white
-                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-            converted = image if image.mode == mode else image.convert(mode)
-            pixels[number] = np.asarray(converted).reshape(pixels.shape[1:])
-        except OSError as error:
+            image = content if isinstance(content, Image.Image) else Image.open(io.BytesIO(content))
+            if image.mode[0] in "IF":  # which `convert` would clip to white
+                raise ValueError(f"mode {image.mode}; convert it to 8 bits per channel")
+            if not number:
+                mode = "L" if image.mode in ("1", "L", "LA") else "RGB"
+                pixels = np.empty((len(images), image.height, image.width, len(mode)), np.uint8)
+            pixels[number] = np.asarray(image.convert(mode)).reshape(pixels.shape[1:])
+        except (OSError, ValueError) as error:
             raise InvalidInputError(
-                f"sample {number} is broken ({error}); encode it again"
+                f"sample {number} ({error}) is no image like the first; give PNG or JPEG bytes of "
+                "one size, and text as str"
             ) from error
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
-
-
-def _open_image(content: bytes | Image.Image | None, number: int) -> Image.Image:
-    if content is None:
-        raise InvalidInputError(f"sample {number} has no image; remove its row")
-    image = content if isinstance(content, Image.Image) else _read_image(content, number)
-    if image.mode in ("I", "F"):
-        raise InvalidInputError(
-            f"sample {number} has 32 bits per pixel (mode {image.mode}), whose values for "
-            "black and white are unknown; convert it to 8 bits, or give lists of numbers"
-        )
-    return image
-
-
-def _read_image(content: bytes, number: int) -> Image.Image:
-    try:
-        return Image.open(io.BytesIO(content))
-    except OSError as error:
-        raise InvalidInputError(
-            f"sample {number} is not an encoded image (it begins with {content[:8]!r}); "
-            "write PNG or JPEG bytes, and text as str"
-        ) from error
-
-
-def _has_16_bits(image: Image.Image) -> bool:
-    """Return whether an image is grey with 16 bits per pixel."""
-    return image.mode.startswith("I;16")
 
 
 def decode_cached(file: Path, column: str, decode: Callable[[], Pixels]) -> Pixels:

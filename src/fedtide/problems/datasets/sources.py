@@ -6,7 +6,7 @@ where samples come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,21 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader
 
 from fedtide.errors import InvalidInputError, did_you_mean, first_line, quantify
 from fedtide.import_paths import import_object, is_import_path
-from fedtide.problems.datasets.files import (
-    KINDS,
-    embed_images,
-    is_text,
-    load_from_hub,
-    read_file,
-    require_distinct,
-)
+from fedtide.problems.datasets.files import KINDS, embed_images, is_text, load_from_hub, read_file
 from fedtide.problems.datasets.image_decoding import decode_cached
 from fedtide.problems.datasets.natural import NATURAL, load_natural
-from fedtide.problems.datasets.table_columns import Column, Ints, from_arrow, is_pandas, to_column
+from fedtide.problems.datasets.table_columns import Column, Ints, from_arrow, to_column
 from fedtide.spec import Session
 from fedtide.validation import expand_home
 
@@ -86,7 +78,7 @@ class Table:
                 self._columns[name] = self._read[name]()
             except InvalidInputError as error:
                 raise InvalidInputError(f"{what}: {error}") from None
-            except (pa.ArrowException, pl.exceptions.PolarsError, TypeError, ValueError) as error:
+            except (pa.ArrowException, TypeError, ValueError) as error:
                 raise InvalidInputError(
                     f"{what}: {first_line(error)}; give one value per row, all of one type: "
                     "numbers, text, images, or lists of numbers"
@@ -102,18 +94,14 @@ class Table:
         Raises:
             InvalidInputError: a column does not exist, columns differ in length, or have no rows.
         """
-        sizes = {
-            name: len(self.column(field, name))
-            for field, names in columns.items()
-            for name in names
-        }
-        if len(set(sizes.values())) > 1:
+        pairs = [(field, name) for field, names in columns.items() for name in names]
+        sizes = {name: len(self.column(field, name)) for field, name in pairs}
+        if len(set(sizes.values())) > 1 or not any(sizes.values()):
             listed = ", ".join(f"{name!r} has {size}" for name, size in sizes.items())
             raise InvalidInputError(
-                f"{self._source}: the columns differ in length ({listed}); give one value per row"
+                f"{self._source}: the columns have no rows or differ in length ({listed}); give "
+                "one value per row"
             )
-        if not any(sizes.values()):
-            raise InvalidInputError(f"{self._source}: it has no rows; give at least one")
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +147,7 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
             missing, and in text files it is read as it is written ("007" is not 7).
 
     Raises:
-        InvalidInputError: anything else, a file that cannot be read, or two columns of one name.
+        InvalidInputError: anything else, or a file that cannot be read.
 
     >>> table = read_source("train", {"x": [[1.0], [2.0]], "y": ["a", "b"]}, order=())
     >>> table.column("inputs", "x").shape
@@ -176,11 +164,12 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
         return Table.of_arrow(table, str(path), path)
     if type(source).__module__.startswith("datasets.") and _is_stored(source):
         source = embed_images(field, source)
-    columns = _list_columns(field, source)
-    if columns is None:
-        columns = _collect_rows(field, source, order, names)
-    require_distinct(field, "the table", [str(name) for name, _ in columns])
-    return Table({str(name): partial(to_column, value) for name, value in columns}, field)
+    if isinstance(source, pl.DataFrame):
+        source = source.to_arrow()
+    if isinstance(source, pa.Table | pa.RecordBatch):
+        source = dict(zip(source.column_names, source.columns, strict=True))
+    columns = source if hasattr(source, "items") else _collect_rows(field, source, order, names)
+    return Table({str(name): partial(to_column, value) for name, value in columns.items()}, field)
 
 
 def _parse_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -189,28 +178,9 @@ def _parse_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(pa.int64()) if whole else column
 
 
-def _list_columns(field: str, source: Any) -> list[tuple[Any, Any]] | None:
-    """Return the names and values of columns; None: the source holds one item per sample."""
-    if isinstance(source, Mapping):
-        _require_one_index(field, source)
-        _refuse_parts(field, source.values())
-        return list(source.items())
-    if is_pandas(source):
-        return list(source.items())
-    if isinstance(source, pl.DataFrame):
-        return list(source.to_dict().items())
-    if isinstance(source, pa.Table | pa.RecordBatch):
-        return list(zip(source.column_names, source.columns, strict=True))
-    if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
-        loads = isinstance(source, DataLoader)
-        hint = "its data set, loader.dataset" if loads else f"{KINDS}; list(...) reads an iterator"
-        raise InvalidInputError(f"{field}: a {type(source).__name__} is not a table; give {hint}")
-    return None
-
-
 def _collect_rows(
     field: str, data: Any, order: Sequence[str], last: str | None
-) -> list[tuple[Any, Any]]:
+) -> dict[str, list[Any]]:
     """Return the columns of a map-style data set, each item of which is read once.
 
     Args:
@@ -219,8 +189,11 @@ def _collect_rows(
         order: the names of the parts of a tuple.
         last: the name of a last part, which may be missing; None: there is none.
     """
-    if isinstance(data, list | tuple):
-        _refuse_parts(field, data)
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise InvalidInputError(
+            f"{field}: a {type(data).__name__} is not a table; give {KINDS}; list(...) reads an "
+            "iterator"
+        )
     columns: dict[str, list[Any]] = {}
     names = [*order, *([] if last is None else [last])]
     for row in range(len(data)):
@@ -236,28 +209,7 @@ def _collect_rows(
         for name, value in item.items():
             is_tensor = isinstance(value, torch.Tensor)
             columns.setdefault(name, []).append(value.numpy(force=True) if is_tensor else value)
-    return list(columns.items())
-
-
-def _refuse_parts(field: str, parts: Collection[Any]) -> None:
-    """Raise InvalidInputError if all parts of a source are data sets, by split or by client."""
-    kinds = [hasattr(p, "column_names") or isinstance(p, torch.utils.data.Dataset) for p in parts]
-    if kinds and all(kinds):
-        raise InvalidInputError(
-            f"{field}: it holds {len(kinds)} data sets; give one of them or, if each is that of a "
-            "client, one table of all rows with a column of their clients"
-        )
-
-
-def _require_one_index(field: str, source: Mapping[Any, Any]) -> None:
-    """Raise InvalidInputError if columns of pandas name their rows differently."""
-    indexes = [value.index for value in source.values() if hasattr(value, "reset_index")]
-    if any(len(one) == len(indexes[0]) and not one.equals(indexes[0]) for one in indexes):
-        raise InvalidInputError(
-            f"{field}: its columns of pandas have different indexes, but rows are paired by "
-            "position; join them by index into one DataFrame, or give .to_numpy() of each if "
-            "their rows are in the same order"
-        )
+    return columns
 
 
 def _load_named(field: str, name: str) -> Any:
@@ -265,19 +217,18 @@ def _load_named(field: str, name: str) -> Any:
 
     Args:
         field: the field that an error names.
-        name: a natural data set, NAME or NAME:SPLIT with NAME in `NATURAL`; hub:OWNER/NAME or
-            hub:OWNER/NAME:SPLIT on the Hugging Face hub; the path of a .parquet, .csv or .tsv file,
-            the latter two also with .gz; or, if there is no such file, the import path of a
-            function without arguments that returns any source. The split is "train" by default.
+        name: a natural data set in `NATURAL`; hub:OWNER/NAME or hub:OWNER/NAME:SPLIT on the Hugging
+            Face hub ("train" by default); the path of a .parquet, .csv or .tsv file, the latter two
+            also with .gz; or, if there is no such file, the import path of a function without
+            arguments that returns any source.
 
     Raises:
         InvalidInputError: an unknown name, or no connection.
     """
-    head, _, split = name.partition(":")
-    if head in NATURAL:
-        return load_natural(field, head, split or "train")
-    if head == "hub":
-        data, _, split = split.partition(":")
+    if name in NATURAL:
+        return load_natural(field, name)
+    if name.startswith("hub:"):
+        data, _, split = name.removeprefix("hub:").partition(":")
         return load_from_hub(field, data, split or "train", "give a file")
     if is_import_path(name) and not Path(name).exists():
         return Session.current().once(("loaded", name), import_object(name, field))

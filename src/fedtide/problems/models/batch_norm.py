@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
-from fedtide.errors import InvalidInputError
 from fedtide.problems.layout import Params
 from fedtide.problems.models.layer_replacement import replace_layers
 
@@ -85,7 +84,7 @@ class PureBatchNorm(nn.Module):
         self.statistics.fewest_values = min(self.statistics.fewest_values, count)
         if mask is None and count > 1:
             return self._normalise_all(values).to(x.dtype)
-        real = values.new_ones(len(values)) if mask is None else self._checked(mask, len(values))
+        real = values.new_ones(len(values)) if mask is None else mask
         return self._normalise_real(values, real.to(values.dtype)).to(x.dtype)
 
     def _normalise_all(self, x: Tensor) -> Tensor:
@@ -112,20 +111,6 @@ class PureBatchNorm(nn.Module):
         if self.weight is not None:
             output = output * self.weight.view(channels) + self.bias.view(channels)
         return output
-
-    def _checked(self, mask: Tensor, rows: int) -> Tensor:
-        """Return the mask if it fits the rows that the layer gets.
-
-        Raises:
-            InvalidInputError: the rows are not the samples.
-        """
-        if len(mask) != rows:
-            raise InvalidInputError(
-                f"model: batch normalisation {self.name.rstrip('.')!r} gets {rows} rows for "
-                f"{len(mask)} samples, so padding cannot be left out; keep the samples in the "
-                "first dimension, or give a batch_size that no client falls short of"
-            )
-        return mask
 
     def _record(self, mean: Tensor, variance: Tensor) -> None:
         old_mean, old_variance, batches = self.statistics.read(self.name)

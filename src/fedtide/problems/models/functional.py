@@ -239,15 +239,15 @@ def cast_network(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     >>> cast_network(net, torch.float64).turn
     tensor(0.+1.j)
     """
-    if not any(tensor.is_complex() for tensor in (*module.parameters(), *module.buffers())):
-        return module.to(dtype)  # a network may override it, to convert other things it keeps
-    convert: dict[torch.dtype, Callable[[], nn.Module]] = {
-        torch.float64: module.double,
-        torch.float32: module.float,
-        torch.bfloat16: module.bfloat16,
-        torch.float16: module.half,
-    }
-    return convert[dtype]()
+    return _CASTS[dtype](module)
+
+
+_CASTS: dict[torch.dtype, Callable[[nn.Module], nn.Module]] = {
+    torch.float64: nn.Module.double,
+    torch.float32: nn.Module.float,
+    torch.bfloat16: nn.Module.bfloat16,
+    torch.float16: nn.Module.half,
+}
 
 
 def _find_ties(module: nn.Module) -> dict[str, str]:
@@ -285,24 +285,8 @@ def _shape_errors(example: Inputs, names: tuple[str | None, ...]) -> Iterator[No
             f"{name or ''} {tuple(x.shape[1:])} and dtype {x.dtype}".replace("torch.", "").strip()
             for name, x in zip(names, example, strict=True)
         ]
-        reason = first_line(error)
         raise InvalidInputError(
-            f"model: it cannot process features of shape {', '.join(given)} ({reason}); "
-            f"{_shape_hint(reason, example)}"
+            f"model: it cannot process features of shape {', '.join(given)} ({first_line(error)}); "
+            "choose a network that fits the inputs, or change the inputs: a list of columns, as "
+            "in [age], forms one vector, and {user: user_id} passes each by forward's argument name"
         ) from error
-
-
-def _shape_hint(reason: str, example: Inputs) -> str:
-    """Return advice for the error of a network that was given these inputs."""
-    if "positional argument" in reason or "keyword argument" in reason:
-        return (
-            "give each argument of forward a column by name, as in inputs: {user: user_id, item: "
-            "item_id}; columns of one number that are listed together form one vector"
-        )
-    if any(x.dim() == 1 for x in example):
-        return "write a column of single numbers in a list, as in inputs: [age]"
-    if "indices" in reason and any(x.is_floating_point() for x in example):
-        return "give ids as whole numbers in a column of their own, as in inputs: {user: user_id}"
-    if any(x.dim() == 4 and x.shape[-1] in (1, 3, 4) for x in example):
-        return "images have their channels first, as array.transpose(0, 3, 1, 2) gives them"
-    return "choose a network that fits the inputs, or change the inputs"

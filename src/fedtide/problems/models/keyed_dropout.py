@@ -226,8 +226,6 @@ class KeyedAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the same as `nn.MultiheadAttention`, see there."""
-        if is_causal and attn_mask is None:
-            raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
         batched, transposed = query.dim() == 3, query.dim() == 3 and not self.batch_first
         if transposed:
             query, key, value = (part.transpose(0, 1) for part in (query, key, value))

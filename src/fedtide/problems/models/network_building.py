@@ -1,21 +1,88 @@
-"""The network of a run, built from a name, a class, a function or a network."""
+"""The network of a run, built from a name, an import path, a class, a function or a network."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import field
+from typing import Annotated, Any, get_type_hints
 
 import torch
 from torch import nn
 
-from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.problems.models.base import Model, Shape
+from fedtide.errors import InvalidInputError, did_you_mean, first_line
+from fedtide.import_paths import home_module, import_object, is_import_path, is_installed
 from fedtide.problems.models.functional import cast_network
-from fedtide.problems.models.imported import Imported
-from fedtide.problems.models.networks import CNN, MLP, Logistic
+from fedtide.problems.models.networks import CNN, MLP, Logistic, Model, Shape
 from fedtide.randomness import random_words
-from fedtide.spec import Builder
+from fedtide.spec import Builder, Code, spec
+
+
+@spec
+class Imported(Model):
+    """Any network by import path; the working directory is searched first.
+
+    It is called with arguments from a file, so not everything is allowed: a class or function is
+    your own, or a network of `torch.nn`, `torchvision.models`, `timm`, `transformers` or `peft`. A
+    class must derive from `torch.nn.Module` or `Model`; of installed functions, only those of
+    torchvision that are annotated to return a network are called.
+
+    Args:
+        path: "package.module:Class" of a `torch.nn.Module`, a function that returns one, or a
+            subclass of `Model`.
+        arguments: of its call, by name.
+
+    Raises:
+        InvalidInputError: the path cannot be imported or gives no module, or rejects the arguments.
+
+    >>> Imported("torch.nn:Linear", {"in_features": 64, "out_features": 10}).build((64,), 10)
+    Linear(in_features=64, out_features=10, bias=True)
+    """
+
+    path: Annotated[str, Code]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not is_import_path(self.path):
+            raise InvalidInputError(
+                f"path: {self.path!r:.60} is not an import path; give package.module:Class"
+            )
+
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        """Return the network; the arguments of a module must suit `shape` and `classes`."""
+        constructor = import_object(self.path, "model")
+        if not _makes_network(constructor):
+            raise InvalidInputError(
+                f"model: {self.path} is not known to make a network; give a subclass of "
+                "torch.nn.Module, or a function of a module of your own that returns one"
+            )
+        try:
+            module = constructor(**self.arguments)
+        except Exception as error:
+            raise InvalidInputError(
+                f"model: {self.path} cannot be called with arguments "
+                f"{dict(self.arguments)!r:.60} ({first_line(error, with_type=True)}); give those "
+                "that it takes"
+            ) from error
+        return module.build(shape, classes) if isinstance(module, Model) else _checked(module)
+
+
+def _makes_network(maker: Any) -> bool:
+    """Return whether a class, or a function by its annotation or origin, makes a network."""
+    if isinstance(maker, type):
+        return issubclass(maker, nn.Module | Model)
+    function = inspect.unwrap(maker)
+    if not inspect.isroutine(function):
+        return False
+    if not is_installed(str(home_module(function))):
+        return True
+    try:
+        made = get_type_hints(function).get("return")
+    except Exception:  # builtin functions, and names that only a type checker imports
+        return False
+    return isinstance(made, type) and issubclass(made, nn.Module | Model)
+
 
 MODELS: dict[str, Model] = {
     "logistic": Logistic(),
@@ -116,30 +183,23 @@ def build_network(
     Raises:
         InvalidInputError: the network does not fit the shape, or a function does not return one.
     """
-    module = _build(resolve_network(model), shape, outputs, seed)
+    maker = resolve_network(model)
+    if isinstance(maker, nn.Module):
+        module = copy.deepcopy(maker)
+    elif isinstance(maker, Model):
+        module = build_seeded(lambda: maker.build(shape, outputs), seed)
+    else:
+        module = _checked(build_seeded(maker, seed))
     return cast_network(module.to(device), parameter_dtype(dtype))
 
 
-def _build(
-    maker: Model | nn.Module | Callable[[], nn.Module], shape: Shape, outputs: int, seed: int
-) -> nn.Module:
-    if isinstance(maker, nn.Module):
-        return copy.deepcopy(maker)
-    if isinstance(maker, Model):
-        return build_seeded(lambda: maker.build(shape, outputs), seed)
-    try:
-        module = build_seeded(maker, seed)
-    except TypeError as error:
+def _checked(made: object) -> nn.Module:
+    """Return what a class or function made if it is a network."""
+    if not isinstance(made, nn.Module):
         raise InvalidInputError(
-            f"model: {maker!r:.60} cannot be called without arguments ({error}); give a function "
-            "that needs none"
-        ) from error
-    if not isinstance(module, nn.Module):
-        raise InvalidInputError(
-            f"model: {maker!r:.60} returns a {type(module).__name__}; it must return a "
-            "torch.nn.Module"
+            f"model: it returns a {type(made).__name__}; it must return a torch.nn.Module"
         )
-    return module
+    return made
 
 
 def parameter_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -1,16 +1,36 @@
-"""The architectures: logistic regression, multilayer perceptron and convolutional network."""
+"""The contract of a model, and the architectures of the papers."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from torch import nn
 
 from fedtide.errors import InvalidInputError
-from fedtide.problems.models.base import Model, Shape
 from fedtide.spec import AtLeast, Within, spec
+
+Shape = tuple[int, ...]
+"""The shape of one sample's features: (C, H, W) for images, (F,) for vectors."""
+
+
+class Model(ABC):
+    """A network architecture (a frozen dataclass), built for the shape of the data."""
+
+    @abstractmethod
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        """Return the network with its initial parameters, drawn from torch's global generator.
+
+        Args:
+            shape: of one sample's features.
+            classes: C; the network maps (B, *shape) to logits (B, C).
+
+        Raises:
+            InvalidInputError: the network does not fit the features.
+        """
+
 
 Initialisation = Literal["default", "kaiming"]
 

@@ -1,15 +1,15 @@
 """Partitions: how the samples of a data set are divided among clients."""
 
 from fedtide.problems.partitions.base import Partition, Shards, StoredShards
-from fedtide.problems.partitions.flwr_datasets import Flwr, FlwrInstance
+from fedtide.problems.partitions.flwr_datasets import Flwr
 from fedtide.problems.partitions.partitioners import (
     Dirichlet,
     Iid,
     MajorityClass,
     Natural,
+    SharedPool,
     SingleClass,
 )
-from fedtide.problems.partitions.shared_pool import SharedPool
 
 PARTITIONS: dict[str, type[Partition]] = {
     "iid": Iid,
@@ -26,7 +26,6 @@ __all__ = [
     "PARTITIONS",
     "Dirichlet",
     "Flwr",
-    "FlwrInstance",
     "Iid",
     "MajorityClass",
     "Natural",

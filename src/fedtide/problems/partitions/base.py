@@ -86,24 +86,11 @@ class StoredShards(Shards):
         samples: indices into the training set, client after client.
         offsets: the boundaries between clients, shape (N + 1,).
         names: the clients' names, shape (N,), or None.
-
-    Raises:
-        InvalidInputError: samples or offsets that are not whole numbers.
     """
 
     samples: Ints
     offsets: Ints
     names: Names | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("samples", "offsets"):
-            values = np.asarray(getattr(self, name))
-            if values.dtype.kind not in "iu" or values.ndim != 1:
-                raise InvalidInputError(
-                    f"partition: its {name} are {values!r:.60}; give whole numbers in one "
-                    "dimension (np.flatnonzero turns a mask into them)"
-                )
-            object.__setattr__(self, name, values.astype(np.int64, copy=False))
 
     @classmethod
     def from_lists(
@@ -115,8 +102,8 @@ class StoredShards(Shards):
         >>> shards.sizes, shards.locate(np.array([1, 0]), np.array([[0], [1]])).tolist()
         (array([2, 1]), [[0], [2]])
         """
-        held = [one for one in lists if len(one)] or [np.empty(0, np.int64)]
-        return cls(np.concatenate(held), np.cumsum([0, *map(len, lists)]), names)
+        samples = np.concatenate([np.asarray(one, dtype=np.int64) for one in lists])
+        return cls(samples, np.cumsum([0, *map(len, lists)]), names)
 
     @classmethod
     def from_owners(cls, owners: Ints, clients: int, names: Names | None = None) -> StoredShards:

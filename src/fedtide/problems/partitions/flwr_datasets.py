@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.population import Names
 from fedtide.problems.partitions.base import (
     NO_COLUMNS,
     Columns,
@@ -39,7 +38,7 @@ class Flwr(Partition):
 
     Raises:
         InvalidInputError: flwr-datasets is not installed, the name is unknown, or the partitioner
-            rejects the arguments.
+            fails.
 
     >>> labels = np.tile([0, 1], 50)
     >>> Flwr("IidPartitioner").split(labels, clients=4, seed=0).sizes
@@ -50,66 +49,50 @@ class Flwr(Partition):
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        constructor = _find_partitioner(self.name)
+        try:
+            from flwr_datasets import partitioner
+        except ImportError as error:
+            raise InvalidInputError(
+                "partition: flwr-datasets is not installed; install fedtide[partitioners]"
+            ) from error
+        names = [name for name in dir(partitioner) if name.endswith("Partitioner")]
+        if self.name not in names:
+            raise InvalidInputError(
+                f"name: unknown {self.name!r}; {did_you_mean(self.name, names)}"
+            )
+        constructor = getattr(partitioner, self.name)
         defaults = {"num_partitions": clients, "partition_by": "label", "seed": seed}
         parameters = inspect.signature(constructor).parameters
         arguments = {name: value for name, value in defaults.items() if name in parameters}
         try:
-            partitioner = constructor(**arguments | dict(self.arguments))
+            made = constructor(**arguments | dict(self.arguments))
         except (TypeError, ValueError) as error:
             raise InvalidInputError(
                 f"arguments: {self.name} rejects them ({error}); give those that it takes"
             ) from error
-        return FlwrInstance(partitioner).split(labels, clients, seed, columns)
+        return split_by(made, labels, columns)
 
 
-@spec
-class FlwrInstance(Partition):
-    """Uses a partitioner object of flwr-datasets.
-
-    Args:
-        partitioner: an instance without a dataset.
+def split_by(given: Any, labels: Ints, columns: Columns) -> Shards:
+    """Return which client holds which samples by a partitioner object without a data set.
 
     Raises:
         InvalidInputError: the partitioner fails.
     """
+    from datasets import Dataset
 
-    partitioner: Any
-
-    def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        from datasets import Dataset
-
-        # a partitioner takes only one dataset, and `split` may be called again
-        partitioner = copy.deepcopy(self.partitioner)
-        table = {**columns, "label": labels, _SAMPLE: np.arange(len(labels))}
-        try:
-            partitioner.dataset = Dataset.from_dict(table)
-            count = partitioner.num_partitions
-            lists = [np.array(partitioner.load_partition(n)[_SAMPLE]) for n in range(count)]
-        except Exception as error:
-            name = type(partitioner).__name__
-            raise InvalidInputError(
-                f"partition: {name} cannot split these data ({error}); use another partitioner"
-            ) from error
-        return StoredShards.from_lists(lists, _find_names(partitioner, count))
-
-
-def _find_names(partitioner: Any, clients: int) -> Names | None:
-    """Return the clients' names if the partitioner takes them from the data."""
-    natural = getattr(partitioner, "partition_id_to_natural_id", None)
-    if natural is None:
-        return None
-    return to_names("partition", "natural id", [natural[n] for n in range(clients)])
-
-
-def _find_partitioner(name: str) -> Any:
+    # a partitioner takes only one data set, and may be used again
+    partitioner = copy.deepcopy(given)
+    table = {**columns, "label": labels, _SAMPLE: np.arange(len(labels))}
     try:
-        from flwr_datasets import partitioner
-    except ImportError as error:
+        partitioner.dataset = Dataset.from_dict(table)
+        count = partitioner.num_partitions
+        lists = [np.array(partitioner.load_partition(n)[_SAMPLE]) for n in range(count)]
+    except Exception as error:
         raise InvalidInputError(
-            "partition: flwr-datasets is not installed; install fedtide[partitioners]"
+            f"partition: {type(partitioner).__name__} cannot split these data ({error}); use "
+            "another partitioner"
         ) from error
-    names = [name for name in dir(partitioner) if name.endswith("Partitioner")]
-    if name not in names:
-        raise InvalidInputError(f"name: unknown {name!r}; {did_you_mean(name, names)}")
-    return getattr(partitioner, name)
+    natural = getattr(partitioner, "partition_id_to_natural_id", None)
+    named = natural and to_names("partition", "natural id", [natural[n] for n in range(count)])
+    return StoredShards.from_lists(lists, named)

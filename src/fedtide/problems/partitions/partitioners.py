@@ -1,4 +1,4 @@
-"""The partitions of the papers: iid, Dirichlet, majority class, single class, and by column."""
+"""The partitions of the papers, by column, and for millions of clients."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from fedtide.problems.partitions.base import (
     Shards,
     StoredShards,
 )
-from fedtide.randomness import generator
-from fedtide.spec import Positive, Unit, spec
+from fedtide.randomness import generator, random_words
+from fedtide.spec import AtLeast, Positive, Unit, spec
+
+_BLOCK = 2**16  # how many clients' samples are computed together
 
 
 @spec
@@ -173,6 +175,67 @@ class Natural(Partition):
                 f"{did_you_mean(self.column, columns)}"
             )
         return StoredShards.from_column("column", self.column, columns[self.column])
+
+
+@spec
+class SharedPool(Partition):
+    """Gives each client `samples` draws, with replacement, from a pool that all clients share.
+
+    A draw is a function of (seed, client, position), so that clients take no memory and may
+    outnumber the samples.
+
+    Args:
+        samples: how many samples each client holds.
+
+    Raises:
+        InvalidInputError: a number below 1.
+
+    >>> shards = SharedPool(samples=60).split(np.arange(10), clients=10_000_000, seed=0)
+    >>> shards.locate(np.array([9_999_999]), np.array([[0, 1, 2]])).shape
+    (1, 3)
+    """
+
+    shares_samples = True
+
+    samples: Annotated[int, AtLeast(1)]
+
+    def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
+        return PoolShards(self.samples, len(labels), clients, seed)
+
+
+class PoolShards(Shards):
+    """Shards whose samples are computed from (seed, client, position).
+
+    Args:
+        samples: how many samples each client holds.
+        pool: how many there are.
+        clients: N.
+        seed: of the draws.
+    """
+
+    def __init__(self, samples: int, pool: int, clients: int, seed: int) -> None:
+        self.sizes = np.broadcast_to(np.int64(samples), (clients,))
+        self._pool, self._seed = pool, seed
+
+    def locate(self, clients: Ints, positions: Ints) -> Ints:
+        """Return the training samples at these positions, same shape as `positions`."""
+        owner = np.broadcast_to(clients[:, None], positions.shape)
+        draw = random_words(self._seed, "pool", owner, positions)
+        return (draw % np.uint64(self._pool)).astype(np.int64)
+
+    def client_means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the mean of `values` over the samples of each client, shape (N,)."""
+        positions, means = np.arange(self.sizes[0]), []
+        for first in range(0, len(self.sizes), _BLOCK):
+            block = np.arange(first, min(first + _BLOCK, len(self.sizes)))
+            held = self.locate(block, np.broadcast_to(positions, (len(block), len(positions))))
+            means.append(values[held].mean(axis=1))
+        return np.concatenate(means)
+
+    def class_shares(self, labels: Ints, classes: int) -> NDArray[np.float64]:
+        """Return the pool's share of each class, the same for all clients, (N, classes)."""
+        shares = np.bincount(labels, minlength=classes) / len(labels)
+        return np.broadcast_to(shares, (len(self.sizes), classes))
 
 
 def _divide(samples: int, weights: NDArray[np.float64]) -> Ints:

@@ -1,10 +1,10 @@
-"""The target of a supervised problem: classes, tokens or numbers from columns of a table."""
+"""The columns of a supervised problem: what the network gets, and what it should return."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,116 @@ from fedtide.problems.datasets.table_columns import (
     Column,
     Ints,
     Ragged,
-    refuse_stray_text,
     require_finite,
     to_array,
     to_ragged,
 )
 from fedtide.problems.losses import TargetKind
 
+Inputs = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+"""Which columns the network gets: one name, several in order, or a mapping by argument name."""
+
 _logger = logging.getLogger("fedtide")
 
 _BINS = 10  # quantile bins of a numeric target, for partitions by class
 _MOST_CLASSES = 1000  # as many are allowed even if there are fewer training samples
+
+
+def column_names(inputs: Inputs) -> list[str]:
+    """Return all columns that `inputs` names.
+
+    Raises:
+        InvalidInputError: a column is named twice, or by something other than text.
+    """
+    if isinstance(inputs, str):
+        return [inputs]
+    names: list[Any] = []
+    for entry in inputs.values() if isinstance(inputs, Mapping) else inputs:
+        names += entry if isinstance(entry, list | tuple) else [entry]
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise InvalidInputError(f"inputs: {names!r:.60} are no columns or name one twice")
+    return names
+
+
+def argument_names(inputs: Inputs, arguments: int) -> tuple[str | None, ...]:
+    """Return the keyword of each of the network's arguments; None: it is passed by position."""
+    return tuple(inputs) if isinstance(inputs, Mapping) else (None,) * arguments
+
+
+def read_inputs(
+    table: Table, inputs: Inputs, lengths: Mapping[str, int]
+) -> tuple[tuple[NDArray[Any], ...], NDArray[np.bool_] | None]:
+    """Return the network's arguments, each (n, ...), and the mask of padded sequences, if any.
+
+    A name alone gives the column as it is stored. Among several names, the numeric columns with
+    one number per row become one vector, in the place of the first of them.
+
+    Args:
+        table: the rows.
+        inputs: which columns.
+        lengths: the length to which each column's sequences are padded, from `sequence_lengths`.
+
+    Raises:
+        InvalidInputError: a column that is missing or holds text, numbers that are not finite, or
+            sequences of one sample that differ in length.
+    """
+    length = max(lengths.values(), default=None)
+    padded = [to_array(column, length) for column in _arguments(table, inputs, lengths)]
+    masks = [mask for _, mask in padded if mask is not None]
+    if any((mask != masks[0]).any() for mask in masks):
+        raise InvalidInputError(
+            "inputs: the sequences of a sample have different lengths; give them the same"
+        )
+    return tuple(array for array, _ in padded), masks[0] if masks else None
+
+
+def _arguments(table: Table, inputs: Inputs, lengths: Mapping[str, int]) -> list[Column]:
+    """Return the network's arguments before padding."""
+    if isinstance(inputs, str):
+        return [_input_column(table, inputs, lengths)]
+    if isinstance(inputs, Mapping):
+        return [_arguments(table, entry, lengths)[0] for entry in inputs.values()]
+    columns = {name: _input_column(table, name, lengths) for name in inputs}
+    scalars = [n for n, c in columns.items() if not isinstance(c, Ragged) and c.ndim == 1]
+    if scalars:
+        vector = [np.asarray(columns[name], dtype=np.float64) for name in scalars]
+        columns[scalars[0]] = np.stack(vector, axis=1)
+    return [column for name, column in columns.items() if name not in scalars[1:]]
+
+
+def sequence_lengths(tables: Sequence[Table], inputs: Inputs) -> dict[str, int]:
+    """Return the length of the longest sequence of each column that is padded, in all tables."""
+    lengths = {}
+    for name in column_names(inputs):
+        columns = [table.column("inputs", name) for table in tables]
+        if any(isinstance(column, Ragged) for column in columns):
+            lengths[name] = max(int(to_ragged(column).sizes.max()) for column in columns)
+    return lengths
+
+
+def _input_column(table: Table, name: str, lengths: Mapping[str, int]) -> Column:
+    column = table.column("inputs", name)
+    if name in lengths:
+        column = to_ragged(column)
+    values = column.values if isinstance(column, Ragged) else column
+    if values.dtype == object:
+        raise InvalidInputError(
+            f"inputs: column {name!r} holds text, such as {str(values[0])!r:.40} in row 0; turn it "
+            "into numbers first: '3%' into 0.03, categories into columns of 0 and 1, sentences "
+            "into the ids of their tokens, and paths into images, as with datasets.Image()"
+        )
+    values = _normalise_dtype(values)
+    require_finite("inputs", name, values)
+    return replace(column, values=values) if isinstance(column, Ragged) else values
+
+
+def _normalise_dtype(values: NDArray[Any]) -> NDArray[Any]:
+    """Return booleans and float16 as float32, and integers as int64; uint8 pixels are kept."""
+    if values.dtype.kind in "iu" and not (values.ndim >= 3 and values.dtype == np.uint8):
+        return values.astype(np.int64)
+    if values.dtype == np.bool_ or values.dtype == np.float16:
+        return values.astype(np.float32)
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,30 +169,23 @@ def read_target(
             test data that the training data lack.
     """
     columns: Sequence[Column] = [_target_column(table, target) for table in tables]
-    if len(kinds := list(dict.fromkeys(map(_describe, columns)))) > 1:
-        raise InvalidInputError(
-            f"target: column {target!r} holds {kinds[0]} in train and {kinds[1]} in test; give "
-            "both the same"
-        )
     if any(isinstance(column, Ragged) for column in columns):
         columns = [to_ragged(column) for column in columns]
     sizes = [int(column.sizes.max()) for column in columns if isinstance(column, Ragged)]
     length = None if length is None else max(length, *sizes, 0)
     padded = [to_array(column, length) for column in columns]
     parts, masks = [array for array, _ in padded], [mask for _, mask in padded]
+    if len({(part.ndim, part.dtype == object) for part in parts}) > 1:
+        raise InvalidInputError(
+            f"target: column {target!r} holds one number, text or list per row in train and "
+            "another kind of value in test; give both the same"
+        )
     if parts[0].dtype == object:
         return _encode_text(parts, masks, kind, target)
     parts = [_convert_target(part, kind, target) for part in parts]
     if kind == "classes":
         _refuse_unknown(*(p if m is None else p[m] for p, m in zip(parts, masks, strict=True)))
     return Target(parts, masks)
-
-
-def _describe(column: Column) -> str:
-    """Return what a column holds, in words."""
-    values = column.values if isinstance(column, Ragged) else column
-    what = "text" if values.dtype == object else "numbers"
-    return f"lists of {what}" if isinstance(column, Ragged) or values.ndim > 1 else what
 
 
 def _encode_text(
@@ -106,7 +198,6 @@ def _encode_text(
     names = sorted(set(parts[0]))
     _refuse_unknown(*parts)
     if kind == "numbers" and len(names) != 2:
-        refuse_stray_text("target", target, parts[0])
         raise InvalidInputError(
             f"target: column {target!r} holds text ({', '.join(names[:3])}); give numbers, or "
             "loss='cross_entropy' for classes"
@@ -128,14 +219,9 @@ def _refuse_unknown(train: NDArray[Any], *tests: NDArray[Any]) -> None:
 
 
 def _target_column(table: Table, target: str | Sequence[str]) -> Column:
+    """Return the target as it is stored, several columns as one of vectors."""
     if isinstance(target, str):
-        column = table.column("target", target)
-        values = column.values if isinstance(column, Ragged) else column
-        if values.dtype == object and (isinstance(column, Ragged) or values.ndim > 1):
-            raise InvalidInputError(
-                f"target: column {target!r} holds lists of text; number the classes from 0"
-            )
-        return column
+        return table.column("target", target)
     columns = [table.column("target", name) for name in target]
     for name, column in zip(target, columns, strict=True):
         if isinstance(column, Ragged) or column.dtype == object or column.ndim > 1:
@@ -152,7 +238,7 @@ def _convert_target(
         return values  # pixels, standardised like those of inputs
     if kind == "numbers" or (kind is None and values.dtype.kind == "f"):
         numbers = values.astype(np.float64)
-        require_finite("target", str(name), numbers)
+        require_finite("target", name, numbers)
         return numbers
     if values.dtype.kind == "f":
         raise InvalidInputError(
@@ -195,21 +281,10 @@ def count_classes(target: Target, kind: TargetKind | None) -> int:
     return classes
 
 
-def warn_of_classes(target: Target, classes: int) -> None:
-    """Warn if the training samples lack most classes, as where they are numbered from 1.
-
-    Args:
-        target: of a loss that expects classes.
-        classes: C.
-    """
-    found = np.unique(target.train)
-    if len(found) == 1:
-        _logger.warning(
-            "target: all training samples are of one class (%s), so there is nothing to learn; "
-            "name another column",
-            target.names[0] if target.names else found[0],
-        )
-    elif 2 * len(found) < classes or found[0] > 0:
+def warn_of_gaps(target: NDArray[Any], classes: int) -> None:
+    """Warn if training samples lack most of the C classes, as where these are numbered from 1."""
+    found = np.unique(target)
+    if 2 * len(found) < classes or found[0] > 0:
         _logger.warning(
             "target: only %d of the classes 0 to %d occur, and the network gets outputs for all; "
             "number them from 0 without gaps, or give text",
