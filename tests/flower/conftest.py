@@ -1,7 +1,6 @@
 """Shared fixtures; the apps in `app` are run by Flower's own processes and are no tests."""
 
 import shutil
-import signal
 import subprocess
 import sys
 import warnings
@@ -10,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.flower.dev.local_federation import LocalFederation
-
+from .local_federation import LocalFederation
 from .recipe import Recipe
 
 collect_ignore = ["app"]
@@ -27,14 +25,6 @@ def url(tmp_path) -> str:
 def recipe(tmp_path) -> Iterator[Recipe]:
     with LocalFederation(tmp_path / "federation") as federation:
         yield Recipe(federation)
-
-
-@pytest.fixture
-def hangups_end_processes():
-    """Let SIGHUP end the processes that a test starts, which under nohup would ignore it."""
-    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, former)
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.flower.dev.local_federation import LocalFederation, free_port
-
+from .local_federation import LocalFederation, free_port
 from .processes import DEADLINE, wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import fedtide as ft
-from fedtide.flower.dev.certificates import make_node_key
-from fedtide.flower.dev.local_federation import LocalFederation
 from fedtide.flower.ledger.ledger import read_ledger, read_rounds
 
+from .certificates import make_node_key
+from .local_federation import LocalFederation
 from .processes import (
     APP,
     DEADLINE,

@@ -22,9 +22,8 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedtide.flower.dev.certificates import make_node_key
-from fedtide.flower.dev.local_federation import free_port
-
+from .certificates import make_node_key
+from .local_federation import free_port
 from .processes import APP, DEADLINE, rows, wait_until
 from .recipe import SERVER, SITE, Recipe, listens, needs, register, select, start
 

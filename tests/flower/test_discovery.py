@@ -529,20 +529,6 @@ def test_of_two_keys_with_one_name_the_one_online_first_is_the_client_until_it_g
     ]
 
 
-def test_the_ledger_says_that_a_node_without_the_key_claims_an_absent_client(url):
-    """The site runs, but without its registered key; or a stranger does: the ledger cannot know."""
-    grid = federation(seconds=lambda number: 1.0)
-    ids = sorted(grid.nodes)
-    site, stranger = grid.nodes[ids[0]], grid.nodes[ids[1]]
-    site.name, began = "site-a", grid.now
-    site.online = lambda now: now < began + 2
-    stranger.config["name"] = "site-a"
-    deploy(grid, FedAvg(), rounds=3, clients=5, ledger=url, min_available_nodes=3)
-    rows = read_ledger(url).filter(client="site-a").select("round", "stage", "reason").rows()
-    assert rows[0] == (0, "used", None)
-    assert rows[-1] == (2, "available", "unregistered")
-
-
 def test_a_node_whose_answer_was_damaged_on_its_way_is_asked_again(url):
     nodes, damaged = federation(seconds=lambda number: 30.0).nodes, []
 

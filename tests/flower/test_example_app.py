@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedtide.flower import FedTide
-from fedtide.flower.dev.demo import example_app
+from fedtide.flower.demo import example_app
 from fedtide.flower.ledger.ledger import read_ledger, read_rounds
 
 from .fake_grid import FakeGrid, Node

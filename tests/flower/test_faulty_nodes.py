@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtide.flower.dev.local_federation import HOST, LocalFederation, free_port
 from fedtide.flower.ledger.ledger import read_rounds
 
+from .local_federation import HOST, LocalFederation, free_port
 from .processes import (
     APP,
     Row,

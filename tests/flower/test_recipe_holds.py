@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.flower.dev.local_federation import free_port
-
+from .local_federation import free_port
 from .processes import APP, DEADLINE, rows, wait_until
 from .recipe import SITE, Recipe, needs, register, select, start
 

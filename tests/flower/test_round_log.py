@@ -14,7 +14,7 @@ def test_ten_replies_are_logged_one_by_one_and_the_others_are_counted(caplog):
     for client in range(25):
         log.reject(client, asked=3, reason="malformed", text=f"it sent {client}")
     for client in range(25, 30):
-        log.fail(client, asked=3, reason="error", text="error 2")
+        log.reject(client, asked=3, reason="error", text="error 2")
     entries = log.close()
     assert [entry.reason for entry in entries] == ["malformed"] * 25 + ["error"] * 5
     assert [entry.stage for entry in entries] == ["reported"] * 25 + ["selected"] * 5
@@ -27,7 +27,7 @@ def test_ten_replies_are_logged_one_by_one_and_the_others_are_counted(caplog):
 def test_an_error_in_place_of_a_late_reply_leaves_the_clients_row_as_it_is():
     log = RoundLog(3, ["ann"], lambda: 1.0)
     log.record(0, "available")
-    log.fail(0, asked=2, reason="offline", text="error 5")
+    log.reject(0, asked=2, reason="offline", text="error 5")
     assert [(entry.stage, entry.reason) for entry in log.close()] == [("available", None)]
 
 

@@ -161,7 +161,6 @@ class Undescribed(Selection):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"selection": "uniform-of"}, "^selection: 'uniform-of' is not a selection; "),
         ({"selection": P.UniformOf(2), "fraction_train": 0.5}, "^selection: .* fraction_train"),
         ({"selection": P.UniformOf(2), "min_train_nodes": 3}, "^selection: .* min_train_nodes"),
         ({"selection": P.UniformOf(9)}, r"^selection\.size: "),

@@ -119,7 +119,7 @@ def test_a_state_of_another_federation_is_refused(tmp_path):
 
 
 def test_two_runs_cannot_use_one_state(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedtide.flower.server.strategy._LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr("fedtide.flower.server.session._LOCK_PATIENCE", 0.1)
     state = tmp_path / "state"
     with (
         lock_folder(state, "state", "stop it"),

@@ -99,36 +99,6 @@ def test_a_whole_state_dict_with_counters_is_refused_with_what_to_give(arrays):
         FedTide(FedAvg(), clients=2, clock=grid.clock).start(grid, ArrayRecord(arrays))
 
 
-def summaries(caplog) -> list[str]:
-    """Return what warnings at the end of submissions say after this sentence."""
-    text, said = "No update was used in this submission ", [r.getMessage() for r in caplog.records]
-    return [line.removeprefix(text) for line in said if line.startswith(text)]
-
-
-def test_a_federation_without_any_update_says_why_at_its_end(tmp_path, caplog):
-    grid = federation()
-    for n in range(4):  # registered: their apps, which fail, are not asked for their names
-        node_of(grid, n).error, node_of(grid, n).name = 2, str(n)
-    node_of(grid, 4).seconds = lambda number: 0.1 if number == 0 else 200.0
-    deploy(grid, FedAvg(), rounds=3, state=tmp_path / "state")
-    assert summaries(caplog) == ["(rounds: 3): error (12), no reply (1)"]
-    for n in range(4):
-        node_of(grid, n).error = 0
-    caplog.clear()
-    deploy(grid, FedAvg(), rounds=4, state=tmp_path / "state")
-    deploy(grid, FedAvg(), rounds=4, state=tmp_path / "state")  # no round of its own
-    assert summaries(caplog) == []
-
-
-def test_a_federation_in_which_nobody_answers_at_all_says_so_at_its_end(caplog):
-    deploy(federation(present=np.zeros((2, N), dtype=bool)), FedAvg(), rounds=2)
-    deploy(federation(), FedAvg(), rounds=1, fraction_train=0.1, min_train_nodes=0)
-    assert summaries(caplog) == [
-        "(rounds: 2): none of the clients was online, or all declined",
-        "(rounds: 1): no client was asked to train",
-    ]
-
-
 NAMES = [str(n) for n in range(N)]
 RATES = [0.5, 0.25, 1.0, 0.5, 0.125]
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import signal
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from fedtide.errors import Interrupted, InvalidInputError, MissingExtraError
 from fedtide.plotting.console import new_console
@@ -26,9 +24,6 @@ app = typer.Typer(
 @app.command("demo")
 def demo_command(
     rounds: Annotated[int, typer.Option(min=2, help="How many rounds.")] = 12,
-    tls: Annotated[
-        bool, typer.Option("--tls", help="Use TLS and a registered key for each node.")
-    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(help="A new folder for logs, state and ledger.", show_default="none is kept"),
@@ -38,23 +33,16 @@ def demo_command(
 
     Each client holds two of the ten handwritten digits; three clients take part only now and then.
     The method is FedAU. Afterwards an audit of the ledger shows which objective plain averaging
-    would have minimised, and a simulation shows what other methods would have learned. All
-    processes end with the command.
+    would have minimised. All processes end with the command.
 
-    Example: fedtide flower demo --tls
+    Example: fedtide flower demo --rounds 20
     """
     _require_flower()
     if out is not None and out.exists():
         raise InvalidInputError(f"out: {out} exists; choose another")
-    if not hasattr(signal, "SIGHUP"):
-        raise InvalidInputError(
-            "flower: the demo needs Linux or macOS; on Windows, use the Windows Subsystem for Linux"
-        )
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else ignored, as under nohup
-        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     try:
         with tempfile.TemporaryDirectory(prefix="fedtide-") as temporary:
-            _run(out or Path(temporary) / "demo", rounds, tls)
+            _run(out or Path(temporary) / "demo", rounds)
     except Interrupted:
         raise Interrupted("interrupted; all processes of the federation have ended") from None
 
@@ -83,20 +71,13 @@ def _require_flower() -> None:
             raise MissingExtraError("flower", "flower")
 
 
-def _run(folder: Path, rounds: int, tls: bool) -> None:
+def _run(folder: Path, rounds: int) -> None:
     from fedtide.auditing.api import audit
     from fedtide.auditing.output.terminal import show
-    from fedtide.flower.dev.demo import SITES, compare_methods, run_demo
+    from fedtide.flower.demo import SITES, run_demo
 
     console = new_console()
     ledger = run_demo(
-        folder, rounds, tls, lambda line: console.print(line, highlight=False, markup=False)
+        folder, rounds, lambda line: console.print(line, highlight=False, markup=False)
     )
     show(audit(ledger, clients=len(SITES)), console)
-    table = Table("on the same ledger", box=None, header_style="bold", pad_edge=False)
-    for column in ("accuracy", "of the worst client"):
-        table.add_column(column, justify="right")
-    for outcome in compare_methods(folder):
-        worst = f"{outcome.worst_accuracy:.0%} ({outcome.worst_client})"
-        table.add_row(outcome.method, f"{outcome.accuracy:.0%}", worst)
-    console.print("", table)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping
-from functools import cache
+from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
@@ -24,6 +24,9 @@ from fedtide.problems.layout import Layout, Params
 
 _MAGIC = 10
 """How many bytes `np.save` writes before the text of a header; the last two are its length."""
+
+_LONGEST_HEADER = 2_000
+"""How many bytes a header may have; NumPy writes some 120, to which requests add 64 blanks."""
 
 _NUMPY = "numpy.ndarray"
 """Flower's name for the format of `np.save`."""
@@ -112,10 +115,6 @@ def arrays_to_vector(
     with np.errstate(all="ignore"):
         for name, shape in layout.shapes.items():
             values = _decode(arrays[name], tuple(shape))
-            if values.shape != tuple(shape):
-                raise ValueError(f"{name} of shape {values.shape} instead of {tuple(shape)}")
-            if values.dtype.kind != "f":
-                raise ValueError(f"{name} of type {values.dtype}")
             part = slice(end, end := end + values.size)
             if start is None:
                 x[part] = values.ravel()
@@ -134,46 +133,48 @@ def _encode(tensor: Tensor, blanks: bytes) -> Array:
     tensor = tensor.detach().cpu()
     numbers = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
     values = np.asarray(numbers.numpy(), order="C")
-    for header, dtype in _headers(values.shape):
-        if values.dtype == dtype:
-            if blanks:
-                text = header[_MAGIC:-1] + blanks + b"\n"
-                header = header[: _MAGIC - 2] + len(text).to_bytes(2, "little") + text
-            return Array(str(dtype), values.shape, _NUMPY, b"".join((header, values.data)))
-    return Array(values)
+    file = BytesIO()
+    facts = {"descr": values.dtype.str, "fortran_order": False, "shape": values.shape}
+    np.lib.format.write_array_header_1_0(file, facts)
+    header = file.getvalue()
+    if blanks:
+        text = header[_MAGIC:-1] + blanks + b"\n"
+        header = header[: _MAGIC - 2] + len(text).to_bytes(2, "little") + text
+    return Array(str(values.dtype), values.shape, _NUMPY, b"".join((header, values.data)))
 
 
 def _decode(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the values of an array.
+    """Return the values of an array of this shape, without a copy.
 
-    An array with the header that `np.save` writes for this shape and a usual dtype is neither
-    parsed nor copied: for small arrays, of which most models have many, parsing takes longest.
+    What the header declares is compared with the bytes that are there before anything is decoded.
 
     Raises:
-        ValueError: bytes that are no array.
+        ValueError: bytes that are no array of floating-point numbers, or one of another shape.
     """
-    for header, dtype in _headers(shape):
-        if array.stype == _NUMPY and array.data.startswith(header):
-            return np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape)
+    start = _MAGIC + int.from_bytes(array.data[_MAGIC - 2 : _MAGIC], "little")
     try:
-        values = array.numpy()
+        if array.stype != _NUMPY:
+            raise ValueError
+        found, fortran, dtype = _read_header(array.data[:start])
     except Exception:  # the bytes may be anything; NumPy's messages would not help
         raise ValueError("an array that cannot be read") from None
-    if not isinstance(values, np.ndarray):  # an archive of several
+    if found != shape:
+        raise ValueError(f"an array of shape {found} instead of {shape}")
+    if dtype.kind != "f":
+        raise ValueError(f"an array of type {dtype}")
+    if len(array.data) - start != dtype.itemsize * math.prod(shape):
         raise ValueError("an array that cannot be read")
-    return values
+    values = np.frombuffer(array.data, dtype, offset=start)
+    return values.reshape(shape, order="F" if fortran else "C")
 
 
-@cache
-def _headers(shape: tuple[int, ...]) -> list[tuple[bytes, np.dtype[Any]]]:
-    """Return what `np.save` writes before the values of arrays of this shape."""
-    headers = []
-    for dtype in _DTYPES:
-        file = BytesIO()
-        facts = {"descr": dtype.str, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, facts)
-        headers.append((file.getvalue(), dtype))
-    return headers
+@lru_cache(maxsize=4096)  # parsing takes longer than all else for small arrays, which are many
+def _read_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return the shape, whether it is in Fortran's order, and the type."""
+    file = BytesIO(header)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError
+    return np.lib.format.read_array_header_1_0(file, max_header_size=_LONGEST_HEADER)
 
 
 def flatten_initial(arrays: ArrayRecord) -> tuple[Layout, Tensor]:

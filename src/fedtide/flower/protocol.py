@@ -23,12 +23,11 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedtide.algorithms import Instructions
-from fedtide.flower._flwr_private import copy_with
 from fedtide.flower.arrays import arrays_to_params, params_to_arrays
 from fedtide.problems.layout import Params
 
@@ -150,9 +149,11 @@ def build_train_content(
         _key("accepted_round"): accepted_round,
         **draw_nonce(),  # one each: clients that are sent theirs early must not predict the others
     }
-    config = select_records(common, ConfigRecord)["config"]
-    own: dict[str, Any] = {"config": copy_with(config, values)}
-    return copy_with(common, own if correction is None else own | {"correction": correction})
+    shared = select_records(common, ConfigRecord)["config"]
+    content = RecordDict({**common, "config": ConfigRecord({**shared, **values})})
+    if correction is not None:
+        content["correction"] = correction
+    return content
 
 
 def describe_request(content: RecordDict) -> dict[str, Any]:
@@ -181,9 +182,7 @@ def select_records(content: Mapping[str, Any], kind: type[RecordT]) -> dict[str,
     Flower's own views, such as `content.array_records`, are part of reference cycles: a model that
     was looked at through one stays in memory until the garbage collector finds it.
     """
-    # isinstance takes ten times as long: the classes of records are abstract
-    own = {n: record for n, record in content.items() if kind in type(record).__mro__}
-    return cast("dict[str, RecordT]", own)
+    return {name: record for name, record in content.items() if isinstance(record, kind)}
 
 
 def read_model(content: RecordDict) -> Params:
@@ -261,14 +260,13 @@ def build_reply_content(request: TrainRequest, **flags: bool) -> RecordDict:
     return RecordDict({"config": config})
 
 
-def build_name_content(name: str) -> RecordDict:
-    """Return the content of a client's answer to `NAME_QUERY`."""
-    return RecordDict({"config": ConfigRecord({"name": name} | draw_nonce())})
+def build_answer(**values: str | bool) -> RecordDict:
+    """Return the content of a client's answer to `NAME_QUERY`, name, or to an evaluation, declined.
 
-
-def build_declined_content() -> RecordDict:
-    """Return the content of a reply to an evaluation in which the client does not take part."""
-    return RecordDict({"config": ConfigRecord({"declined": True} | draw_nonce())})
+    >>> build_answer(name="site-a")["config"]["name"]
+    'site-a'
+    """
+    return RecordDict({"config": ConfigRecord(values | draw_nonce())})
 
 
 def draw_nonce() -> dict[str, Any]:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from fedtide.errors import InvalidInputError, printable
-from fedtide.flower._flwr_private import list_registered_names
+from fedtide.flower._flwr import list_registered_names
 from fedtide.flower.protocol import LONGEST_NAME, is_name
 
 

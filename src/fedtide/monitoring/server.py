@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 
 from fedtide.errors import InvalidInputError
 from fedtide.monitoring.exporter import CONTENT_TYPE
-from fedtide.monitoring.monitor import Monitor
+from fedtide.monitoring.monitor import Monitor, MonitorSettings
 from fedtide.monitoring.watch_page import CONTENT_SECURITY_POLICY, Query, render_page
 
 log = getLogger("fedtide")
@@ -79,6 +79,23 @@ def serve(monitor: Monitor, host: str = "127.0.0.1", port: int = PORT) -> Iterat
             monitor.stop()
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def serve_ledger(
+    url: str, clients: int | Sequence[str], host: str, port: int
+) -> Iterator[MonitorServer]:
+    """Serve the page and the metrics of a ledger, as `serve`, and log where.
+
+    Args:
+        url: of the ledger.
+        clients: N, or the names of the clients.
+        host: the address to listen on.
+        port: the port; 0: a free one.
+    """
+    with serve(Monitor(url, MonitorSettings(clients)), host, port) as server:
+        getLogger("flwr").info("Page and metrics: %s", server.url)
+        yield server
 
 
 class _Handler(BaseHTTPRequestHandler):

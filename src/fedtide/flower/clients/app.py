@@ -21,8 +21,7 @@ from fedtide.flower.protocol import (
     NAME_ACTION,
     TrainRequest,
     Update,
-    build_declined_content,
-    build_name_content,
+    build_answer,
     build_reply_content,
     build_update_content,
     draw_nonce,
@@ -108,10 +107,10 @@ def client(
     def evaluate(message: Message, context: Context) -> Message:
         t = read_round(message.content)
         if t is not None and available is not None and not available(t, context):
-            return Message(build_declined_content(), reply_to=message)
+            return Message(build_answer(declined=True), reply_to=message)
         own = _require_tensors("test" if test else "data", (test or data)(context))
         if test is not None and not len(own[0]):
-            return Message(build_declined_content(), reply_to=message)
+            return Message(build_answer(declined=True), reply_to=message)
         metrics = make_trainer(own).evaluate(read_model(message.content))
         metrics.update(draw_nonce())
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
@@ -150,7 +149,7 @@ def custom_client(
 
     @app.query(NAME_ACTION)
     def tell_name(message: Message, context: Context) -> Message:
-        return Message(build_name_content(client_name(context)), reply_to=message)
+        return Message(build_answer(name=client_name(context)), reply_to=message)
 
     def check(message: Message, context: Context, call_next: Any) -> Message:
         request = read_request(message.content)

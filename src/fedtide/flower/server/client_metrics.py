@@ -62,9 +62,8 @@ def aggregate_metrics(
 def _average(parts: list[tuple[int, Metrics]]) -> MetricRecord:
     """Return the mean of each metric, weighted by samples, over the clients that give it.
 
-    Lists are left out, and so are all but the most frequent names if there are very many. Metrics
-    that only some clients give, for example because a loss is NaN, are logged. The metric "clients"
-    is the number of clients, whatever they send under this name.
+    Lists are left out, and so are all but the most frequent names if there are very many. The
+    metric "clients" is the number of clients, whatever they send under this name.
     """
     totals: dict[str, float] = {}
     weights: dict[str, int] = {}
@@ -75,7 +74,7 @@ def _average(parts: list[tuple[int, Metrics]]) -> MetricRecord:
             if not isinstance(value, list) and name in kept:
                 totals[name] = totals.get(name, 0.0) + samples * value
                 weights[name] = weights.get(name, 0) + samples
-    fewer = [f"{name} ({n})" for name, n in counts.most_common(MAX_METRICS) if n < len(parts)]
+    fewer = [f"{name} ({n})" for name, n in counts.items() if n < len(parts) and name in kept]
     if fewer:
         text = printable(", ".join(fewer), _LONGEST_TEXT)
         log.info("Metrics that not all of the %d clients gave: %s", len(parts), text)

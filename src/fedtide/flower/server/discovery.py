@@ -9,7 +9,7 @@ node whose app does not know the question is known by its node id, as long as th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -17,11 +17,11 @@ from math import inf
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedtide.errors import InvalidInputError
-from fedtide.flower._flwr_private import OnlineNode, SuperLinkError, is_app_error
+from fedtide.flower._flwr import OnlineNode, SuperLinkError, is_app_error
 from fedtide.flower.protocol import NAME_QUERY, draw_nonce, select_records
-from fedtide.flower.server.limited_warnings import LimitedWarnings
 from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.reply_validation import NO_ANSWER, RejectedReplyError, check_sender
+from fedtide.flower.server.round_log import LimitedWarnings
 from fedtide.flower.server.transport import Transport
 
 _PAUSE = 1.0  # seconds between two checks for nodes while there are too few
@@ -39,10 +39,7 @@ class _Unknown:
         failures: how many questions it did not answer with a name.
         question: the id of the last one; "": none.
         reason: why it does not take part, as logged last; "": nothing was logged.
-        claim: the registered name that it claims without the key; "": none.
-        told: the name that it told before; "": none.
-        successor: the node that took this name; it is not asked while that is online under the same
-            name; 0: none.
+        lost: the name that another node took from it: it is asked again when that one leaves.
     """
 
     activated_at: float
@@ -50,9 +47,7 @@ class _Unknown:
     failures: int = 0
     question: str = ""
     reason: str = ""
-    claim: str = ""
-    told: str = ""
-    successor: int = 0
+    lost: str = ""
 
 
 class Discovery:
@@ -88,40 +83,54 @@ class Discovery:
         Raises:
             InvalidInputError: it still fails at the deadline, and no node is known or training.
         """
-        transport = self._transport
+        transport, clock = self._transport, self._transport.clock
         while True:
-            nodes = self.identify(t)
-            if not self._select_known(nodes):
-                patience = min(deadline, transport.clock.tick() + _PATIENCE)
+            if not self._known(self.identify(t)):
+                patience = min(deadline, clock.tick() + _PATIENCE)
                 transport.collect(patience, self._has_first_answers, lambda: self.identify(t))
-                nodes = self.identify(t)
-            free = self._select_known(nodes) - transport.pending.busy_nodes
+            free = self._known(self.identify(t)) - transport.pending.busy_nodes
             useful = any(self._registry.client_at(one) not in shut_out for one in free)
-            is_enough = len(free) >= wanted and (useful or not wanted)
-            if is_enough and not transport.unlisted:
+            if len(free) >= wanted and (useful or not wanted) and not transport.unlisted:
                 return
-            if transport.clock.tick() >= deadline:
-                if transport.unlisted and not free and not transport.pending.rounds:
-                    raise InvalidInputError(
-                        f"grid: the SuperLink cannot list its nodes ({transport.unlisted}); see "
-                        "its log, then submit the run again"
-                    )
-                return
-            transport.clock.sleep(_PAUSE)
+            if clock.tick() >= deadline:
+                break
+            clock.sleep(_PAUSE)
+        if transport.unlisted and not free and not transport.pending.rounds:
+            raise InvalidInputError(
+                f"grid: the SuperLink cannot list its nodes ({transport.unlisted}); see its log, "
+                "then submit the run again"
+            )
 
     def identify(self, t: int) -> list[OnlineNode]:
         """Read the answers that have arrived, ask nodes that are due, and return all nodes."""
         if t != self._round:  # log how many warnings of the last round were only counted
             self._absent.close()
             self._round = t
-        transport = self._transport
-        transport.receive()
-        nodes = transport.list_nodes()
-        transport.drop_restarted()
-        self._update(nodes)
+        self._transport.receive()
+        nodes = self._transport.list_nodes()
+        self._transport.drop_restarted()
+        self._find_unknown(nodes)
         self.read_answers()
         self._ask(nodes, t)
         return nodes
+
+    def free_nodes(self) -> dict[int, int]:
+        """Return the node of each known client that is online and has no pending request."""
+        busy = self._transport.pending.busy_nodes
+        online = [n.node_id for n in self._transport.list_nodes() if n.node_id not in busy]
+        known = {self._registry.client_at(node_id): node_id for node_id in online}
+        return {n: node_id for n, node_id in known.items() if n is not None}
+
+    def await_replies(
+        self, ids: set[str], deadline: float, is_enough: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Wait until these messages are answered, `is_enough`, or the deadline; identify nodes."""
+        pending = self._transport.pending.messages
+        self._transport.collect(
+            deadline,
+            lambda: ids.isdisjoint(pending) or is_enough(),
+            lambda: self.identify(self._round),
+        )
 
     def read_answers(self) -> None:
         """Bind the nodes to the names in the answers that have arrived."""
@@ -131,16 +140,7 @@ class Discovery:
             if unknown is not None and unknown.question == question.message_id:
                 self._read_answer(question.node_id, reply)
 
-    def claimed_clients(self) -> list[int]:
-        """Return the clients that are offline while another node claims their registered name."""
-        claimed = {unknown.claim for unknown in self._unknown.values() if unknown.claim}
-        if not claimed:
-            return []
-        nodes = self._registry.nodes
-        claimed -= {nodes[node_id] for node_id in nodes.keys() & self._transport.activated.keys()}
-        return [n for n, name in enumerate(self._registry.names) if name in claimed]
-
-    def _select_known(self, nodes: Iterable[OnlineNode]) -> set[int]:
+    def _known(self, nodes: list[OnlineNode]) -> set[int]:
         return {node.node_id for node in nodes} & self._registry.nodes.keys()
 
     def _has_first_answers(self) -> bool:
@@ -149,35 +149,32 @@ class Discovery:
         unknown = self._unknown.values()
         return not any(node.failures == 0 and node.question in pending for node in unknown)
 
-    def _update(self, nodes: Sequence[OnlineNode]) -> None:
+    def _find_unknown(self, nodes: list[OnlineNode]) -> None:
         """Forget nodes that have left, and their questions; add those that have come."""
         previous, self._unknown = self._unknown, {}
         for node in nodes:
-            known = node.node_id in self._registry.nodes
-            if not known or self._registry.may_have_renamed(node.node_id, node.activated_at):
+            if not self._registry.is_known(node.node_id, node.activated_at):
                 unknown = previous.get(node.node_id)
                 if unknown is None or unknown.activated_at != node.activated_at:
-                    told = self._registry.nodes.get(node.node_id, "")
-                    unknown = _Unknown(node.activated_at, told=told)
+                    unknown = _Unknown(node.activated_at)
                 self._unknown[node.node_id] = unknown
         open_questions = {unknown.question for unknown in self._unknown.values()}
         for pending in self._transport.pending:
             if pending.kind == "name" and pending.message_id not in open_questions:
                 self._transport.pending.settle(pending.message_id)
 
-    def _ask(self, nodes: Sequence[OnlineNode], t: int) -> None:
+    def _ask(self, nodes: list[OnlineNode], t: int) -> None:
         """Take the names of the nodes that are due from their registration, or ask for them."""
         now, messages = self._transport.clock.tick(), []
         online = {node.node_id for node in nodes}
-        for node in nodes:
+        for node in sorted(nodes, key=lambda node: node.activated_at):
             unknown = self._unknown.get(node.node_id)
             if unknown is None or unknown.ask_at > now:
                 continue
             if node.name:
-                self._bind(node.node_id, node.name, registered=True)
+                self._bind_registered(node, online)
                 continue
-            successor = unknown.successor
-            if successor in online and self._registry.nodes.get(successor) == unknown.told:
+            if unknown.lost and self._registry.node_of(unknown.lost) in online:
                 continue
             if self._transport.pending.settle(unknown.question):
                 self._fail(node.node_id, NO_ANSWER)
@@ -191,72 +188,51 @@ class Discovery:
             for question in self._transport.send(messages, "name", t):
                 self._unknown[question.node_id].question = question.message_id
 
-    def _read_answer(self, node_id: int, reply: Message | str) -> None:
+    def _bind_registered(self, node: OnlineNode, online: Set[int]) -> None:
+        """Bind a node to its registered name, unless another key with this name is online."""
+        first = self._registry.node_of(node.name)
+        if node.name in self._registry.registered and first in online - {node.node_id}:
+            text = f"node {first} has been online longer as {node.name!r}; give each key its own"
+            self._fail(node.node_id, f"{text} name")
+        else:
+            self._bind(node.node_id, node.name, registered=True)
+
+    def _read_answer(self, node_id: int, reply: Message) -> None:
         """Bind a node to the name in its reply."""
-        if isinstance(reply, str):
-            self._fail(node_id, f"its answer cannot be read: {reply}")
-            return
-        by_id, told = f"node-{node_id}", self._unknown[node_id].told
-        if reply.has_error() and is_app_error(reply.error) and told in ("", by_id):
-            self._bind(node_id, by_id, registered=False)  # its app does not know the query
+        if reply.has_error() and is_app_error(reply.error):  # its app does not know the query
+            former = self._registry.nodes.get(node_id, f"node-{node_id}")
+            self._bind(node_id, former, registered=False)
             return
         try:
             check_sender(reply, node_id)
+            name = select_records(reply.content, ConfigRecord)["config"]["name"]
         except RejectedReplyError as reason:
             self._fail(node_id, str(reason))
             return
-        try:
-            name = select_records(reply.content, ConfigRecord)["config"]["name"]
         except (KeyError, ValueError):
             name = None
         self._bind(node_id, name if isinstance(name, str) else "", registered=False)
 
     def _bind(self, node_id: int, name: str, registered: bool) -> None:
-        former = self._registry.node_of(name)
-        if registered and former is not None and self._keeps_name(former, name, node_id):
-            text = f"node {former} has been online longer as {name!r}; give each key its own name"
-            self._fail(node_id, text)  # it takes part as soon as the other one is offline
-            return
-        before, connected = self._registry.nodes.get(node_id), self._unknown[node_id].activated_at
-        reason = self._registry.bind(node_id, name, registered, connected)
-        if before not in (None, name):  # what it is training, it trains as another client
-            self._give_up_training(node_id)
-            self._transport.drop_updates(node_id)
+        unknown, former = self._unknown[node_id], self._registry.node_of(name)
+        reason = self._registry.bind(node_id, name, registered, unknown.activated_at)
         if reason is not None:
-            unknown = self._unknown[node_id]
             unknown.ask_at = inf
-            unknown.claim = name if name in self._registry.registered else ""
             self._fail(node_id, reason)
             return
         del self._unknown[node_id]
-        if former is not None and former != node_id:
-            self._give_up_training(former)  # the client answers elsewhere now
-            if former in self._unknown:  # it has been asked whether it is still that client
-                return
-            activated_at = self._transport.activated.get(former, 0.0)
-            self._unknown[former] = _Unknown(activated_at, told=name, successor=node_id)
+        if former is None or former == node_id or former in self._unknown:
+            return  # nobody loses the name, or only one who is asked for it anyway
+        activated_at = self._transport.activated.get(former)
+        if activated_at is not None:  # else it is offline
+            self._unknown[former] = _Unknown(activated_at, lost=name)
             self._report_absent(former, f"node {node_id} has taken its place as {name!r}")
-
-    def _give_up_training(self, node_id: int) -> None:
-        pending = self._transport.pending
-        for one in pending:
-            if one.node_id == node_id and one.kind == "train":
-                pending.settle(one.message_id)
-
-    def _keeps_name(self, former: int, name: str, node_id: int) -> bool:
-        """Return whether `former` keeps a registered name that another key was given, too."""
-        online = self._transport.activated
-        if name not in self._registry.registered or former not in online or former == node_id:
-            return False
-        return online[former] <= online[node_id]
 
     def _fail(self, node_id: int, reason: str) -> None:
         """Count a question that brought no name, and log the reason once."""
         unknown = self._unknown[node_id]
         unknown.failures += 1
-        if node_id in self._registry.nodes:  # it takes part as the client that it was
-            return
-        if unknown.reason != reason:
+        if node_id not in self._registry.nodes and unknown.reason != reason:
             unknown.reason = reason
             self._report_absent(node_id, reason)
 

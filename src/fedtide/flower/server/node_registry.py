@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from fedtide.errors import InvalidInputError, printable
 from fedtide.flower.protocol import is_name
 
@@ -48,24 +46,18 @@ class NodeRegistry:
         Raises:
             InvalidInputError: no clients, a duplicate name, or an invalid one.
         """
-        if isinstance(clients, str):
-            raise InvalidInputError(f"clients: {clients!r} is text; give N, or a list of names")
-        if isinstance(clients, np.integer):
-            clients = int(clients)
-        if isinstance(clients, bool | Set) or not isinstance(clients, int | Iterable):
-            raise InvalidInputError(f"clients: {clients!r} is invalid; give N, or a list of names")
-        if isinstance(clients, int):
+        if isinstance(clients, int) and not isinstance(clients, bool):
             if clients < 1:
                 raise InvalidInputError(f"clients: {clients} clients; at least 1 is needed")
             return cls(clients)
+        if isinstance(clients, str | bool | Set) or not isinstance(clients, Iterable):
+            raise InvalidInputError(f"clients: {clients!r} is invalid; give N, or a list of names")
         names = list(clients)
-        if not all(isinstance(name, str) for name in names):
-            raise InvalidInputError("clients: not all names are text; give a list of names, or N")
         counts = Counter(names)
         for name in names:
             if not is_name(name) or counts[name] > 1:
                 raise InvalidInputError(
-                    f"clients: {name!r} is invalid or a duplicate; give each client its own name"
+                    f"clients: {name!r} is no name or a duplicate; give each client its own name"
                 )
         if not names:
             raise InvalidInputError("clients: no names; at least 1 is needed")
@@ -118,14 +110,17 @@ class NodeRegistry:
                 )
         return None
 
-    def may_have_renamed(self, node_id: int, connected: float) -> bool:
-        """Return whether a known node has connected again since it told its name.
+    def is_known(self, node_id: int, connected: float) -> bool:
+        """Return whether a node is at a client, and need not be asked whether it still is.
 
-        Its operator may have corrected the name, and restarted it. A registered name stays.
+        It is asked when it has connected again: its operator may have corrected the name, and
+        restarted it. A registered name stays.
         """
+        if node_id not in self.nodes:
+            return False
         before = self.connected.get(node_id, 0.0)
         is_new = before > 0 and connected > 0 and connected != before
-        return is_new and self.nodes[node_id] not in self.registered
+        return not is_new or self.nodes[node_id] in self.registered
 
     def node_of(self, name: str) -> int | None:
         """Return the id of a client's latest node; None: it has had none."""

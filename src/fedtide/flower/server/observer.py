@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedtide.errors import InvalidInputError
-from fedtide.flower._flwr_private import OnlineNode, SuperLinkError, list_nodes
+from fedtide.flower._flwr import OnlineNode, SuperLinkError, list_nodes
 from fedtide.flower.server.reply_validation import MAX_SAMPLES
 from fedtide.participation.log.schema import STAGES, read_log
 

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from torch import Tensor
 
 from fedtide.errors import printable
-from fedtide.flower._flwr_private import is_node_unavailable, is_unanswered
+from fedtide.flower._flwr import is_node_unavailable, is_unanswered, is_unreadable
 from fedtide.flower.arrays import arrays_to_vector
 from fedtide.flower.protocol import ECHO, NONCE, is_name, select_records
 from fedtide.flower.server.client_metrics import MAX_METRICS, SAMPLES, Metrics
@@ -84,8 +84,10 @@ class ReplyValidator:
         with _rejecting_errors():
             check_sender(reply, pending.node_id)
             content = dict(reply.content.items())
-            self._check_echo(content, pending)
-            self._check_followed(self._read_claims(content, pending), pending)
+            config = self._read_claims(content, pending)
+            if not pending.plain and not config.get("followed"):
+                text = "it does not follow the method's instructions; see fedtide.flower.client"
+                raise RejectedReplyError("not followed", text)
             sent = self.sent_models.get(pending.round)
             if sent is None:
                 text = f"it answers round {pending.round + 1}, which has ended"
@@ -96,6 +98,14 @@ class ReplyValidator:
             text = f"its update or gradient is too large: norm {largest:.2g}"
             raise RejectedReplyError("not finite", text)
         return update
+
+    def is_usable(self, reply: Message, pending: PendingReply) -> bool:
+        """Return whether `validate` would accept a reply."""
+        try:
+            self.validate(reply, pending)
+        except (DeclinedReplyError, RejectedReplyError):
+            return False
+        return True
 
     def read_metrics(self, reply: Message, pending: PendingReply) -> tuple[int, Metrics]:
         """Return a client's samples and metrics in reply to an evaluation.
@@ -120,13 +130,22 @@ class ReplyValidator:
     def _read_claims(self, content: Records, pending: PendingReply) -> Mapping[str, Any]:
         """Return the config of a reply.
 
+        The app of an ordinary Flower client repeats no nonce; one that has done so always does.
+
         Raises:
             DeclinedReplyError: the client does not take part.
-            RejectedReplyError: it claims another client or another round.
+            RejectedReplyError: it claims another client or another round, or may not know the
+                request.
         """
         assert pending.client is not None
         config: Mapping[str, Any] = select_records(content, ConfigRecord).get("config") or {}
         name, server_round = self.names[pending.client], pending.round + 1
+        echo = config.get(ECHO)
+        if pending.nonce and (echo is not None or pending.client in self._echoing):
+            if echo != pending.nonce:
+                text = "it does not repeat the number in its request; another node may have sent it"
+                raise RejectedReplyError("false claim", text)
+            self._echoing.add(pending.client)
         if config.get("client", name) != name:
             raise RejectedReplyError("false claim", f"it claims to be {config['client']!r}")
         if config.get("server-round", server_round) != server_round:
@@ -134,30 +153,10 @@ class ReplyValidator:
             raise RejectedReplyError("false claim", text)
         if config.get("declined"):
             raise DeclinedReplyError
-        return config
-
-    def _check_echo(self, content: Records, pending: PendingReply) -> None:
-        """Raise RejectedReplyError if the sender may not know the request.
-
-        The app of an ordinary Flower client repeats no nonce; one that has done so always does.
-        """
-        assert pending.client is not None
-        config: Mapping[str, Any] = select_records(content, ConfigRecord).get("config") or {}
-        echo = config.get(ECHO)
-        if not pending.nonce or (echo is None and pending.client not in self._echoing):
-            return
-        if echo != pending.nonce:
-            text = "it does not repeat the number in its request; another node may have sent it"
-            raise RejectedReplyError("false claim", text)
-        self._echoing.add(pending.client)
-
-    def _check_followed(self, config: Mapping[str, Any], pending: PendingReply) -> None:
         if config.get("lost"):
             text = "it lost its memory of its last update; restore its folder"
             raise RejectedReplyError("lost memory", text)
-        if not pending.plain and not config.get("followed"):
-            text = "it does not follow the method's instructions; see fedtide.flower.client"
-            raise RejectedReplyError("not followed", text)
+        return config
 
     def _read(self, content: Records, pending: PendingReply, sent: Tensor) -> ValidatedUpdate:
         metrics = _read_numbers(content)
@@ -165,16 +164,20 @@ class ReplyValidator:
         steps = _pop_count(metrics, "steps", 1 if self.reads_steps else 0, _MAX_STEPS)
         lr = self._pop_rate(metrics, pending.lr)
         _check_metrics(metrics)
+        arrays, gradients = select_records(content, ArrayRecord), None
+        if "update" in arrays:  # Δ_n itself
+            update = arrays_to_vector(arrays["update"], self.layout, sent)
+        else:  # y_n, so that Δ_n = y_n - x
+            own = _find_record(arrays, "arrays")
+            update = arrays_to_vector(own, self.layout, sent, origin=sent)
+        if pending.gradients:
+            if "gradients" not in arrays:
+                text = "it sent no gradients, which the method asked for"
+                raise RejectedReplyError("malformed", text)
+            gradients = arrays_to_vector(arrays["gradients"], self.layout, sent)
         assert pending.client is not None
         return ValidatedUpdate(
-            client=pending.client,
-            round=pending.round,
-            update=self._read_update(content, sent),
-            samples=samples,
-            lr=lr,
-            steps=steps,
-            gradients=self._read_gradients(content, sent) if pending.gradients else None,
-            metrics=metrics,
+            pending.client, pending.round, update, samples, lr, steps, gradients, metrics
         )
 
     def _pop_rate(self, metrics: Metrics, requested: float) -> float:
@@ -182,43 +185,26 @@ class ReplyValidator:
         reported = _pop_number(metrics, "lr")
         if not self.reads_steps:
             return 0.0
-        if requested:
-            if not math.isclose(reported, requested, rel_tol=1e-6):
-                text = f"it trained at lr {reported:g}; the server requested {requested:g}"
-                raise RejectedReplyError("learning rate", text)
+        if requested and math.isclose(reported, requested, rel_tol=1e-6):
             return requested
-        low, high = _RATES
-        if not low <= reported <= high:
-            text = f"the method needs lr, and it is {reported:g}"
+        if requested or not _RATES[0] <= reported <= _RATES[1]:
+            needed = f"the server requested {requested:g}" if requested else "the method needs it"
+            text = f"its learning rate is {reported:g}; {needed}"
             raise RejectedReplyError("learning rate", text)
         return reported
-
-    def _read_update(self, content: Records, sent: Tensor) -> Tensor:
-        """Return Δ_n itself, or y_n - x if the client sent its model."""
-        records = select_records(content, ArrayRecord)
-        if "update" in records:
-            return arrays_to_vector(records["update"], self.layout, sent)
-        arrays = _find_record(records, "arrays")
-        return arrays_to_vector(arrays, self.layout, sent, origin=sent)
-
-    def _read_gradients(self, content: Records, sent: Tensor) -> Tensor:
-        """Return ∇F_n at the model that was sent, which the request asked for."""
-        records = select_records(content, ArrayRecord)
-        if "gradients" not in records:
-            text = "it sent no gradients, which the method asked for"
-            raise RejectedReplyError("malformed", text)
-        return arrays_to_vector(records["gradients"], self.layout, sent)
 
 
 def check_sender(reply: Message, node_id: int) -> None:
     """Raise RejectedReplyError for an error, or a reply from another node than the one asked."""
     if reply.has_error():
-        if is_unanswered(reply.error):
+        error, lines = reply.error, (reply.error.reason or "").splitlines()
+        text = next((line for line in lines if line.strip()), "")
+        if is_unanswered(error):
             raise RejectedReplyError("no reply", NO_ANSWER)
-        lines = [line for line in (reply.error.reason or "").splitlines() if line.strip()]
-        reason = "offline" if is_node_unavailable(reply.error) else "error"
-        text = f"error {reply.error.code}: {lines[0] if lines else ''}"
-        raise RejectedReplyError(reason, text)
+        if is_unreadable(error):
+            raise RejectedReplyError("malformed", text or "it cannot be read")
+        reason = "offline" if is_node_unavailable(error) else "error"
+        raise RejectedReplyError(reason, f"error {error.code}: {text}")
     sender = reply.metadata.src_node_id
     if sender != node_id:
         text = f"node {sender} answers a message to node {node_id}"

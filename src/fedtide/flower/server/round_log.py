@@ -6,10 +6,36 @@ from collections.abc import Callable
 from logging import getLogger
 
 from fedtide.flower.ledger.ledger import Entry
-from fedtide.flower.server.limited_warnings import LimitedWarnings
 from fedtide.participation import STAGES
 
 log = getLogger("flwr")
+
+_NOT_REPORTED = ("no reply", "offline", "error")
+"""The reasons for which a client is not used without having sent an update."""
+_LOGGED = 10  # of the warnings of a kind that clients can cause by the thousand
+
+
+class LimitedWarnings:
+    """Logs the first ten warnings of a kind, and only the number of the others.
+
+    Args:
+        further: the text about the others, with %d for their number.
+    """
+
+    def __init__(self, further: str) -> None:
+        self._further, self._count = further, 0
+
+    def warn(self, text: str, *arguments: object) -> None:
+        """Log a warning, unless there were too many."""
+        self._count += 1
+        if self._count <= _LOGGED:
+            log.warning(text, *arguments)
+
+    def close(self) -> None:
+        """Log how many were only counted, and begin again."""
+        if self._count > _LOGGED:
+            log.warning(self._further, self._count - _LOGGED)
+        self._count = 0
 
 
 class RoundLog:
@@ -50,7 +76,7 @@ class RoundLog:
             self._entries[client] = Entry(name, stage, weight, self._now(), asked, reason)
 
     def reject(self, client: int, asked: int, reason: str, text: str) -> None:
-        """Record and log that a client's reply is not used.
+        """Record and log that a client's reply, or the error in its place, is not used.
 
         Args:
             client: its number.
@@ -58,14 +84,14 @@ class RoundLog:
             reason: one of REASONS.
             text: why, for the log.
         """
-        self.record(client, "reported", asked=asked, reason=reason)
-        self._log(client, reason, text)
-
-    def fail(self, client: int, asked: int, reason: str, text: str) -> None:
-        """Record and log that an error came in place of a client's reply."""
-        if asked == self._t:
+        if reason not in _NOT_REPORTED:
+            self.record(client, "reported", asked=asked, reason=reason)
+        elif asked == self._t:
             self.record(client, "selected", reason=reason)
-        self._log(client, reason, text)
+        if reason == "late":  # every slow client may cause one in every round
+            self._late += 1
+        else:
+            self._rejected.warn("reply of %s not used: %s", self._names[client], text)
 
     def remove(self, client: int) -> None:
         """Remove a client that turned out not to be available."""
@@ -77,9 +103,3 @@ class RoundLog:
             log.info("Replies not used, as their rounds have ended: %d", self._late)
         self._rejected.close()
         return [self._entries[client] for client in sorted(self._entries)]
-
-    def _log(self, client: int, reason: str, text: str) -> None:
-        if reason == "late":  # every slow client may cause one in every round
-            self._late += 1
-            return
-        self._rejected.warn("reply of %s not used: %s", self._names[client], text)

@@ -1,4 +1,4 @@
-"""The selection of a federation, whose state is saved with that of the training."""
+"""Who is asked to train: a uniform share of the clients, or a selection whose state is saved."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from fedtide.participation.availability.base import AvailableClients
 from fedtide.participation.schedule import require_selected
 from fedtide.participation.selections import Selection
 from fedtide.population import Population
+from fedtide.randomness import generator
 
 
 class SavedSelection:
@@ -89,3 +90,21 @@ def _to_tensor(name: str, value: object) -> Tensor:
         f"selection: its stream keeps {name}, of the type {type(value).__name__}; a federation "
         "saves numbers of at most 64 bits, and arrays of them: keep nothing else"
     )
+
+
+def draw_share(
+    clients: list[int], fraction: float, least: int, draws: tuple[int, str, int]
+) -> list[int]:
+    """Return a random share of the clients, sorted.
+
+    Args:
+        clients: their numbers, sorted.
+        fraction: how many of them, rounded down.
+        least: how many at least, if there are so many.
+        draws: seed, purpose and round; draws of other ones are independent.
+    """
+    size = min(len(clients), max(int(len(clients) * fraction), least))
+    if size == len(clients):
+        return clients
+    chosen = generator(*draws).choice(np.array(clients), size, replace=False)
+    return sorted(chosen.tolist())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass
 from itertools import groupby
 from logging import getLogger
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.algorithms import Algorithm, RoundDriver
+from fedtide.algorithms import Algorithm, Cohort, RoundDriver
 from fedtide.algorithms.serialization import (
     from_tensors,
     list_fields,
@@ -37,6 +38,7 @@ from fedtide.flower.server.state_changes import (
 )
 from fedtide.flower.server.transport import PendingReplies
 from fedtide.flower.server.validated_updates import ValidatedUpdate, stack_updates
+from fedtide.locking import lock_folder
 from fedtide.participation import Selection
 from fedtide.population import Population
 from fedtide.problems.layout import Layout
@@ -49,14 +51,21 @@ log = getLogger("flwr")
 _PUBLISHED = "published"
 """The file next to the checkpoints that records how many private rounds have ended."""
 
+_LOCK_PATIENCE = 180.0  # seconds; Flower ends a run whose server app died after about 70
+
 _BEGIN_ANOTHER = "begin another federation with the model (see Other settings in operating.md)"
 """How to continue with another method."""
 
-_SHOWN = 160
-"""How many characters of settings an error shows."""
-
 _CHUNK, _CHUNK_BYTES = 64, 8_000_000
 """At most this many updates, and about this many bytes, are stacked at a time: stacking copies."""
+
+
+def lock_state(folder: Path | None) -> AbstractContextManager[None]:
+    """Keep other runs from the folder of a state."""
+    if folder is None:
+        return nullcontext()
+    hint = "stop it first (flwr stop)"
+    return lock_folder(folder, "state", hint, _LOCK_PATIENCE, log, mode=0o700)
 
 
 class TrainingSession:
@@ -168,6 +177,31 @@ class TrainingSession:
         gone = shut_out(self.driver.algorithm, self.driver.state)
         return len(gone) == self.registry.size
 
+    def select_cohort(
+        self, present: list[int], sample: Callable[[list[int]], list[int]], private: bool
+    ) -> Tensor:
+        """Return which of the clients that are present are asked to train, shape (S,).
+
+        Args:
+            present: their numbers, sorted.
+            sample: draws some of the clients; used without a selection.
+            private: whether the method adds noise.
+        """
+        candidates = present
+        if private:  # else all sampled clients might be shut out, and the round be mere noise
+            candidates = sorted(self._choose(present).tolist())
+        if self.selection is not None:
+            chosen = self.selection.select(self.round, candidates)
+        else:
+            chosen = sample(candidates)
+        cohort = self._choose(chosen)
+        return cohort[torch.isin(cohort, torch.tensor(present))]
+
+    def _choose(self, clients: list[int]) -> Tensor:
+        """Return which clients the method asks to train if these are present, shape (S,)."""
+        present = Cohort.uniform(torch.tensor(clients, dtype=torch.int64))
+        return self.driver.choose_cohort(present).clients
+
     def end_round(self, updates: Iterable[ValidatedUpdate]) -> list[ValidatedUpdate]:
         """Aggregate this round's updates, at most one of each client, and move the model.
 
@@ -275,21 +309,15 @@ class TrainingSession:
         """
         algorithm, shapes = self.driver.algorithm, _shapes(self.layout)
         if facts["settings"] != _hash_settings(algorithm):
-            if facts["algorithm"] == repr(algorithm):
-                raise InvalidInputError(
-                    f"state: {folder} was started with other values in algorithm "
-                    f"{algorithm!r:.200}; give the same, or {_BEGIN_ANOTHER}"
-                )
-            before, now = _show_difference(facts["algorithm"], repr(algorithm))
+            before, now = facts["algorithm"], repr(algorithm)
             raise InvalidInputError(
-                f"state: {folder} was started with algorithm {before}, not {now}; give the same, "
-                f"or {_BEGIN_ANOTHER}"
+                f"state: {folder} was started with algorithm {before:.200}, not {now:.200}; give "
+                f"the same, or {_BEGIN_ANOTHER}"
             )
         if facts["model"] != shapes:
-            before, now = _show_difference(str(facts["model"]), str(shapes))
             raise InvalidInputError(
-                f"state: {folder} was started with model {before}, not {now}; give the same, or "
-                "another folder"
+                f"state: {folder} was started with model {str(facts['model'])[:200]}, not "
+                f"{str(shapes)[:200]}; give the same, or another folder"
             )
         if facts["dtype"] != self.dtype:
             raise InvalidInputError(
@@ -381,25 +409,6 @@ def _describe_population(registry: NodeRegistry) -> Population:
     # Clients report their numbers of samples with their updates; none is known before.
     samples = np.zeros(registry.size, dtype=np.int64)
     return Population(registry.size, samples=samples, names=np.array(names))
-
-
-def _show_difference(before: str, now: str) -> tuple[str, str]:
-    """Return two different texts, shortened if long to the part where they begin to differ.
-
-    >>> _show_difference("FedAU(cutoff=50)", "FedAU(cutoff=20)")
-    ('FedAU(cutoff=50)', 'FedAU(cutoff=20)')
-    >>> _show_difference("0.5, " * 100 + "0.7", "0.5, " * 100 + "0.9")[1]
-    '...5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.9'
-    """
-    pairs = enumerate(zip(before, now, strict=False))
-    same = next((i for i, (a, b) in pairs if a != b), min(len(before), len(now)))
-    start = max(0, same - _SHOWN // 2)
-
-    def cut(text: str) -> str:
-        part = text[start : start + _SHOWN]
-        return ("..." if start else "") + part + ("..." if start + _SHOWN < len(text) else "")
-
-    return cut(before), cut(now)
 
 
 def _strip(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -11,17 +11,27 @@ from typing import Any, Literal
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedtide.errors import quantify
-from fedtide.flower._flwr_messages import PartialReply, pull_replies, push_messages
-from fedtide.flower._flwr_private import OnlineNode, SuperLinkError, list_nodes
+from fedtide.errors import InvalidInputError, quantify
+from fedtide.flower._flwr import (
+    OBJECT_BYTES,
+    OnlineNode,
+    PartialReply,
+    SuperLinkError,
+    list_nodes,
+    pull_replies,
+    superlink_errors,
+)
 from fedtide.flower.protocol import describe_request, read_nonce
+from fedtide.problems.layout import Layout
 
 log = getLogger("flwr")
 
-_FAILING_PATIENCE = 30.0  # seconds; a full disk or a locked database may recover
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two polls
 _PAUSE_SHARE = 0.03  # a pause as a share of the time waited so far: bounds the delay by polling
+_RESEND_PAUSE = 10.0  # seconds between attempts to send when the SuperLink fails
 _MEANWHILE = 10.0  # seconds between two checks for nodes while replies are awaited
+
+_REPLY_MODELS, _LARGEST_REPLY = 3, 16_000_000  # see `largest_reply`
 
 Kind = Literal["train", "evaluate", "name"]
 
@@ -119,8 +129,8 @@ class PendingReplies:
         return pending
 
 
-Answered = tuple[PendingReply, Message | str]
-"""A message that was sent, and its reply, or a text on why that cannot be read."""
+Answered = tuple[PendingReply, Message]
+"""A message that was sent, and its reply."""
 
 
 class Transport:
@@ -137,6 +147,7 @@ class Transport:
         activated: by node id, when each node that was online at the last check had connected.
         unlisted: how the SuperLink failed to list its nodes at the last check; "": it did not.
         inbox: replies that were received and not taken yet.
+        answered: the requests whose replies were drained last, by id.
     """
 
     def __init__(
@@ -145,17 +156,21 @@ class Transport:
         pending: PendingReplies,
         clock: Clock,
         client_at: Callable[[int], int | None],
-        largest: float,
+        largest: int,
     ) -> None:
-        self._largest = largest
-        self.grid, self.pending, self.clock, self._client_at = grid, pending, clock, client_at
+        self.grid, self.pending, self.clock = grid, pending, clock
+        self._client_at, self._largest = client_at, largest
         self.activated: dict[int, float] = {}
-        self.unlisted = ""
+        self.unlisted, self._unpulled = "", ""
         self._nodes: list[OnlineNode] = []
         self.inbox: list[Answered] = []
+        self.answered: dict[str, PendingReply] = {}
         self._partial: dict[str, PartialReply] = {}
-        self._failing: dict[str, float] = {}  # since when the SuperLink fails at a single reply
-        self._is_failing = False
+        self._began = clock.now() - clock.tick()
+
+    def now(self) -> float:
+        """Return the time in seconds since 1970; it never decreases, even if the clock is set."""
+        return self._began + self.clock.tick()
 
     def list_nodes(self) -> list[OnlineNode]:
         """Return the nodes that are online, sorted by id.
@@ -163,35 +178,31 @@ class Transport:
         While the SuperLink fails to list them, these are the nodes of the last check.
         """
         try:
-            nodes = list_nodes(self.grid)
+            self._nodes, failure = list_nodes(self.grid), ""
         except SuperLinkError as error:
-            if not self.unlisted:
-                log.warning("Nodes cannot be listed, as the SuperLink fails: %s", error)
-            self.unlisted = str(error)
-            return self._nodes
-        if self.unlisted:
-            log.info("Nodes can be listed again")
-        self.unlisted, self._nodes = "", nodes
-        self.activated = {node.node_id: node.activated_at for node in nodes}
-        return nodes
+            failure = str(error)
+        _report("Nodes", "listed", self.unlisted, failure)
+        self.unlisted = failure
+        self.activated = {node.node_id: node.activated_at for node in self._nodes}
+        return self._nodes
 
     def send(self, messages: Sequence[Message], kind: Kind, t: int) -> list[PendingReply]:
         """Send the messages of round t and return those that Flower accepted, now pending.
 
         Raises:
-            SuperLinkError: the SuperLink fails at each of them.
+            SuperLinkError: the SuperLink fails.
         """
         if not messages:
             return []
         # These are the same for all requests of a round, except their nonces.
         facts = describe_request(messages[0].content) if kind == "train" else {}
-        accepted = push_messages(self.grid, messages)
+        with superlink_errors():
+            accepted = {one for one in self.grid.push_messages(messages) if one}
         sent = []
         for message in messages:
             message_id, node_id = message.metadata.message_id, message.metadata.dst_node_id
             if message_id in accepted:
-                client = self._client_at(node_id)
-                activated_at = self.activated.get(node_id, 0.0)
+                client, activated_at = self._client_at(node_id), self.activated.get(node_id, 0.0)
                 if kind == "train":
                     facts["nonce"] = read_nonce(message.content)
                 pending = PendingReply(message_id, node_id, kind, client, t, activated_at, **facts)
@@ -200,6 +211,31 @@ class Transport:
             log.warning("Could not send %s", quantify(len(messages) - len(sent), "message"))
         self.pending.add(sent)
         return sent
+
+    def send_until(
+        self, deadline: float, messages: Sequence[Message], kind: Kind, t: int
+    ) -> list[PendingReply]:
+        """Send messages, again until the deadline if the SuperLink fails.
+
+        Replies are received between attempts: the cause may be an upload that has stopped, which
+        the SuperLink drops only when its reply is pulled.
+
+        Raises:
+            InvalidInputError: it still fails. Otherwise one round without clients would follow
+                another.
+        """
+        while True:
+            try:
+                return self.send(messages, kind, t)
+            except SuperLinkError as error:
+                now = self.clock.tick()
+                if now >= deadline:
+                    raise InvalidInputError(
+                        f"grid: the SuperLink fails at every request ({error}); see its log, then "
+                        "submit the run again"
+                    ) from None
+                log.warning("Requests are sent again, as the SuperLink fails: %s", error)
+                self.collect(min(now + _RESEND_PAUSE, deadline), lambda: False, lambda: None)
 
     def drop_restarted(self) -> None:
         """Give up messages to nodes that restarted since: the new process does not have them.
@@ -232,44 +268,21 @@ class Transport:
             self.clock.sleep(min(pause, deadline - now))
 
     def receive(self) -> None:
-        """Move the replies that have arrived into the inbox."""
+        """Move the replies that have arrived into the inbox, except to requests given up."""
         if not self.pending.messages:
             return
-        ids = sorted(self.pending.messages)
-        pulled = pull_replies(self.grid, ids, self._partial, self._largest)
-        self._report_failure(pulled.failure)
-        now = self.clock.tick()
-        self._failing = {one: self._failing.get(one, now) for one in pulled.failing}
-        for one, since in self._failing.items():
-            if now - since >= _FAILING_PATIENCE:
-                reason = pulled.failing[one]
-                pulled.unreadable[one] = f"the SuperLink cannot deliver it ({reason})"
-        for request_id, reason in pulled.unreadable.items():
-            self._accept(request_id, reason)
-        for reply in pulled.messages:
-            self._accept(reply.metadata.reply_to_message_id, reply)
-
-    def _accept(self, request_id: str, reply: Message | str) -> None:
-        """Put a reply into the inbox, unless its request was given up."""
-        pending = self.pending.settle(request_id)
-        if pending is not None:
-            self.inbox.append((pending, reply))
-
-    def _report_failure(self, failure: str) -> None:
-        """Log when the SuperLink begins to fail at every pull, and when it no longer does."""
-        if failure and not self._is_failing:
-            log.warning("No replies can be received, as the SuperLink fails: %s", failure)
-        elif self._is_failing and not failure:
-            log.info("Replies can be received again")
-        self._is_failing = bool(failure)
-
-    def drop_updates(self, node_id: int) -> None:
-        """Remove the replies of a node to requests to train from the inbox."""
-        self.inbox = [
-            answered
-            for answered in self.inbox
-            if answered[0].kind != "train" or answered[0].node_id != node_id
-        ]
+        pulled: list[Message] = []
+        failure, ids = "", sorted(self.pending.messages)
+        try:
+            pulled = pull_replies(self.grid, ids, self._partial, self._largest)
+        except SuperLinkError as error:
+            failure = str(error)
+        _report("Replies", "received", self._unpulled, failure)
+        self._unpulled = failure
+        for reply in pulled:
+            pending = self.pending.settle(reply.metadata.reply_to_message_id)
+            if pending is not None:
+                self.inbox.append((pending, reply))
 
     def arrived(self, kind: Kind) -> list[Answered]:
         """Return the replies of a kind in the inbox."""
@@ -280,3 +293,28 @@ class Transport:
         taken = self.arrived(kind)
         self.inbox = [answered for answered in self.inbox if answered[0].kind != kind]
         return taken
+
+    def drain(self, kind: Kind) -> Iterator[Message]:
+        """Yield the replies of a kind; each is released as soon as the next one is asked for."""
+        taken = self.take(kind)[::-1]
+        self.answered = {pending.message_id: pending for pending, _ in taken}
+        while taken:
+            yield taken.pop()[1]
+
+
+def largest_reply(layout: Layout) -> int:
+    """Return the largest size of a reply in bytes.
+
+    It may hold three models in float64 (an update, gradients, and one to spare), of each array at
+    least two objects, and 16 MB for metrics and headers.
+    """
+    model = 8 * layout.size + 2 * OBJECT_BYTES * len(layout.shapes)
+    return _LARGEST_REPLY + _REPLY_MODELS * model
+
+
+def _report(what: str, done: str, before: str, now: str) -> None:
+    """Log when the SuperLink begins to fail, and when it no longer does."""
+    if now and not before:
+        log.warning("%s cannot be %s, as the SuperLink fails: %s", what, done, now)
+    elif before and not now:
+        log.info("%s can be %s again", what, done)

@@ -1,42 +1,27 @@
-"""A complete Flower federation on this machine, whose processes end with its context."""
+"""A complete Flower federation on this machine, whose processes end with its context (Linux)."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fedtide.errors import InvalidInputError, MissingExtraError
-from fedtide.flower import fork_server
-from fedtide.flower._flwr_private import FAST_POLLING
-from fedtide.flower.dev.certificates import make_certificates, make_node_key
-from fedtide.flower.dev.process_guard import find_processes, start_guard
+from fedtide.errors import InvalidInputError
+from fedtide.flower.demo import FAST_POLLING, free_port, listens
+
+from .certificates import make_certificates, make_node_key
 
 HOST = "127.0.0.1"
 _START_TIMEOUT = 120.0  # seconds until a SuperLink must listen
 _STOP_TIMEOUT = 15.0  # seconds until processes that ignore SIGTERM are killed
 _MARK = "FEDTIDE_LOCAL_FEDERATION"
-
-_FORKED = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
-"""The programs that Flower starts by name."""
-
-_SERVE = """
-import sys
-from pathlib import Path
-from fedtide.flower.fork_server import serve
-
-modules = ["fedtide.flower.clients.app", "fedtide.flower.server.strategy"]
-run = serve(Path(sys.argv[1]), sys.stdin.fileno(), modules)
-sys.exit(run and run())
-"""
 
 
 class LocalFederation:
@@ -44,9 +29,7 @@ class LocalFederation:
 
     Every process gets its own session, so that Ctrl-C does not end it out of order, and a mark in
     its environment, by which the processes that Flower starts in turn are found (some in further
-    sessions). If this process ends in any way without leaving the context, a guard kills them all.
-    Messages to clients are answered by forks where `fork_server` is supported. Needs Linux or
-    macOS.
+    sessions).
 
     Args:
         folder: for logs, keys and Flower's own files.
@@ -57,8 +40,6 @@ class LocalFederation:
         self.folder, self.tls = folder.resolve(), tls
         self.port = free_port()
         self._started: list[subprocess.Popen[bytes]] = []
-        self._programs = self.folder / "programs"
-        self._lifelines = ExitStack()
         self._mark = f"{_MARK}={self.folder}"
         (self.folder / "home").mkdir(parents=True)
         security = "insecure = true"
@@ -76,7 +57,6 @@ class LocalFederation:
         return f"{HOST}:{self.port}"
 
     def __enter__(self) -> Self:
-        self._lifelines.enter_context(start_guard(self._mark))
         return self
 
     def __exit__(
@@ -85,9 +65,8 @@ class LocalFederation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._lifelines:
-            self._signal_all(signal.SIGTERM)
-            self._signal_all(signal.SIGKILL)
+        self._signal_all(signal.SIGTERM)
+        self._signal_all(signal.SIGKILL)
 
     def _signal_all(self, number: int) -> None:
         """Send a signal to every process, including new ones, until all have ended."""
@@ -128,27 +107,15 @@ class LocalFederation:
         if database:
             options += ["--database", str(self.folder / "superlink.db")]
         options += ["--disable-runtime-dependency-installation"]
-        self._start_fork_server()
         superlink = self._start("superlink", "flower-superlink", *security, *options)
         deadline = time.monotonic() + _START_TIMEOUT
-        while not _listens(self.port):
+        while not listens(self.port):
             if superlink.poll() is not None or time.monotonic() > deadline:
                 raise InvalidInputError(
                     f"flower: the SuperLink does not start; see {self.folder / 'superlink.log'}"
                 )
             time.sleep(0.1)
         return superlink
-
-    def _start_fork_server(self) -> None:
-        """Start the server that forks Flower's programs, unless it runs; they wait for it."""
-        if self._programs.exists() or not fork_server.IS_SUPPORTED:
-            return
-        self._programs.mkdir(mode=0o700)
-        fork_server.install_programs(self._programs, _FORKED)
-        arguments = ["-P", "-c", _SERVE, str(self._programs)]
-        server = self._start("fork-server", "python", *arguments, stdin=subprocess.PIPE)
-        assert server.stdin is not None
-        self._lifelines.enter_context(server.stdin)
 
     def register(self, name: str) -> None:
         """Make a key for a node and register it under the node's name."""
@@ -242,7 +209,7 @@ class LocalFederation:
 
     def _environment(self) -> dict[str, str]:
         """Return the environment in which Flower finds its programs and stays in this folder."""
-        folders = [self._programs, Path(sys.executable).parent, os.environ.get("PATH", os.defpath)]
+        folders = [Path(sys.executable).parent, os.environ.get("PATH", os.defpath)]
         return (
             os.environ
             | FAST_POLLING
@@ -257,25 +224,31 @@ class LocalFederation:
         )
 
 
-def free_port() -> int:
-    """Return a port on which nothing listens now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def find_processes(mark: str) -> dict[int, str]:
+    """Return the commands of the processes with `mark`, NAME=VALUE, in their environment, by id.
 
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((HOST, port)) == 0
+    Their descendants are included, as Flower hides the environment of some.
+    """
+    commands, parents, found = {}, {}, set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            process = int(entry.name)
+            status, parent = (
+                (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            )
+            if status != "Z":
+                command = (entry / "cmdline").read_text(errors="replace")
+                commands[process], parents[process] = command.replace("\0", " "), int(parent)
+                if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.add(process)
+    while more := {n for n, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {process: commands[process] for process in found}
 
 
 def _find_program(name: str) -> str:
     """Return the path of one of Flower's programs, which are installed next to Python."""
-    path = Path(sys.executable).parent / name
-    if not path.is_file():
-        raise MissingExtraError("flower", "flower")
-    return str(path)
+    return str(Path(sys.executable).parent / name)
 
 
 def _toml(value: Any) -> str:

@@ -1,1 +1,0 @@
-"""A Flower federation on one machine, for demos and tests."""
