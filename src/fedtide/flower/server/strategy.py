@@ -316,12 +316,14 @@ class FedTide(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate the replies and step; return the new model and the clients' metrics.
+        """Aggregate the replies and step; return the new model and the clients' metrics."""
+        metrics = self._end_round(replies, server_round - 1)
+        return self._writer.to_arrays(self._training.model), metrics
 
-        Models may be large: no update is kept when this returns.
-        """
+    def _end_round(self, replies: Iterable[Message], t: int) -> MetricRecord | None:
+        """Aggregate the replies and step; models may be large: no update is kept."""
         training = self._training
-        updates = self._updates.read(replies, server_round - 1, training.lr, self._round_log)
+        updates = self._updates.read(replies, t, training.lr, self._round_log)
         used = training.end_round(updates.values())
         for client in updates.keys() - {update.client for update in used}:
             text = "with it the state would exceed the range of its numbers"
@@ -329,8 +331,7 @@ class FedTide(Strategy):
         for update in used:
             self._round_log.record(update.client, "used", 1.0 / len(used), update.round)
         parts = [(update.samples, update.metrics) for update in used]
-        metrics = aggregate_metrics(parts, self.train_metrics_aggr_fn)
-        return self._writer.to_arrays(training.model), metrics
+        return aggregate_metrics(parts, self.train_metrics_aggr_fn)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
