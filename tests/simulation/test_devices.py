@@ -248,7 +248,7 @@ def test_a_cohort_is_one_chunk_where_memory_allows(readings):
     calls = []
     runner = found._local.trainer._runner
     original = runner.prepare
-    runner.prepare = lambda *how: calls.append(len(how[1].clients)) or original(*how)
+    runner.prepare = lambda *how: calls.append(how[0].clients) or original(*how)
     found.round()
     assert calls == [12]
     assert len(readings) == 1

@@ -470,9 +470,9 @@ def test_a_client_with_many_samples_does_not_keep_its_chunk_busy(monkeypatch):
     task, local = uneven_task(), LocalTraining(epochs=1, batch_size=1, lr=0.05)
     taken, prepare = [], BlockRunner._prepare_block
 
-    def count(runner, start, plan, part, inputs):
-        taken.append(len(plan.clients) * (part.stop - part.start))
-        return prepare(runner, start, plan, part, inputs)
+    def count(runner, steps, part):
+        taken.append(steps.clients * (part.stop - part.start))
+        return prepare(runner, steps, part)
 
     monkeypatch.setattr(BlockRunner, "_prepare_block", count)
     trained(StackedTrainer(task, local), task, local, np.arange(len(UNEVEN)), rounds=1)
@@ -495,13 +495,13 @@ def test_a_client_with_many_samples_does_not_pad_the_full_batches_of_others(monk
     used, captured = [], []
     prepare, capture = BlockRunner._prepare_block, BlockRunner._capture
 
-    def count(runner, start, plan, part, inputs):
-        used.append(plan.positions[0].size)
-        return prepare(runner, start, plan, part, inputs)
+    def count(runner, steps, part):
+        used.append(steps.inputs.batch_inputs[0][0].numel())
+        return prepare(runner, steps, part)
 
-    def record(runner, block, inputs):
-        captured.append((block.steps, *(tensor.shape for tensor in inputs.flat)))
-        return capture(runner, block, inputs)
+    def record(runner, key, inputs, steps, at_start):
+        captured.append((steps, *(tensor.shape for tensor in inputs.flat)))
+        return capture(runner, key, inputs, steps, at_start)
 
     monkeypatch.setattr(BlockRunner, "_prepare_block", count)
     monkeypatch.setattr(BlockRunner, "_capture", record)

@@ -179,9 +179,9 @@ class RoundDriver(Generic[StateT]):
         return self.state.model
 
     def _require_clients(self, function: str, clients: Tensor) -> None:
-        ids = clients.cpu().numpy()
-        known = len(ids) == 0 or 0 <= ids.min() <= ids.max() < self._clients
-        if not known or len(np.unique(ids)) < len(ids):
+        ids = np.sort(clients.cpu().numpy())
+        known = len(ids) == 0 or 0 <= ids[0] <= ids[-1] < self._clients
+        if not known or (ids[1:] == ids[:-1]).any():
             raise InvalidInputError(
                 f"algorithm.{function}: the clients of the round are {ids!s:.60}; give ids from 0 "
                 f"to {self._clients - 1}, each at most once"

@@ -19,6 +19,10 @@ from fedtide.training.trainers._memory_formats import memory_format
 
 _MOST_TERMS = 16
 """Sums of up to this many terms are unrolled; longer ones would take long to compile."""
+_MOST_SUMS = 320
+"""Matrix products with up to this many entries are computed as one sum per entry, ..."""
+_SHORT_SUM = 256
+"""... of up to this many terms."""
 _MOST_ROWS = 16
 """Products with up to this many rows, or columns, are computed row by row, or column by column, all
 side by side; more would exceed the registers."""
@@ -51,13 +55,15 @@ def cpu_operations(clients: int) -> dict[Any, Callable[..., Any]]:
 
 
 def _sum_products(clients: int, a: Tensor, b: Tensor) -> Any:
-    """Return one matrix product per client, if its sums have few terms, or it few rows or columns.
+    """Return one matrix product per client, if its sums have few terms, or it few entries, rows or
+    columns.
 
     Few terms: for instance, a sum over the samples of a minibatch. The compiler fuses it with what
     follows, so that a layer's gradient is subtracted from the weights where it is computed and
     never written to memory. Few rows (samples, too) or columns (such as ten classes): their sums
-    are computed side by side, so that each weight is read once for all of them. Other products,
-    such as those of each attention head, gain nothing.
+    are computed side by side, so that each weight is read once for all of them. Few entries
+    (samples by classes): a matrix library takes longer to prepare than the sums take. Other
+    products, such as those of each attention head, gain nothing.
     """
     rows, terms, columns = a.shape[1], a.shape[2], b.shape[2]
     if a.shape[0] != clients or not terms or not a.is_floating_point():
@@ -65,6 +71,8 @@ def _sum_products(clients: int, a: Tensor, b: Tensor) -> Any:
     if terms <= _MOST_TERMS:
         a, b = in_memory(a), in_memory(b)
         return reduce(torch.add, (a[:, :, k, None] * b[:, k, None] for k in range(terms)))
+    if rows * columns <= _MOST_SUMS and terms <= _SHORT_SUM:
+        return (in_memory(a)[:, :, None] * in_memory(b.transpose(1, 2))[:, None]).sum(-1)
     if columns < rows and _has_few_rows(b.transpose(1, 2), a.transpose(1, 2)):
         return torch.stack(_sum_by_row(b.transpose(1, 2), a.transpose(1, 2)), 2)
     if rows <= columns and _has_few_rows(a, b):

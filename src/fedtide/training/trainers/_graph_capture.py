@@ -31,10 +31,6 @@ from fedtide.training.trainers._memory_formats import align_images
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 Operations = Mapping[Any, Callable[..., Any]]
 
-_DROPPING = ("attention", "rnn", "lstm", "gru", "rrelu")
-"""Operations that draw random numbers only with positive dropout; the check of a model refuses
-that."""
-
 _RESHAPES = ("aten.expand.default", "aten.view.default", "aten._unsafe_view.default")
 
 
@@ -123,29 +119,6 @@ def has_constants(graph: TensorFunction) -> bool:
     if not isinstance(graph, torch.fx.GraphModule):
         return True
     return any(node.op == "get_attr" for node in module.graph.nodes)
-
-
-def draws_random_numbers(graph: TensorFunction) -> bool:
-    """Return whether a graph has operations that draw from a random generator.
-
-    Every run of such a graph draws new numbers, different from those of the captured function:
-    capturing does not record that the function seeds its generator.
-
-    >>> one = torch.ones(2)
-    >>> functions = (lambda x: (torch.rand_like(x),), lambda x: (x + x,))
-    >>> [draws_random_numbers(capture(function, [one])) for function in functions]
-    [True, False]
-    """
-    module: Any = graph
-    if not isinstance(graph, torch.fx.GraphModule):
-        return False
-    targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
-    return any(
-        torch.Tag.nondeterministic_seeded in target.tags
-        and not any(part in str(target) for part in _DROPPING)
-        for target in targets
-        if isinstance(target, torch._ops.OpOverload)
-    )
 
 
 def compile_graph(graph: TensorFunction, examples: list[Tensor]) -> TensorFunction:

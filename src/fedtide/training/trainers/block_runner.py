@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import Any
 from weakref import ref
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedtide.activity import COMPILING, activity
 from fedtide.algorithms.base import Instructions
 from fedtide.device_copies import to_device_of
 from fedtide.errors import first_line
-from fedtide.problems.base import BatchInputs, BatchPlan, Task
+from fedtide.problems.base import BatchPlan, Task
 from fedtide.training import devices
 from fedtide.training.local_step import adam_scales, count_moments
 from fedtide.training.local_training import LocalTraining
@@ -29,7 +29,6 @@ from fedtide.training.trainers._graph_capture import (
     TensorFunction,
     capture,
     compile_graph,
-    draws_random_numbers,
     has_constants,
 )
 from fedtide.training.trainers._pooling_first import PoolingFirst
@@ -37,12 +36,45 @@ from fedtide.training.trainers._recurrent_layers import StackableRecurrence
 from fedtide.training.trainers.base import Trained, UnsuitableTrainerError, find_or_add
 from fedtide.training.trainers.step_block import BlockInputs, StepBlock, Tensors
 
-_Blocks = dict[Any, TensorFunction]
+_Blocks = dict[object, TensorFunction]
 
-_SHARED: deque[tuple[object, _Blocks]] = deque(maxlen=4)
-"""The captured blocks of the last families of tasks; runs of several seeds and methods share them.
-They hold no data: data are arguments."""
+_SHARED: deque[tuple[object, _Blocks]] = deque(maxlen=8)
+"""The captured blocks of the last families of tasks and local settings; runs of several seeds and
+methods share them. They hold no data: data are arguments."""
 _capturing = Lock()
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """The local steps of some clients.
+
+    Args:
+        inputs: what they are computed from.
+        count: I, how many steps there are.
+        at_start: whether every gradient is taken at the start model.
+        active: False where a client has finished its steps, shape (I, S), in CPU memory; None where
+            all clients take all steps.
+    """
+
+    inputs: BlockInputs
+    count: int
+    at_start: bool
+    active: NDArray[np.bool_] | None
+
+    @property
+    def clients(self) -> int:
+        """S, of stacked clients."""
+        return self.inputs.batch_inputs[0].shape[1]
+
+    def select(self, clients: slice | NDArray[np.int64]) -> LocalSteps:
+        """Return the steps of the clients at these positions."""
+        there: slice | torch.Tensor
+        if isinstance(clients, slice):
+            there = clients
+        else:
+            there = to_device_of(torch.from_numpy(clients), self.inputs.x[0])
+        active = None if self.active is None else self.active[:, clients]
+        return LocalSteps(self.inputs.select(there), self.count, self.at_start, active)
 
 
 class BlockRunner:
@@ -71,105 +103,108 @@ class BlockRunner:
         sizes: Sequence[int] = (),
     ) -> None:
         self._task, self._local = task, local
-        self._stacked, self._compiled, self._block_steps = stacked, compiled, block_steps
-        self._sizes = sizes
-        optimizer = (local.optimizer, local.betas, local.eps, local.momentum, local.weight_decay)
-        self._settings = (*optimizer, _to_key(local.projection))
-        self._used: _Blocks = {}
+        self._block = StepBlock(task, local, stacked)
+        self._compiled, self._block_steps, self._sizes = compiled, block_steps, sizes
+        settings = (
+            (stacked, compiled, *map(_form, task.batch_data)),
+            (local.optimizer, local.betas, local.eps, local.momentum, local.weight_decay),
+            _to_key(local.projection),
+        )
         family = ref(task) if task.seed_family is None else task.seed_family
-        self._shared = find_or_add(_SHARED, family)
+        self._shared = find_or_add(_SHARED, (settings, family))
+        self._own: _Blocks = {}  # those that refer to the task
 
-    def prepare(
+    def start(
         self,
         instructions: Instructions,
         plan: BatchPlan,
-        batch_inputs: BatchInputs,
         lr: float,
         buffers: torch.Tensor | None = None,
-    ) -> Callable[[], Trained]:
-        """Return a function that trains and returns Δ_n, shape (S, d), or (d,) for one client.
-
-        Any thread may call it; if the plan is a single block, it does nothing but run that block.
+    ) -> LocalSteps:
+        """Return the local steps of these clients, or of this one client.
 
         Args:
-            instructions: of the chunk, or of the one client, whose correction has shape (d,).
-            plan: their steps.
-            batch_inputs: those of the plan.
+            instructions: how they train; the correction of one client has shape (d,).
+            plan: their minibatches.
             lr: γ.
             buffers: initial ones, shape (S, d_b), or (d_b,) for one client; None: none.
         """
         x, mu, correction = instructions.model, instructions.mu, instructions.correction
+        count = len(plan.step_index)
         inputs = BlockInputs(
             x=(x,),
             correction=() if correction is None else (correction.contiguous(),),
             mu=(x.new_full((), mu),) if mu else (),
             lr=(x.new_full((), lr),),
-            scales=self._scales(len(plan.step_index), x),
+            scales=self._scales(count, x),
             buffers=() if buffers is None else (buffers.contiguous(),),
-            batch_inputs=tuple(part.contiguous() for part in batch_inputs),
+            batch_inputs=tuple(part.contiguous() for part in self._task.batch_inputs(plan)),
         )
-        at_start = instructions.gradients_at_start
-        block = StepBlock(self._task, self._local, self._stacked, at_start, len(plan.step_index))
-        parts = list(_split_steps(plan, self._block_steps))
-        if len(parts) == 1:
-            run = self._prepare_block(block, plan, parts[0], inputs)
-            return lambda: Trained(*run())
-        return partial(self._run_blocks, block, plan, parts, inputs)
+        return LocalSteps(inputs, count, instructions.gradients_at_start, plan.active)
 
-    def _run_blocks(
-        self, block: StepBlock, plan: BatchPlan, parts: list[slice], inputs: BlockInputs
-    ) -> Trained:
-        """Run the plan's steps in several blocks."""
+    def prepare(self, steps: LocalSteps) -> Callable[[], Trained]:
+        """Return a function that trains and returns Δ_n, shape (S, d), or (d,) for one client.
+
+        Any thread may call it; if the steps fit into one block, it does nothing but run it.
+        """
+        parts = list(_split_steps(steps, self._block_steps))
+        if len(parts) == 1:
+            run = self._prepare_block(steps, parts[0])
+            return lambda: Trained(*run())
+        return partial(self._run_blocks, steps, parts)
+
+    def _run_blocks(self, steps: LocalSteps, parts: list[slice]) -> Trained:
+        """Run steps in several blocks."""
+        inputs, block = steps.inputs, self._block
         x = inputs.x[0]
-        leading = (len(plan.clients),) if self._stacked else ()
+        leading = (steps.clients,) if block.stacked else ()
         y = block.tensors(x.expand(*leading, -1).clone())
         if not devices.is_cpu(x):  # as every later block has them
             y = tuple(tensor.contiguous() for tensor in y)
         moments = tuple(map(torch.zeros_like, y * count_moments(self._local)))
-        inputs = inputs._replace(y=y, moments=moments)
+        steps = replace(steps, inputs=inputs._replace(y=y, moments=moments))
         ended: list[Trained] = []
         for part in parts:
-            size = self._size_needed(plan, part)
+            size = self._size_needed(steps, part)
             if size == 0:
                 break
-            if size < len(plan.clients):
-                rest = inputs.select(slice(size, None))
+            if size < steps.clients:
+                rest = steps.select(slice(size, None)).inputs
                 ended.append(Trained(block.flat(rest.y) - x, *rest.buffers))
-                inputs, plan = inputs.select(slice(size)), plan.select(np.arange(size))
-            inputs = inputs.with_state(self._prepare_block(block, plan, part, inputs)())
-        ended.append(Trained(block.flat(inputs.y) - x, *inputs.buffers))
+                steps = steps.select(slice(size))
+            state = self._prepare_block(steps, part)()
+            steps = replace(steps, inputs=steps.inputs.with_state(state))
+        ended.append(Trained(block.flat(steps.inputs.y) - x, *steps.inputs.buffers))
         return Trained.join(ended[::-1])
 
-    def _size_needed(self, plan: BatchPlan, part: slice) -> int:
+    def _size_needed(self, steps: LocalSteps, part: slice) -> int:
         """Return the size to which a chunk may shrink before these steps; 0: all have finished."""
-        size = len(plan.clients)
-        if plan.active is None or not self._sizes:
-            return size
-        active = np.flatnonzero(plan.active[part.start])
+        if steps.active is None or not self._sizes:
+            return steps.clients
+        active = np.flatnonzero(steps.active[part.start])
         if len(active) == 0:
             return 0
-        return min((fit for fit in self._sizes if fit > active[-1]), default=size)
+        return min((fit for fit in self._sizes if fit > active[-1]), default=steps.clients)
 
-    def _prepare_block(
-        self, whole: StepBlock, plan: BatchPlan, part: slice, inputs: BlockInputs
-    ) -> Callable[[], Tensors]:
-        """Return a function that runs this part of the plan's steps."""
-        block = replace(whole, steps=len(plan.step_index[part]))
-        if block.steps < whole.steps:
-            inputs = inputs._replace(
-                scales=tuple(scales[part] for scales in inputs.scales),
-                batch_inputs=tuple(
-                    given if len(given) == 1 else given[part] for given in inputs.batch_inputs
-                ),
-            )
-        if plan.active is not None:
-            idle = to_device_of(torch.from_numpy(~plan.active[part]), inputs.x[0])
+    def _prepare_block(self, steps: LocalSteps, part: slice) -> Callable[[], Tensors]:
+        """Return a function that takes this part of the steps."""
+        inputs, count = steps.inputs, part.stop - part.start
+        if count < steps.count:
+            inputs = inputs.of_steps(part)
+        if steps.active is not None:
+            idle = to_device_of(torch.from_numpy(~steps.active[part]), inputs.x[0])
             inputs = inputs._replace(idle=(idle,))
-        key = (block.gradients_at_start, block.steps, *map(len, inputs), *map(_form, inputs.flat))
-        function = self._used.get(key)
+        tensors = inputs.flat
+        threads = self._compiled and torch.get_num_threads()  # which are compiled in
+        key = (threads, count, steps.at_start, *map(len, inputs), *map(_form, tensors))
+        function = self._find(key)
         if function is None:
-            function = self._used[key] = self._find_or_capture(block, inputs)
-        return partial(function, *inputs.flat, *self._task.batch_data)
+            with _capturing:
+                function = self._find(key) or self._capture(key, inputs, count, steps.at_start)
+        return partial(function, *tensors, *self._task.batch_data)
+
+    def _find(self, key: object) -> TensorFunction | None:
+        return self._shared.get(key) or self._own.get(key)
 
     def _scales(self, steps: int, like: torch.Tensor) -> Tensors:
         """Return the scales of all steps of Adam, shape (I, 2)."""
@@ -178,58 +213,35 @@ class BlockRunner:
         scales = torch.tensor([*adam_scales(self._local, steps)], dtype=like.dtype)
         return (to_device_of(scales, like),)
 
-    def _find_or_capture(self, block: StepBlock, inputs: BlockInputs) -> TensorFunction:
-        """Return the block for inputs of these shapes."""
-        tensors = (*inputs.flat, *self._task.batch_data)
-        key = (
-            (self._compiled and torch.get_num_threads(), block.stacked),  # which are compiled in
-            (block.gradients_at_start, block.steps, *self._settings),
-            tuple(map(len, inputs)),
-            tuple((t.shape, _strides(t), t.dtype) for t in tensors),
-        )
-        with _capturing:
-            found = self._shared.get(key) or self._used.get(key)
-            if found is None:
-                found, blocks = self._capture(block, inputs)
-                blocks[key] = found
-        return found
-
-    def _capture(self, block: StepBlock, inputs: BlockInputs) -> tuple[TensorFunction, _Blocks]:
-        """Return the block, and where to keep it: with others, if it does not refer to the task."""
-        task, count = self._task, len(inputs.flat)
-        examples = [*inputs.flat, *task.batch_data]
+    def _capture(
+        self, key: object, inputs: BlockInputs, steps: int, at_start: bool
+    ) -> TensorFunction:
+        """Return the block for inputs of these shapes; keep it for all tasks that it fits."""
+        task, stacked, flat = self._task, self._block.stacked, inputs.flat
+        examples = [*flat, *task.batch_data]
 
         def function(*tensors: torch.Tensor) -> Tensors:
-            given = replace(block, task=task.with_batch_data(tensors[count:]))
-            return given(inputs.with_tensors(tensors[:count]))
+            own = replace(self._block, task=task.with_batch_data(tensors[len(flat) :]))
+            return own(inputs.with_tensors(tensors[: len(flat)]), steps, at_start)
 
         operations = None
         if self._compiled and devices.is_cpu(examples[0]):
-            stacked = block.stacked and inputs.batch_inputs
             operations = cpu_operations(inputs.batch_inputs[0].shape[1] if stacked else 0)
-        with _stacking(block.stacked):
+        with _stacking(stacked):
             graph = capture(function, examples, operations)
-            if draws_random_numbers(graph):
-                raise RuntimeError("it draws random numbers")
-        if graph is function:  # which holds the task
-            return graph, self._used
-        blocks = self._used if has_constants(graph) else self._shared
-        if self._compiled:
-            with activity(COMPILING):
-                graph = compile_graph(graph, examples)
-        if block.stacked and can_record(examples[0]):  # one chunk at a time
-            graph = RecordedFunction(graph, fixed=len(task.batch_data))
-        return graph, blocks
+        refers_to_task = has_constants(graph)
+        if graph is not function:
+            if self._compiled:
+                with activity(COMPILING):
+                    graph = compile_graph(graph, examples)
+            if stacked and can_record(examples[0]):  # one chunk at a time
+                graph = RecordedFunction(graph, fixed=len(task.batch_data))
+        (self._own if refers_to_task else self._shared)[key] = graph
+        return graph
 
 
 def _form(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.stride()
-
-
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides, with 0 for dimensions of one element, whose stride is arbitrary."""
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return tuple(stride if size > 1 else 0 for size, stride in sizes)
 
 
 def _to_key(value: object) -> object:
@@ -264,16 +276,15 @@ def _stacking(stacked: bool) -> Iterator[None]:
         ) from error
 
 
-def _split_steps(plan: BatchPlan, most: int) -> Iterator[slice]:
+def _split_steps(steps: LocalSteps, most: int) -> Iterator[slice]:
     """Yield blocks of `most` steps, then the remaining steps.
 
     These form one more block; or one block per step if the number of steps varies from round to
     round, because every length of a block has to be captured.
     """
-    steps = len(plan.step_index)
-    whole = steps - steps % most
+    whole = steps.count - steps.count % most
     for first in range(0, whole, most):
         yield slice(first, first + most)
-    size = 1 if plan.active is not None else steps - whole
-    for first in range(whole, steps, size or 1):
+    size = 1 if steps.active is not None else steps.count - whole
+    for first in range(whole, steps.count, size or 1):
         yield slice(first, first + size)

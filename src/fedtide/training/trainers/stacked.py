@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.algorithms.base import Instructions
-from fedtide.device_copies import to_device_of
 from fedtide.problems.base import BatchPlan, Task
 from fedtide.training import devices
 from fedtide.training.local_training import LocalTraining
@@ -124,31 +123,26 @@ class StackedTrainer(Trainer):
         weights: Tensor | None = None,
     ) -> Trained:
         """Train clients in their order, chunk by chunk."""
-        model, inputs = instructions.model, self._task.batch_inputs(plan)
-        found = CohortResult(model, buffers, len(plan.clients), weights, self.chunk)
+        clients, chunks = len(plan.clients), list(self._cut(plan))
+        steps = self._runner.start(instructions, plan, lr, buffers)
+        if self._threads is None and weights is None and [size for _, size in chunks] == [clients]:
+            return self._runner.prepare(steps)()  # nothing to collect or to copy
+        found = CohortResult(instructions.model, buffers, clients, weights, self.chunk)
 
         def prepare(chunk: tuple[slice, int]) -> Callable[[], None]:
             rows, size = chunk
+            own = rows.stop - rows.start
             which: slice | Positions = rows
-            there: slice | Tensor = rows
-            if size > rows.stop - rows.start:
+            if size > own:  # copies of the last client
                 which = np.arange(rows.start, rows.start + size).clip(max=rows.stop - 1)
-                there = to_device_of(torch.from_numpy(which), model)
-            run = self._runner.prepare(
-                instructions.select(there),
-                plan.select(which),
-                tuple(part[:, there] for part in inputs),
-                lr,
-                None if buffers is None else buffers[there],
-            )
+            run = self._runner.prepare(steps.select(which))
 
             def train_chunk() -> None:
                 with torch.no_grad():  # applies to the current thread only
-                    found.put(rows.start, run().select(slice(rows.stop - rows.start)))
+                    found.put(rows.start, run().select(slice(own)))
 
             return train_chunk
 
-        chunks = list(self._cut(plan))
         if self._threads is not None:
             self._threads.map(prepare, chunks)
         else:

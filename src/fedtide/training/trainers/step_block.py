@@ -92,14 +92,30 @@ class BlockInputs(NamedTuple):
         first, last = len(self.y), len(tensors) - len(self.buffers)
         return self._replace(y=tensors[:first], moments=tensors[first:last], buffers=tensors[last:])
 
-    def select(self, clients: slice) -> BlockInputs:
-        """Return the inputs of these clients of a stacked chunk; `idle` must be empty."""
+    def select(self, clients: slice | Tensor) -> BlockInputs:
+        """Return the inputs of these clients of a stacked chunk, given by their positions."""
+        inputs = self._replace(
+            batch_inputs=tuple(
+                part[:, clients].clone(memory_format=torch.contiguous_format)
+                for part in self.batch_inputs
+            )
+        )
+        if not (self.y or self.correction or self.buffers):  # as in most chunks
+            return inputs
         groups = {
             name: tuple(tensor[clients] for tensor in getattr(self, name))
             for name in ("y", "moments", "correction", "buffers")
         }
-        parts = tuple(part[:, clients].contiguous() for part in self.batch_inputs)
-        return self._replace(**groups, batch_inputs=parts)
+        return inputs._replace(**groups)
+
+    def of_steps(self, part: slice) -> BlockInputs:
+        """Return the inputs of some of the steps."""
+        return self._replace(
+            scales=tuple(scales[part] for scales in self.scales),
+            batch_inputs=tuple(
+                given if len(given) == 1 else given[part] for given in self.batch_inputs
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -110,27 +126,28 @@ class StepBlock:
         task: what is learnt.
         local: what a client does in a round.
         stacked: whether models and batches have a leading dimension over clients.
-        gradients_at_start: whether every gradient is taken at x.
-        steps: how many steps.
     """
 
     task: Task
     local: LocalTraining
     stacked: bool
-    gradients_at_start: bool
-    steps: int
 
-    def __call__(self, inputs: BlockInputs) -> Tensors:
+    def __call__(self, inputs: BlockInputs, steps: int, at_start: bool) -> Tensors:
         """Return the models, then the moments, then the buffers.
 
         If the block is a whole round, it returns flat updates instead of models and moments.
+
+        Args:
+            inputs: what the steps are computed from.
+            steps: how many there are.
+            at_start: whether every gradient is taken at x.
         """
         minus_lr = -inputs.lr[0]
         x, y, moments, buffers = self.tensors(inputs.x[0]), inputs.y, inputs.moments, inputs.buffers
         batch: Batch = ()
-        for k, step_inputs in enumerate(each_step(inputs.batch_inputs, self.steps)):
+        for k, step_inputs in enumerate(each_step(inputs.batch_inputs, steps)):
             batch = self._batch(step_inputs) if step_inputs else batch
-            gradient, moved = self._gradient(x, y, inputs, buffers, batch)
+            gradient, moved = self._gradient(x, y, inputs, buffers, batch, at_start)
             along, moments = self._direction(y or x, gradient, moments, inputs, k)
             if inputs.idle:
                 along = tuple(_without_idle(inputs.idle[0][k], tensor) for tensor in along)
@@ -162,10 +179,15 @@ class StepBlock:
         )
 
     def _gradient(
-        self, x: Tensors, y: Tensors, inputs: BlockInputs, buffers: Tensors, batch: Batch
+        self,
+        x: Tensors,
+        y: Tensors,
+        inputs: BlockInputs,
+        buffers: Tensors,
+        batch: Batch,
+        at_start: bool,
     ) -> tuple[Params, Tensors]:
         """Return the clients' gradients at y, or at x if y is empty, and their new buffers."""
-        at_start = self.gradients_at_start
         gradient = local_gradient(self.task, self.local, at_start, stackable_gradient)
         if self.stacked:
             over = (0 if y else None, None, 0 if inputs.correction else None, None, 0)

@@ -58,8 +58,8 @@ class ThreadedTrainer(Trainer):
                 if self._task.is_recurrent:
                     trained = self._reference.train_client(given, own_plan, lr, before)
                 else:
-                    inputs = self._task.batch_inputs(own_plan)
-                    trained = self._runner.prepare(given, own_plan, inputs, lr, before)()
+                    steps = self._runner.start(given, own_plan, lr, before)
+                    trained = self._runner.prepare(steps)()
                 found.put(s, trained)
 
         self._threads.map(lambda s: partial(train_client, s), range(len(plan.clients)))
