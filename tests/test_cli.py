@@ -1,7 +1,6 @@
 """The command line: what it writes, how it refuses bad input, and how it is interrupted."""
 
 import dataclasses
-import errno
 import io
 import itertools
 import json
@@ -1026,70 +1025,3 @@ def test_an_output_in_another_encoding_has_marks_for_what_it_lacks(encoding, fed
     assert (status, err) == (0, "")
     assert ("δ: gradient divergence" in raw.getvalue().decode(encoding)) is (encoding == "utf-8")
     assert "?: gradient divergence" in raw.getvalue().decode(encoding).replace("δ", "?")
-
-
-class Full(io.StringIO):
-    """A file on a disk that is full: what is written fails at once, or when it is flushed."""
-
-    def __init__(self, code, at):
-        super().__init__()
-        self.code, self.at = code, at
-
-    def fail(self, at):
-        if at == self.at:
-            raise OSError(self.code, os.strerror(self.code))
-
-    def write(self, text):
-        self.fail("write")
-        return super().write(text)
-
-    def flush(self):
-        self.fail("flush")
-
-
-@pytest.mark.parametrize("at", ["write", "flush"])
-@pytest.mark.parametrize("command", [("--version",), ("audit", "--help"), ("examples",)])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EPIPE])
-def test_an_output_that_cannot_be_written_ends_in_a_sentence(
-    code, command, at, fedtide, monkeypatch
-):
-    monkeypatch.setattr(sys, "stdout", Full(code, at))
-    status, _, err = fedtide(*command)
-    assert status == 1
-    if code == errno.EPIPE:  # as with `| head`
-        assert err == ""
-    else:
-        assert err.startswith(f"fedtide: the output cannot be written ({os.strerror(code)}); ")
-        assert err.count("\n") == 1
-
-
-def test_a_reader_that_has_gone_is_no_error_on_windows(fedtide, monkeypatch):
-    """As with `| more`: Python passes on what the system says, which is no EPIPE there."""
-    monkeypatch.setattr(sys, "stdout", Full(errno.EINVAL, "flush"))
-    for codes in ("_CLOSED_PIPE", "_OUTPUT_ERRORS"):
-        monkeypatch.setattr(f"fedtide.cli.main.{codes}", (errno.EINVAL,))
-    assert fedtide("examples") == (1, "", "")
-
-
-def test_errors_of_other_files_are_not_taken_for_those_of_the_output(fedtide, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.ENOSPC, "No space left on device", "elsewhere")
-
-    monkeypatch.setattr("fedtide.cli.examples.list_examples", fail)
-    with pytest.raises(OSError, match="elsewhere"):
-        fedtide("examples")
-
-
-@pytest.mark.process
-def test_the_process_ends_in_a_sentence_if_its_output_cannot_be_written(tmp_path):
-    """A limit on the size of files stands for a full disk."""
-    code = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (100, 100))"
-    code += "; import sys; sys.argv = ['fedtide', 'audit', '--help']"
-    code += "; from fedtide.cli.entry import main; main()"
-    with (tmp_path / "out.txt").open("w") as out:
-        done = subprocess.run(
-            [sys.executable, "-B", "-c", code], stdout=out, stderr=subprocess.PIPE, text=True
-        )
-    assert done.returncode == 1
-    assert done.stderr.startswith("fedtide: the output cannot be written (File too large); ")
-    assert done.stderr.count("\n") == 1

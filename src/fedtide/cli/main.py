@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import gc
 import importlib
@@ -11,7 +10,6 @@ import io
 import os
 import signal
 import sys
-from contextlib import suppress
 from types import FrameType
 from typing import Annotated, NamedTuple
 
@@ -172,8 +170,7 @@ def _main(
 def main() -> None:
     """Run the command line.
 
-    Exit status 0: done, 1: a run failed, or the output cannot be written, 2: invalid input,
-    130: interrupted.
+    Exit status 0: done, 1: a run failed, 2: invalid input, 130: interrupted.
     """
     # On busy cores, OpenMP threads that spin while they wait can cost a hundred times the actual
     # work. PyTorch reads this setting when it is loaded.
@@ -182,10 +179,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # its encoding may lack symbols such as Σ
     try:
-        try:
-            app(standalone_mode=True)
-        finally:
-            print(end="", flush=True)
+        app(standalone_mode=True)
     except InvalidInputError as error:
         print(f"fedtide: {error}", file=sys.stderr)
         sys.exit(2)
@@ -196,25 +190,6 @@ def main() -> None:
         hint = f"; {_HINTS.get(''.join(sys.argv[1:2]), _REPEAT)}" if error.hint else ""
         print(f"fedtide: {error.what}{hint}", file=sys.stderr)
         sys.exit(130)
-    except OSError as error:
-        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
-            raise
-        _discard_output()
-        if error.errno not in _CLOSED_PIPE:  # otherwise the reader has closed the pipe
-            reason = f"the output cannot be written ({error.strerror}); free some disk space"
-            print(f"fedtide: {reason}", file=sys.stderr)
-        sys.exit(1)
-
-
-# Windows reports the write to a pipe whose reader has gone as EINVAL.
-_CLOSED_PIPE = (errno.EPIPE, errno.EINVAL) if os.name == "nt" else (errno.EPIPE,)
-_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, *_CLOSED_PIPE)
-
-
-def _discard_output() -> None:
-    """Discard the remaining output: Python would try to write it at exit, and fail."""
-    with suppress(OSError):  # it is no file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
