@@ -31,19 +31,12 @@ import sqlalchemy as sql
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
-from fedtide.flower.ledger import ledger as ledger_module
 from fedtide.flower.ledger.ledger import (
     Entry,
     Ledger,
     read_ledger,
     read_ledger_part,
     read_rounds,
-    stream_ledger,
-)
-from fedtide.flower.ledger.ledger_maintenance import (
-    migrate_ledger,
-    plan_pruning,
-    prune_ledger,
 )
 from fedtide.participation import STAGES, normalise_log, read_log, write_log
 from fedtide.participation.log.schema import REASONS
@@ -342,25 +335,8 @@ def test_files_that_are_not_ledgers_are_rejected(tmp_path: Path):
 def test_the_path_of_a_ledger_in_place_of_its_url_is_corrected(tmp_path: Path):
     path = tmp_path / "ledger.db"
     path.touch()
-    with pytest.raises(InvalidInputError, match=f"; write sqlite:///{path}$"):
+    with pytest.raises(InvalidInputError, match=f"; write sqlite:///{path},"):
         read_ledger(str(path))
-
-
-def test_what_is_streamed_is_of_one_moment_and_comes_in_batches(
-    url: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(ledger_module, "_BATCH", 20)
-    ledger = Ledger(url)
-    for t in range(4):
-        ledger.commit(t, [Entry(f"c{n}", "used", 0.1) for n in range(10)] if t else [], NOW)
-    with stream_ledger(url) as stream:
-        ledger.commit(4, [Entry("a", "used", 1.0)], NOW)
-        batches = list(stream.batches)
-    assert stream.rounds["round"].to_list() == [0, 1, 2, 3]
-    assert [len(batch) for batch in batches] == [20, 10]
-    assert stream.size == 30
-    assert pl.concat(batches)["round"].to_list() == [1] * 10 + [2] * 10 + [3] * 10
-    assert read_rounds(url).height == 5
 
 
 def test_a_ledger_of_version_1_is_read_and_not_written(url: str):
@@ -475,57 +451,6 @@ def sqlite_url(file: Path, **query: str) -> str:
     return sql.URL.create("sqlite", database=str(file), query=query).render_as_string()
 
 
-# SQLAlchemy 2.0 does not escape ?, and no name on Windows has one.
-_ODD_NAME = "archive %20? 1" if sql.__version__ >= "2.1" and os.name == "posix" else "archive"
-
-
-@pytest.mark.parametrize("denied", ["ledger.db", _ODD_NAME], ids=["file", "folder"])
-def test_who_may_not_write_a_ledger_reads_it_and_leaves_nothing_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: str
-):
-    """An auditor reads an archive, a backup that is mounted read-only, or the server's file."""
-    folder = tmp_path / _ODD_NAME
-    folder.mkdir()
-    ledger = Ledger(url := sqlite_url(folder / "ledger.db"))
-    ledger.commit(0, [Entry("ann", "used", 1.0)], time=0.0)
-    ledger.close()
-    # Root may write nevertheless.
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != denied)
-    with stream_ledger(url) as stream:
-        assert pl.concat(stream.batches)["client"].to_list() == ["ann"]
-        assert [file.name for file in folder.iterdir()] == ["ledger.db"]
-    assert read_rounds(url).height == 1
-
-
-def test_the_log_of_a_killed_writer_is_read_where_nothing_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """The newest rounds are in the write-ahead log, which must not be ignored."""
-    ledger = Ledger(url := sqlite_url(tmp_path / "ledger.db"))
-    ledger.commit(0, [Entry("ann", "used", 1.0)], time=0.0)
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert (tmp_path / "ledger.db-wal").stat().st_size
-    assert read_ledger(url)["client"].to_list() == ["ann"]
-
-
-def test_a_file_that_cannot_be_written_is_refused_before_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """SQLite opened it, and the first commit failed, after a round of training."""
-    with closing(Ledger(url := sqlite_url(tmp_path / "ledger.db"))) as ledger:
-        for t in range(3):
-            ledger.commit(t, [Entry("ann", "used", 1.0)], time=0.0)
-    plan = plan_pruning(url, keep=2)
-    (tmp_path / "ledger.db").chmod(0o444)
-    if os.name == "posix" and not os.geteuid():  # root may write any file
-        monkeypatch.setattr(os, "access", lambda path, mode: Path(path).is_dir())
-    for write in (Ledger, migrate_ledger, lambda url: [*prune_ledger(url, plan)]):
-        with pytest.raises(InvalidInputError, match=r"^ledger: '.*db' cannot be written; change"):
-            write(url)
-    assert read_ledger(url).height == 3
-    assert [file.name for file in tmp_path.iterdir()] == ["ledger.db"]
-
-
 def test_databases_in_memory_and_uris_leave_no_other_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -555,7 +480,6 @@ def test_values_of_another_type_are_refused(tmp_path: Path, change: str):
     ledger = Ledger(url := sqlite_url(tmp_path / "ledger.db"))
     ledger.commit(0, [Entry("ann", "used", 1.0)], time=0.0)
     execute(url, f"UPDATE participation SET {change}")
-    column = change.partition(" ")[0]
     for read in (read_ledger, partial(read_ledger_part, after=-1, most=9)):
-        with pytest.raises(InvalidInputError, match=f"^ledger: the column '{column}' holds .*; "):
+        with pytest.raises(InvalidInputError, match=r"^ledger: a column holds .*; "):
             read(url)

@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
-from sqlite3 import connect
 
 import polars as pl
 import pytest
@@ -74,8 +72,8 @@ def test_a_ledger_without_faults_passes_the_check(fedtide: Command, url: str) ->
     write_history(url, 3, "other", first=40)  # begun late, or pruned
     status, out, _ = fedtide("check", url)
     assert status == 0, out
-    assert "federation 'default': rounds 0 to 11, 12 in all; 27 rows; tables of version 2" in out
-    assert "federation 'other': rounds 40 to 42, 3 in all; 6 rows" in out
+    assert "federation 'default': rounds 0 to 11, 12 in all; tables of version 2" in out
+    assert "federation 'other': rounds 40 to 42, 3 in all" in out
     assert "nothing is wrong" in out
     assert "'default'" not in fedtide("check", f"{url}#other")[1]
 
@@ -87,28 +85,13 @@ def test_a_new_ledger_passes_the_check(fedtide: Command, url: str) -> None:
 
 FAULTS = {
     "DELETE FROM participation WHERE round IN (3, 7); DELETE FROM rounds WHERE round IN (3, 7)": (
-        "between round 0 and round 11 the ledger lacks rounds 3, 7, which an audit counts as"
+        "the ledger lacks 2 rounds from 3 on, which an audit counts as"
     ),
     "UPDATE participation SET weight = 0.25 WHERE client = 'ann' AND round IN (1, 2, 3, 4)": (
-        "the weights of used clients do not sum to 1 in rounds 1, 2, 3 and 1 more"
+        "the weights of used clients do not sum to 1 in 4 rounds from 1 on"
     ),
     "UPDATE participation SET weight = NULL WHERE client = 'ann' AND round = 6": (
-        "used clients have no weight in round 6"
-    ),
-    "UPDATE participation SET stage = 'usd' WHERE round = 2 AND client = 'it''s'": (
-        "stages are unknown in round 2"
-    ),
-    "UPDATE participation SET reason = 'erro' WHERE round IN (1, 2) AND client = 'it''s'": (
-        "reasons are unknown in rounds 1, 2"
-    ),
-    "UPDATE participation SET reason = 'late' WHERE round = 4 AND client = 'ann'": (
-        "used clients have a reason for being left out in round 4"
-    ),
-    "UPDATE participation SET asked = 9 WHERE round = 9 AND client = 'bob'": (
-        "replies answer a request (`asked`) that is not of an earlier round in round 9"
-    ),
-    "UPDATE participation SET weight = 1.5 - 2 * (client = 'bob') WHERE round = 8 AND weight > 0": (
-        "weights are negative in round 8"
+        "the weights of used clients do not sum to 1 in 1 round from 6 on"
     ),
 }
 
@@ -121,24 +104,6 @@ def test_a_check_names_what_is_wrong(fedtide: Command, tmp_path: Path, statement
     status, out, _ = fedtide("check", url)
     assert status == 2
     assert FAULTS[statements] in out
-    assert "1 fault\n" in out
-
-
-def test_a_check_finds_what_tables_without_keys_let_in(fedtide: Command, tmp_path: Path) -> None:
-    """As after a copy by a tool that does not copy keys."""
-    write_history(url := f"sqlite:///{tmp_path / 'ledger.db'}", 4)
-    for table in ("participation", "rounds"):
-        execute(url, f"CREATE TABLE copy AS SELECT * FROM {table}")
-        execute(url, f"DROP TABLE {table}")
-        execute(url, f"ALTER TABLE copy RENAME TO {table}")
-    execute(url, "INSERT INTO participation SELECT * FROM participation WHERE client = 'it''s'")
-    execute(url, "INSERT INTO rounds SELECT * FROM rounds WHERE round = 2")
-    execute(url, "DELETE FROM rounds WHERE round = 3")
-    status, out, _ = fedtide("check", url)
-    assert status == 2
-    assert "clients appear more than once in rounds 1, 2, 3" in out
-    assert "the tables have lost their keys: there are several of round 2" in out
-    assert "clients have rows, and `rounds` no end in round 3" in out
 
 
 def test_a_damaged_file_is_refused(fedtide: Command, tmp_path: Path) -> None:
@@ -257,7 +222,7 @@ def test_pruning_keeps_the_last_rounds_and_their_numbers(fedtide: Command, url: 
     log, rounds = read_ledger(f"{url}#default"), read_rounds(f"{url}#default")
     status, out, _ = fedtide("prune", f"{url}#default", "--keep", 6, "--yes")
     assert status == 0
-    assert "removes 14 rounds with 33 rows of 'default'; keeps rounds 14 to 19, 6 in all" in out
+    assert "removes 14 rounds; keeps rounds 14 to 19, 6 in all" in out
     assert_frame_equal(read_ledger(f"{url}#default"), log.filter(pl.col("round") >= 14))
     assert_frame_equal(read_rounds(f"{url}#default"), rounds.filter(pl.col("round") >= 14))
     assert len(read_rounds(f"{url}#other")) == 20
@@ -289,32 +254,12 @@ def test_pruning_asks_first(
         assert len(read_rounds(url)) == left
 
 
-def test_pruning_removes_the_oldest_rounds_first_and_a_few_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A federation that waits to commit gets its turn, and a killed pruning leaves a ledger."""
-    write_history(url := f"sqlite:///{tmp_path / 'ledger.db'}", 30)
-    monkeypatch.setattr(ledger_maintenance, "_DELETED_ROWS", 7)
-    monkeypatch.setattr(ledger_maintenance, "_PAUSE", 0.0)
-    steps = ledger_maintenance.prune_ledger(url, ledger_maintenance.plan_pruning(url, 5))
-    for done in steps:
-        assert read_rounds(url)["round"].to_list() == list(range(done, 30))
-        assert read_ledger(url)["round"].min() >= done
-        with closing(connect(tmp_path / "ledger.db", timeout=0)) as other:
-            other.execute("BEGIN IMMEDIATE")
-        if done > 15:
-            break
-    assert done < 25
-    list(ledger_maintenance.prune_ledger(url, ledger_maintenance.plan_pruning(url, 5)))
-    assert read_rounds(url)["round"].to_list() == list(range(25, 30))
-
-
 @pytest.mark.parametrize(
     ("url", "keep", "message"),
     [
         ("#nowhere", 5, "'nowhere'"),
         ("", 5, "2 federations"),
-        ("#default", 1, "keep: 1 is too few"),
+        ("#default", 1, "keep: 1 is not a number of at least 2"),
     ],
 )
 def test_impossible_prunings_are_refused(

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedtide.errors import InvalidInputError, MissingExtraError, quantify
+from fedtide.validation import require_at_least
 
 ledger_app = typer.Typer(
     name="ledger",
@@ -59,27 +59,24 @@ def _ledger() -> None:
 def check_command(ledger: Ledger) -> None:
     """Check a ledger: exit status 0 if nothing is wrong, 2 otherwise.
 
-    Looks for damaged files, rounds that are missing or have rows but no end, weights that do not
-    sum to 1, unknown stages and reasons, clients that occur twice in a round, and replies to
-    requests that were never made. The federation may be running.
+    Looks for damaged files, rounds that are missing, and weights that do not sum to 1. The
+    federation may be running.
     """
     from fedtide.flower.ledger.ledger_maintenance import check_ledger
     from fedtide.flower.ledger.ledger_tables import VERSION
 
     checks = check_ledger(ledger)
     for check in checks:
-        span = "no rounds" if check.first is None else f"rounds {check.first} to {check.last}"
+        span = f"rounds {check.rounds[0]} to {check.rounds[-1]}" if check.rounds else "no rounds"
         print(
-            f"federation {check.federation!r}: {span}, {check.rounds:,} in all; "
-            f"{quantify(check.rows, 'row')}; tables of version {check.version}"
+            f"federation {check.federation!r}: {span}, {len(check.rounds):,} in all; tables of "
+            f"version {check.version}"
         )
         for fault in check.faults:
             print(f"  {fault}")
     if any(check.version < VERSION for check in checks):
         print("before a federation goes on with it: fedtide ledger migrate LEDGER")
-    faults = sum(len(check.faults) for check in checks)
-    if faults:
-        print(quantify(faults, "fault"))
+    if any(check.faults for check in checks):
         raise typer.Exit(2)
     print("nothing is wrong" if checks else "the ledger has no federation yet")
 
@@ -118,17 +115,16 @@ def prune_command(
     differential privacy, keep all rounds: `fedtide audit --privacy` counts what clients lost in
     the remaining ones only. Export the ledger first to keep what is removed.
     """
-    from fedtide.flower.ledger.ledger_maintenance import plan_pruning, prune_ledger
+    from fedtide.flower.ledger.ledger import read_rounds
+    from fedtide.flower.ledger.ledger_maintenance import prune_ledger
 
-    pruning = plan_pruning(ledger, keep)
-    kept = f"rounds {pruning.first_kept} to {pruning.last_kept}, {pruning.kept:,} in all"
-    if not pruning.rounds:
-        print(f"nothing to remove: the ledger of {pruning.federation!r} has {kept}")
+    require_at_least("keep", keep, 2)  # an audit needs them, and so may a resumed training
+    rounds = read_rounds(ledger)["round"].to_list()
+    if len(rounds) <= keep:
+        print(f"nothing to remove: the ledger has {quantify(len(rounds), 'round')}")
         return
-    print(
-        f"removes {quantify(pruning.rounds, 'round')} with {quantify(pruning.rows, 'row')} of "
-        f"{pruning.federation!r}; keeps {kept}"
-    )
+    removed, first = quantify(len(rounds) - keep, "round"), rounds[-keep]
+    print(f"removes {removed}; keeps rounds {first} to {rounds[-1]}, {keep:,} in all")
     if not yes:
         if not sys.stdin.isatty():
             raise InvalidInputError(
@@ -137,10 +133,8 @@ def prune_command(
         if not typer.confirm("Remove them?"):
             print("nothing was removed")
             return
-    with Console(stderr=True).status("removing") as status:
-        for done in prune_ledger(ledger, pruning):
-            status.update(f"{done:,} of {pruning.rounds:,} rounds removed")
-    print(f"removed {quantify(pruning.rounds, 'round')}")
+    prune_ledger(ledger, first)
+    print(f"removed {removed}")
     print("a database file does not shrink by itself: VACUUM it when no federation runs")
 
 

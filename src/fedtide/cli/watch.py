@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from fedtide.auditing.log.client_table import ClientTable
-from fedtide.errors import Interrupted, InvalidInputError
-from fedtide.flower.ledger.ledger import count_clients, read_rounds
+from fedtide.errors import Interrupted
+from fedtide.flower.ledger.ledger import read_rounds
 from fedtide.monitoring.monitor import Monitor, MonitorSettings
 from fedtide.monitoring.server import PORT, serve
 
@@ -60,10 +60,6 @@ def watch_command(
     table = None if roster is None else ClientTable.from_file(roster)
     settings = MonitorSettings(clients, table, window, client_series)
     read_rounds(ledger)  # a ledger that cannot be read is an error now, not a sentence on the page
-    if clients is not None and (named := count_clients(ledger)) > clients:
-        raise InvalidInputError(
-            f"clients: the ledger names {named} clients, more than {clients}; give a larger number"
-        )
     try:
         with serve(Monitor(ledger, settings), host, port) as server:
             print(f"watch: {server.url}, metrics at {server.url}metrics", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from fedtide.auditing.log.log_builder import LogBuilder
 from fedtide.auditing.log.outcome_column import OutcomeColumn
 from fedtide.auditing.log.participation_log import ParticipationLog
 from fedtide.auditing.log.stage_column import StageColumn
-from fedtide.auditing.log.table_source import Batches, TableSource, open_source, read_frame
+from fedtide.auditing.log.table_source import TableSource, open_source, read_frame
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.participation.log.tables import MemoryTable
 from fedtide.validation import expand_home, require_positive, require_whole_number
@@ -285,20 +285,10 @@ def _read_method(folder: Path) -> str:
 @contextmanager
 def _open_ledger(url: str) -> Iterator[_OpenLog]:
     """Open a ledger; rows and the span of completed rounds are read as of the same moment."""
-    from fedtide.flower.ledger.ledger import (  # needs SQLAlchemy, an optional dependency
-        LOG_COLUMNS,
-        LedgerStream,
-        stream_ledger,
-    )
+    from fedtide.flower.ledger.ledger import read_history  # needs SQLAlchemy, which is optional
 
-    def read(ledger: LedgerStream, names: Sequence[str]) -> Batches:
-        done = 0
-        for frame in ledger.batches:
-            done += len(frame)
-            for batch, _ in read_frame(frame, names):
-                yield batch, done / ledger.size
-
-    with stream_ledger(url) as ledger:
-        ended = ledger.rounds["round"]
-        span = (ended[0], ended[-1] + 1) if len(ended) else None
-        yield _OpenLog(TableSource(list(LOG_COLUMNS), partial(read, ledger)), True, span)
+    frame, rounds = read_history(url)
+    frame = frame.with_columns(pl.col("stage").cast(pl.String))
+    ended = rounds["round"]
+    span = (ended[0], ended[-1] + 1) if len(ended) else None
+    yield _OpenLog(TableSource(frame.columns, partial(read_frame, frame)), True, span)

@@ -8,14 +8,12 @@ federations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
 
 import polars as pl
 
-from fedtide.errors import InvalidInputError, MissingExtraError
+from fedtide.errors import InvalidInputError, MissingExtraError, first_line
 from fedtide.flower.ledger.ledger_tables import (
     PARTICIPATION,
     ROUNDS,
@@ -29,7 +27,6 @@ from fedtide.flower.ledger.ledger_tables import (
     lock_tables,
     open_ledger,
     prepare_writing,
-    read_versions,
 )
 from fedtide.participation.log.schema import normalise_log
 
@@ -105,10 +102,9 @@ class Ledger:
         with database_errors(self._engine), self._engine.begin() as connection:
             lock_tables(connection)
             TABLES.create_all(connection)
-            versions = read_versions(connection)
-            if not versions:
+            if connection.scalar(sql.select(SCHEMA.c.version)) is None:
                 connection.execute(SCHEMA.insert().values(version=VERSION))
-        check_version(self._engine, versions or [VERSION], [VERSION])
+            check_version(connection, [VERSION])
 
     @property
     def ended(self) -> int:
@@ -211,23 +207,9 @@ def read_rounds(url: str) -> pl.DataFrame:
     Raises:
         InvalidInputError: as in `read_ledger`.
     """
-    with stream_ledger(url) as stream:
-        return stream.rounds
-
-
-def count_clients(url: str) -> int:
-    """Return how many clients the ledger names.
-
-    Args:
-        url: as in `read_ledger`.
-
-    Raises:
-        InvalidInputError: as in `read_ledger`.
-    """
-    with open_ledger(url) as (connection, _, federation):
-        own = PARTICIPATION.c.federation == find_federation(connection, federation)
-        distinct = sql.func.count(PARTICIPATION.c.client.distinct())
-        return connection.scalar(sql.select(distinct).where(own)) or 0
+    with open_ledger(url) as (connection, version, federation):
+        of = find_federation(connection, federation)
+        return _select(connection, version, ROUNDS, ROUNDS.c.federation == of, "round", "time")
 
 
 def read_history(url: str) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -239,46 +221,12 @@ def read_history(url: str) -> tuple[pl.DataFrame, pl.DataFrame]:
     Raises:
         InvalidInputError: as in `read_ledger`.
     """
-    with stream_ledger(url) as stream:
-        log = normalise_log(_join(stream.batches, LOG_COLUMNS))
-    return log.sort("round", "client"), stream.rounds
-
-
-@dataclass(frozen=True, eq=False)
-class LedgerStream:
-    """A ledger as it was at one moment, whatever is written meanwhile.
-
-    Args:
-        rounds: those that have ended, with the columns round and time, by round.
-        size: the number of rows.
-        batches: consecutive rows with the columns of `read_ledger`, by round; stage is a String.
-            Each is read when the iterator reaches it.
-    """
-
-    rounds: pl.DataFrame
-    size: int
-    batches: Iterator[pl.DataFrame]
-
-
-@contextmanager
-def stream_ledger(url: str) -> Iterator[LedgerStream]:
-    """Open a ledger to read it batch by batch, in memory that does not grow with it.
-
-    Args:
-        url: as in `read_ledger`.
-
-    Raises:
-        InvalidInputError: as in `read_ledger`.
-    """
     with open_ledger(url) as (connection, version, federation):
-        federation = find_federation(connection, federation)
-        own = ROUNDS.c.federation == federation
-        rounds = _select(connection, version, ROUNDS, own, "round", "time")
-        own = PARTICIPATION.c.federation == federation
-        size = connection.scalar(sql.select(sql.func.count()).where(own)) or 0
-        yield LedgerStream(
-            rounds, size, _iterate(connection, version, PARTICIPATION, own, *LOG_COLUMNS)
-        )
+        of = find_federation(connection, federation)
+        rounds = _select(connection, version, ROUNDS, ROUNDS.c.federation == of, "round", "time")
+        own = PARTICIPATION.c.federation == of
+        log = _select(connection, version, PARTICIPATION, own, *LOG_COLUMNS)
+    return normalise_log(log).sort("round", "client"), rounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,7 +264,7 @@ def read_ledger_part(url: str, after: int, most: int) -> LedgerPart:
         last = after if rounds.is_empty() else rounds["round"][-1]
         own = PARTICIPATION.c.federation == federation
         new = own & PARTICIPATION.c.round.between(after + 1, last)
-        rows = _select(connection, version, PARTICIPATION, new, *_types)
+        rows = _select(connection, version, PARTICIPATION, new, *_TYPES)
     return LedgerPart(federation, rounds, rows)
 
 
@@ -329,42 +277,23 @@ def _select(
     most: int | None = None,
 ) -> pl.DataFrame:
     """Return these columns of the wanted rows, by round."""
-    return _join(_iterate(connection, version, table, wanted, *names, most=most), names)
-
-
-def _iterate(
-    connection: sql.Connection,
-    version: int,
-    table: sql.Table,
-    wanted: sql.ColumnElement[bool],
-    *names: str,
-    most: int | None = None,
-) -> Iterator[pl.DataFrame]:
-    """Yield the rows of `_select` in batches."""
     absent = {"reason": sql.null()} if version == 1 else {}
     query = sql.select(*(absent.get(name, table.c[name]) for name in names)).where(wanted)
     query = query.order_by(table.c.round).limit(most)
     found = connection.execute(query, execution_options={"yield_per": _BATCH})
-    for rows in found.partitions():
-        columns = zip(names, zip(*rows, strict=True), strict=True)
-        yield pl.DataFrame([_to_series(name, values) for name, values in columns])
-
-
-def _join(batches: Iterator[pl.DataFrame], names: Sequence[str]) -> pl.DataFrame:
-    """Return all rows of the batches, of which there may be none, with these columns."""
-    return pl.concat([pl.DataFrame(schema={name: _types[name] for name in names}), *batches])
-
-
-def _to_series(name: str, values: Sequence[Any]) -> pl.Series:
+    parts = [pl.DataFrame(schema={name: _TYPES[name] for name in names})]
     try:
-        return pl.Series(name, values, _types[name])
-    except TypeError:  # SQLite stores any value in any column
+        for rows in found.partitions():
+            columns = zip(names, zip(*rows, strict=True), strict=True)
+            parts.append(pl.DataFrame([pl.Series(n, v, _TYPES[n]) for n, v in columns]))
+    except TypeError as error:  # SQLite stores any value in any column
         raise InvalidInputError(
-            f"ledger: the column {name!r} holds values of a wrong type; restore a backup"
+            f"ledger: a column holds values of a wrong type ({first_line(error)}); restore a backup"
         ) from None
+    return pl.concat(parts)
 
 
-_types: dict[str, type[pl.DataType]] = {
+_TYPES: dict[str, type[pl.DataType]] = {
     "round": pl.Int64,
     "client": pl.String,
     "stage": pl.String,

@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fedtide.errors import InvalidInputError, MissingExtraError, did_you_mean
@@ -67,28 +64,27 @@ PARTICIPATION = sql.Table(
 
 @contextmanager
 def open_ledger(url: str) -> Iterator[tuple[sql.Connection, int, str]]:
-    """Connect to a ledger; return also the version of its tables and the federation in the URL.
+    """Connect to a ledger to read it, as it is at one moment.
 
-    All reads from the connection see the state of one moment.
+    Yields:
+        The connection, the version of the tables, and the federation in the URL.
     """
     url, _, federation = url.partition("#")
-    engine = create_engine(url, reading=True)
-    _reject_missing_file(engine.url)
-    try:
-        with database_errors(engine), engine.connect() as connection:
-            connection = _begin_snapshot(connection)
-            version = check_version(engine, read_versions(connection), READABLE)
-            yield connection, version, federation
-    finally:
-        engine.dispose()
+    with open_existing(url) as engine, engine.connect() as connection:
+        if connection.dialect.name == "sqlite":  # its driver begins no transaction for reads
+            connection.exec_driver_sql("BEGIN")
+        if connection.dialect.name == "postgresql":
+            connection = connection.execution_options(isolation_level="REPEATABLE READ")
+        yield connection, check_version(connection, READABLE), federation
 
 
 @contextmanager
-def open_for_changes(url: str) -> Iterator[sql.Engine]:
-    """Connect to an existing ledger to change it; the name of a federation after # is ignored."""
+def open_existing(url: str) -> Iterator[sql.Engine]:
+    """Connect to an existing ledger; the name of a federation after # is ignored."""
     engine = create_engine(url.partition("#")[0])
-    _reject_missing_file(engine.url)
-    _reject_unwritable_file(engine.url)
+    file = _find_file(engine.url)
+    if file and not os.path.isfile(file):  # SQLite would create it
+        raise InvalidInputError(f"ledger: no database {file!r}; give the path of an existing file")
     try:
         with database_errors(engine):
             yield engine
@@ -111,37 +107,26 @@ def find_federation(connection: sql.Connection, name: str) -> str:
     return names[0]
 
 
-def create_engine(url: str, reading: bool = False) -> sql.Engine:
-    """Return the engine of a database, perhaps only for reading.
+def create_engine(url: str) -> sql.Engine:
+    """Return the engine of a database.
 
     Raises:
         InvalidInputError: an invalid URL, or a driver that is not installed.
     """
     try:  # pool_pre_ping replaces connections that died between rounds, which are minutes apart
-        options: dict[str, Any] = {"pool_pre_ping": True}
-        file = _find_file(sql.make_url(url))
-        if reading and file and _is_archived(file):
-            options["creator"] = partial(_open_archived, file)
-        engine = sql.create_engine(url, **options)
+        engine = sql.create_engine(url, pool_pre_ping=True)
     except (sql.exc.ArgumentError, ValueError):  # the latter if a port, say, is not a number
-        raise _not_a_url(url) from None
+        hint = f"write sqlite:///{url}" if os.path.isfile(url) else "write sqlite:///ledger.db"
+        shown = "this" if {":", "@", "="} & {*url} else repr(url)  # it may hold a password
+        raise InvalidInputError(
+            f"ledger: {shown} is not the URL of a database; {hint}, or driver://user@host/database "
+            "with special characters of a password percent-encoded (# is %23)"
+        ) from None
     except ImportError as error:
         raise InvalidInputError(f"ledger: {error}; install the driver of this database") from None
     if engine.dialect.name == "sqlite":
         sql.event.listen(engine, "connect", _wait_for_locks)
     return engine
-
-
-def _not_a_url(text: str) -> InvalidInputError:
-    """Return the error for a text that cannot be parsed, which may hold a password."""
-    hint = (
-        "write sqlite:///ledger.db, or driver://user:password@host:port/database with special "
-        "characters of the password percent-encoded (# is %23)"
-    )
-    if os.path.isfile(text):
-        hint = f"write sqlite:///{text}"
-    shown = "this" if {":", "@", "="} & {*text} else repr(text)
-    return InvalidInputError(f"ledger: {shown} is not the URL of a database; {hint}")
 
 
 def _wait_for_locks(connection: Any, record: Any) -> None:
@@ -153,42 +138,16 @@ def prepare_writing(engine: sql.Engine) -> None:
     if engine.dialect.name != "sqlite":
         return
     file = _find_file(engine.url)
-    if file:
-        # Only for a new file: closing one releases all locks of this process on it, those of SQLite
-        # included, and another process would remove the write-ahead log of an open ledger.
-        if not os.path.exists(file):
-            with suppress(OSError):  # SQLite will report it
-                os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
-        _reject_unwritable_file(engine.url)
+    # Only for a new file: closing one releases all locks of this process on it, those of SQLite
+    # included, and another process would remove the write-ahead log of an open ledger.
+    if file and not os.path.exists(file):
+        with suppress(OSError):  # SQLite will report it
+            os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
 
     @sql.event.listens_for(engine, "connect")
     def log_ahead(connection: Any, record: Any) -> None:
-        end = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                connection.execute("PRAGMA journal_mode = WAL")
-                return
-            except sqlite3.OperationalError as error:
-                # SQLite does not wait for other writers before it changes the journal
-                if "locked" not in str(error) or time.monotonic() > end:
-                    raise
-            time.sleep(0.05)
-
-
-def _reject_missing_file(url: sql.URL) -> None:
-    """Raise InvalidInputError for a missing file, which SQLite would create."""
-    file = _find_file(url)
-    if file and not os.path.isfile(file):
-        raise InvalidInputError(f"ledger: no database {file!r}; give the path of an existing file")
-
-
-def _reject_unwritable_file(url: sql.URL) -> None:
-    """Raise InvalidInputError for a file that SQLite would open, failing at the first commit."""
-    file = _find_file(url)
-    if file and os.path.isfile(file) and not os.access(file, os.W_OK):
-        raise InvalidInputError(
-            f"ledger: {file!r} cannot be written; change its mode, or run as its owner"
-        )
+        with suppress(sqlite3.OperationalError):  # locked by a writer, who has set this in the file
+            connection.execute("PRAGMA journal_mode = WAL")
 
 
 def _find_file(url: sql.URL) -> str | None:
@@ -198,87 +157,50 @@ def _find_file(url: sql.URL) -> str | None:
     return url.database
 
 
-def _is_archived(file: str) -> bool:
-    """Return whether nobody is writing the file, and this process may not write it.
-
-    An open ledger has a write-ahead log next to it. SQLite creates one even for reading, which
-    fails in a folder that is not writable; and a reader who may not write the file leaves one that
-    the federation cannot use.
-    """
-    file = os.path.realpath(file)
-    if os.path.exists(f"{file}-wal") or os.path.exists(f"{file}-journal"):
-        return False
-    return not all(os.access(path, os.W_OK) for path in (file, os.path.dirname(file)))
-
-
-def _open_archived(file: str) -> sqlite3.Connection:
-    """Open a file without locks, assuming that it does not change."""
-    return sqlite3.connect(f"{Path(file).resolve().as_uri()}?immutable=1", uri=True)
-
-
-def _begin_snapshot(connection: sql.Connection) -> sql.Connection:
-    """Begin a transaction that does not see later commits of others."""
-    kind = connection.dialect.name
-    if kind == "sqlite":  # its driver does not begin a transaction for reads
-        connection.exec_driver_sql("BEGIN")
-    if kind == "postgresql":
-        return connection.execution_options(isolation_level="REPEATABLE READ")
-    return connection
-
-
 def lock_tables(connection: sql.Connection) -> None:
     """Keep others from creating or migrating the tables until this transaction ends."""
-    kind = connection.dialect.name
-    if kind == "sqlite":  # its driver begins a transaction only when the first row is written
+    if connection.dialect.name == "sqlite":  # its driver begins one when the first row is written
         connection.exec_driver_sql("BEGIN IMMEDIATE")
-    if kind == "postgresql":
+    if connection.dialect.name == "postgresql":
         connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_LOCK_KEY)))
 
 
-def read_versions(connection: sql.Connection) -> Sequence[int]:
-    """Return the versions recorded in the tables: one, unless something is wrong.
+def check_version(connection: sql.Connection, wanted: Sequence[int]) -> int:
+    """Return the version of the tables.
 
     Raises:
-        InvalidInputError: a database without these tables.
+        InvalidInputError: it is not among the wanted ones, or there are no such tables.
     """
+    url = _mask(connection.engine)
     if not sql.inspect(connection).has_table(SCHEMA.name):
-        url = _masked_url(connection.engine)
         raise InvalidInputError(
             f"ledger: {url!r} holds no ledger; give the database that a federation writes"
         )
-    return connection.scalars(sql.select(SCHEMA.c.version)).all()
-
-
-def check_version(engine: sql.Engine, versions: Sequence[int], wanted: Sequence[int]) -> int:
-    """Return the version of the tables; raise InvalidInputError if it is not among the wanted."""
+    versions: list[int] = list(connection.scalars(sql.select(SCHEMA.c.version)))
     if len(versions) == 1 and versions[0] in wanted:
         return versions[0]
-    found = ", ".join(map(str, versions)) or "none"
-    hint = "use the fedtide that wrote it"
-    if list(versions) == [1]:
-        hint = f"stop its federation and run fedtide ledger migrate {_masked_url(engine)}"
+    found, hint = ", ".join(map(str, versions)) or "none", "use the fedtide that wrote it"
+    if versions == [1]:
+        hint = f"stop its federation and run fedtide ledger migrate {url}"
     raise InvalidInputError(
-        f"ledger: {_masked_url(engine)!r} has tables of version {found}, this fedtide writes "
-        f"{VERSION}; {hint}"
+        f"ledger: {url!r} has tables of version {found}, this fedtide writes {VERSION}; {hint}"
     )
 
 
-def _masked_url(engine: sql.Engine) -> str:
+def _mask(engine: sql.Engine) -> str:
     return _PASSWORD.sub(r"\1***", engine.url.render_as_string(hide_password=True))
 
 
 @contextmanager
-def database_errors(engine: sql.Engine) -> Iterator[Any]:
+def database_errors(engine: sql.Engine) -> Iterator[None]:
     """Turn errors of the database into an InvalidInputError."""
     try:
         yield
     except sql.exc.SQLAlchemyError as error:
-        reason = str(error).splitlines()[0]
-        hint = "check the database"
+        reason, hint = str(error).splitlines()[0], "check the database"
         if "readonly database" in reason or "unable to open database file" in reason:
             hint = (
-                "it takes the right to read and write the file, its -wal and -shm, and the folder"
+                "it takes the right to read and write the file, its -wal and -shm, and the folder; "
+                "who lacks it reads a copy"
             )
-        raise InvalidInputError(
-            f"ledger: {_masked_url(engine)!r} fails ({reason}); {hint}"
-        ) from None
+        raise InvalidInputError(f"ledger: {_mask(engine)!r} fails ({reason}); {hint}") from None
