@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from fedtide.cli.main import app
 from fedtide.errors import InvalidInputError
-from fedtide.flower.ledger.ledger import count_clients
 
 from .ledgers import used, write
 
@@ -35,19 +34,6 @@ def test_an_unknown_federation_is_said_in_a_sentence(url):
     write(url, [used(0, "ann")], "north")
     with pytest.raises(InvalidInputError, match=r"^ledger: no federation 'norht'; did you mean"):
         CliRunner().invoke(app, ["watch", f"{url}#norht"], catch_exceptions=False)
-
-
-def test_fewer_clients_than_the_ledger_names_are_refused(url):
-    """As by the audit of the same ledger."""
-    write(url, [used(0, "ann", "bob"), used(1, "ann"), used(2, "eve")], "north")
-    write(url, [used(0, *"abcdefgh")], "south")
-    message = r"^clients: the .* names 3 clients, more than 2; give a larger number$"
-    for command in ("watch", "audit"):
-        arguments = [command, f"{url}#north", "--clients", "2"]
-        with pytest.raises(InvalidInputError, match=message):
-            CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert count_clients(f"{url}#north") == 3
-    assert count_clients(f"{url}#south") == 8
 
 
 @pytest.mark.process
