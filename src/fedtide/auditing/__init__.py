@@ -9,15 +9,14 @@ How `api.audit` gets from the rows of a log to advice, step by step:
   much of that is chance.
 - `statistics/influence`, `recent_influence` and `stages` measure which objective training
   minimises, over the whole log and now, and at which stage its bias arises.
-- `recommend/findings` and `candidates` collect what speaks against averaging, and list methods.
-- `recommend/replay_problem`, `log_replay` and `ranking` replay them along the log and rank them.
-- `output/text`, `terminal`, `html_page` and `json_document` present the results.
+- `recommend/findings` says what speaks against averaging, and `table` which method follows.
+- `output/sentences` says it in words; `terminal`, `html_page` and `json_document` present it.
 """
 
 from fedtide.auditing.api import Audit, audit
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.participation_log import ParticipationLog
 from fedtide.auditing.recommend.advice import Advice
-from fedtide.auditing.recommend.step_sizes import Training
+from fedtide.auditing.recommend.from_theory import Training
 
 __all__ = ["Advice", "Audit", "ClientTable", "ParticipationLog", "Training", "audit"]

@@ -4,42 +4,44 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import polars as pl
+from rich.console import Console
 
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.log.reader import LogSource, OnProgress, read_participation_log
 from fedtide.auditing.output.json_document import build_document
+from fedtide.auditing.output.sentences import list_limits
+from fedtide.auditing.output.terminal import show
 from fedtide.auditing.recommend.advice import Advice
-from fedtide.auditing.recommend.candidates import list_variants
-from fedtide.auditing.recommend.cutoff import choose_cutoff
 from fedtide.auditing.recommend.findings import Findings, WantedSource
-from fedtide.auditing.recommend.limits import list_limits
-from fedtide.auditing.recommend.ranking import rank_methods
-from fedtide.auditing.recommend.replay_problem import make_script
-from fedtide.auditing.recommend.step_sizes import Training, recommend_learning_rates
+from fedtide.auditing.recommend.from_theory import (
+    Training,
+    choose_cutoff,
+    recommend_learning_rates,
+)
+from fedtide.auditing.recommend.table import recommend
 from fedtide.auditing.statistics.churn import Churn, find_churn
-from fedtide.auditing.statistics.coverage import Coverage, measure_coverage
-from fedtide.auditing.statistics.forgetting import Forgetting, measure_forgetting
-from fedtide.auditing.statistics.group_influence import GroupInfluence, measure_group_influence
-from fedtide.auditing.statistics.influence import ObjectiveComparison, compare_objectives
+from fedtide.auditing.statistics.coverage import measure_coverage
+from fedtide.auditing.statistics.forgetting import measure_forgetting
+from fedtide.auditing.statistics.group_influence import measure_group_influence
+from fedtide.auditing.statistics.influence import compare_objectives
 from fedtide.auditing.statistics.pattern import Pattern, find_pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
 from fedtide.auditing.statistics.recent_influence import measure_recent_influence
 from fedtide.auditing.statistics.stages import (
     AvailabilityBias,
-    SelectionBias,
     measure_availability,
     measure_selection,
 )
 from fedtide.auditing.statistics.unseen import UnseenClients, estimate_unseen
 from fedtide.auditing.statistics.variance import VarianceModel
-from fedtide.auditing.statistics.windows import Regularity, measure_regularity
+from fedtide.auditing.statistics.windows import measure_regularity
 from fedtide.errors import InvalidInputError, quantify
 from fedtide.participation.log.tables import MemoryTable, to_polars
 from fedtide.summary_text import Summary
@@ -49,51 +51,8 @@ if TYPE_CHECKING:
     from fedtide.differential_privacy import Mechanism
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Audit:
-    """The result of an audit.
-
-    Args:
-        log: the participation log.
-        coverage: clients seen, absences, cohort sizes.
-        rates: participation rates with confidence intervals.
-        objectives: the objective of averaging over the cohort, and of other ways of averaging.
-        availability: the bias of availability alone, if the log says who was available.
-        selection: what selection and dropout add to it, if the log has stages.
-        churn: clients that left for good or joined late: by availability, if the log says who was
-            available, otherwise by participation.
-        unseen: how many clients never appear in the log; None if all clients are known.
-        groups: the influence of groups under the objective in force, one entry per grouping of the
-            roster.
-        pattern: how clients come and go, with the tests behind it.
-        forgetting: how far the objective in force swings.
-        regularity: the regularity of windows of P rounds.
-        cutoff: the cutoff K with which the weights of FedAU have the smallest error on this log.
-        learning_rates: by method, if `training` was given.
-        advice: the methods, best first; with `privacy`, only those that it accepts.
-        limits: sentences on what no weights can correct, and what the intervals leave out.
-        wanted_source: where the wanted weights come from: "equal", the "roster" or "samples".
-        left_out: the methods that `privacy` refuses.
-    """
-
-    log: ParticipationLog
-    coverage: Coverage
-    rates: RateEstimates
-    objectives: ObjectiveComparison
-    availability: AvailabilityBias | None
-    selection: SelectionBias | None
-    churn: Churn
-    unseen: UnseenClients | None
-    groups: list[GroupInfluence]
-    pattern: Pattern
-    forgetting: Forgetting
-    regularity: Regularity
-    cutoff: int
-    learning_rates: dict[str, dict[str, float]]
-    advice: list[Advice]
-    limits: list[str]
-    wanted_source: WantedSource
-    left_out: list[Advice]
+class Audit(Findings):
+    """The result of an audit: what it found, with its tables, texts and data."""
 
     def __repr__(self) -> str:
         share = f"{self.objectives.in_force.total_variation:.0%}"
@@ -105,14 +64,15 @@ class Audit:
 
     def summary(self) -> Summary:
         """Return what `fedtide audit` prints, as text."""
-        from rich.console import Console
-
-        from fedtide.auditing.output.terminal import show
-
         file = io.StringIO()
         console = Console(file=file, width=100, color_system=None, force_jupyter=False)
         show(self, console)
         return Summary(file.getvalue().rstrip())
+
+    @property
+    def limits(self) -> list[str]:
+        """Sentences on what no weights can correct, and what log and intervals leave open."""
+        return list_limits(self)
 
     def clients(self) -> pl.DataFrame:
         """Return one row per client: its rate, influence, absences, pattern and state.
@@ -174,7 +134,6 @@ def audit(
     tolerance: float = 0.1,
     wanted: Literal["equal"] | None = None,
     privacy: Mechanism | None = None,
-    simulate: bool = False,
     seed: int = 0,
     watch: OnProgress = lambda task, share: None,
 ) -> Audit:
@@ -210,9 +169,7 @@ def audit(
             any, else proportional to the samples of the log or the roster, else equal.
         privacy: the privacy mechanism of future training: only methods that it accepts are
             advised. None: none.
-        simulate: whether the replay on quadratics behind the advice uses ten times as many rounds
-            and clients of a large log as usual.
-        seed: of the replay, and of drawing other selections.
+        seed: of drawing other selections.
         watch: called with the current step and the completed share of it.
 
     Raises:
@@ -250,7 +207,7 @@ def audit(
     coverage, pattern = measure_coverage(participation), find_pattern(participation)
     watch("rates and objective", 0.0)
     rates = estimate_rates(participation, pattern)
-    cutoff = choose_cutoff(participation, pattern.family == "independent")
+    cutoff = choose_cutoff(participation)
     variances = VarianceModel(participation, pattern, rates)
     objectives = compare_objectives(participation, variances, rates, weights, cutoff)
     watch("stages and churn", 0.0)
@@ -273,29 +230,10 @@ def audit(
     regularity = measure_regularity(
         active, weights, objectives.in_force.weights, tolerance, pattern.period
     )
-    findings = Findings(
-        log=participation,
-        coverage=coverage,
-        rates=rates,
-        objectives=objectives,
-        pattern=pattern,
-        regularity=regularity,
-        forgetting=forgetting,
-        cutoff=cutoff,
-        dimension=dimension,
-        wanted_source=source,
-    )
-    variants, left_out = list_variants(findings), list[Advice]()
-    if privacy is not None:
-        from fedtide.auditing.privacy.private_methods import keep_private  # imports PyTorch
-
-        variants, left_out = keep_private(variants, privacy, participation.size)
-    watch("replaying", 0.0)
-    advice = rank_methods(variants, findings, make_script(findings, seed, simulate))
     learning_rates = {}
     if training is not None:
         learning_rates = recommend_learning_rates(participation, rates, training, regularity.period)
-    return Audit(
+    result = Audit(
         log=participation,
         coverage=coverage,
         rates=rates,
@@ -309,12 +247,17 @@ def audit(
         forgetting=forgetting,
         regularity=regularity,
         cutoff=cutoff,
-        learning_rates=learning_rates,
-        advice=advice,
-        limits=list_limits(findings, selection, availability, churn, unseen),
         wanted_source=source,
-        left_out=left_out,
+        dimension=dimension,
+        private=privacy is not None,
+        learning_rates=learning_rates,
     )
+    advice, left_out = recommend(result), list[Advice]()
+    if privacy is not None:
+        from fedtide.auditing.privacy.private_methods import keep_private  # imports PyTorch
+
+        advice, left_out = keep_private(advice, privacy, participation.size)
+    return replace(result, advice=advice, left_out=left_out)
 
 
 def _read_roster(

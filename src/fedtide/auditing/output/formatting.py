@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from decimal import ROUND_CEILING, Context
 
 import numpy as np
 
@@ -18,18 +16,22 @@ longer ones. With 100,000 clients, each of some twenty texts lists all names or 
 
 
 def format_skew(skew: SkewEstimate) -> str:
-    """Return an L1 skew with its interval.
+    """Return the skew to expect with its interval; without one, that of the log.
 
     >>> format_skew(SkewEstimate(0.19, 0.021, (0.0, 0.06)))
-    'L1 skew 0.190, bias-corrected 0.021 (95%: 0.000 to 0.060)'
+    'L1 skew 0.02 (95%: 0.00 to 0.06)'
     """
     low, high = skew.interval
-    text = f"L1 skew {skew.observed:.3f}"
-    if abs(skew.observed - skew.corrected) >= 0.001:
-        text += f", bias-corrected {skew.corrected:.3f}"
     if not np.isfinite([low, high]).all():
-        return f"{text} (no interval)"
-    return f"{text} (95%: {low:.3f} to {high:.3f})"
+        return f"L1 skew {skew.observed:.2f} in this log (no interval)"
+    return f"L1 skew {skew.corrected:.2f} (95%: {low:.2f} to {high:.2f})"
+
+
+def format_reach(low: float, high: float) -> str:
+    """Return the interval of a correlation, or that there is none."""
+    if not np.isfinite([low, high]).all():
+        return "(no interval)"
+    return f"(95%: {low:+.3f} to {high:+.3f})"
 
 
 def format_range(low: float, high: float, form: str = ".2f") -> str:
@@ -47,17 +49,16 @@ def format_method(advice: Advice) -> str:
     >>> format_method(Advice("fedau", {"cutoff": 50}, [], "light", 0, 0, 0.0))
     'fedau(cutoff=50)'
     """
-    return _format_call(advice.algorithm, advice.parameters)
+    shown = [
+        "rates=those of this audit" if name == "rates" else f"{name}={value}"
+        for name, value in advice.parameters.items()
+    ]
+    return advice.algorithm + (f"({', '.join(shown)})" if shown else "")
 
 
 def format_short(advice: Advice) -> str:
-    """Return a method without the rates and the method within it.
-
-    >>> format_short(Advice("known-rates", {"rates": [0.5, 0.2]}, [], "light", 0, 0, 0.0))
-    'known-rates'
-    """
-    short = {k: v for k, v in advice.parameters.items() if not isinstance(v, list | dict)}
-    return _format_call(advice.algorithm, short)
+    """Return a method without its rates."""
+    return advice.algorithm if "rates" in advice.parameters else format_method(advice)
 
 
 def format_averaging(method: str) -> str:
@@ -84,20 +85,9 @@ def format_ratio(ratio: float) -> str:
     """Return a ratio with two significant digits.
 
     >>> format_ratio(3.14), format_ratio(0.254), format_ratio(12.3)
-    ('3.1 times', '0.25 times', '12 times')
+    ('3.1', '0.25', '12')
     """
-    digits = 0 if ratio >= 10 else 1 if ratio >= 2 else 2
-    return f"{ratio:,.{digits}f} times"
-
-
-def format_bound(bound: float) -> str:
-    """Return an upper bound with two significant digits, rounded up so that it holds.
-
-    >>> format_bound(0.000312), format_bound(0.0187), format_bound(0.02), format_bound(43.2)
-    ('0.00032', '0.019', '0.02', '44')
-    """
-    rounded = Context(prec=2, rounding=ROUND_CEILING).create_decimal(repr(float(bound)))
-    return f"{rounded:f}"
+    return f"{ratio:,.{0 if ratio >= 10 else 1 if ratio >= 2 else 2}f}"
 
 
 def format_p_value(p_value: float | None) -> str:
@@ -133,32 +123,6 @@ def to_sentences(texts: Iterable[str]) -> str:
     return " ".join(to_sentence(text) for text in texts)
 
 
-def _format_call(algorithm: str, parameters: dict[str, object]) -> str:
-    shown = []
-    for name, value in parameters.items():
-        if name == "rates":
-            shown.append("rates=those of this audit")
-        elif isinstance(value, dict):
-            inner = {key: v for key, v in value.items() if key != "type"}
-            shown.append(_format_call(value["type"], inner))
-        else:
-            shown.append(f"{name}={value}")
-    arguments = ", ".join(shown)
-    return algorithm + (f"({arguments})" if arguments else "")
-
-
-def format_percent(share: float) -> str:
-    """Return a share with as many digits as tell it from 1.
-
-    >>> format_percent(0.67), format_percent(0.994), format_percent(0.99999158), format_percent(1)
-    ('67%', '99.40%', '99.9992%', '100%')
-    """
-    if not 0.99 <= share < 1:
-        return f"{share:.0%}"
-    digits = max(2, -math.floor(math.log10(100 * (1 - share))))
-    return f"{share:.{digits}%}"
-
-
 def cut_block(text: str) -> str:
     """Return a text, or, above 100,000 characters, its beginning and where to find the rest."""
     if len(text) <= _MAX_BLOCK:
@@ -170,7 +134,7 @@ def cut_block(text: str) -> str:
     )
 
 
-def list_some(names: Sequence[str], most: int) -> str:
+def list_some(names: Sequence[str], most: int, total: int | None = None) -> str:
     """Return the first names, and how many others there are."""
-    others = len(names) - most
+    others = (len(names) if total is None else total) - most
     return ", ".join(names[:most]) + (f", and {others:,} more" if others > 0 else "")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, Ints
+from fedtide.auditing.output.sentences import list_limits, list_lines
 from fedtide.auditing.recommend.advice import Advice
-from fedtide.auditing.recommend.findings import favours_clients
+from fedtide.auditing.recommend.findings import Findings
 from fedtide.auditing.statistics.forgetting import Forgetting
 from fedtide.auditing.statistics.group_influence import GroupInfluence
 from fedtide.auditing.statistics.influence import EffectiveObjective
@@ -18,11 +19,8 @@ from fedtide.auditing.statistics.pattern import Evidence
 from fedtide.auditing.statistics.stages import StageShift
 from fedtide.auditing.statistics.unseen import UnseenClients
 
-if TYPE_CHECKING:
-    from fedtide.auditing.api import Audit
 
-
-def build_document(audit: Audit) -> dict[str, Any]:
+def build_document(audit: Findings) -> dict[str, Any]:
     """Return the audit as nested dicts, lists, numbers and strings.
 
     Numbers that do not exist, such as the ends of an unknown interval, are None.
@@ -31,10 +29,11 @@ def build_document(audit: Audit) -> dict[str, Any]:
     return document
 
 
-def _build(audit: Audit) -> dict[str, Any]:
+def _build(audit: Findings) -> dict[str, Any]:
     names = [str(name) for name in audit.log.names.to_list()]
     never = [names[n] for n in audit.coverage.never]
     return {
+        "summary": list_lines(audit),
         "clients": audit.log.size,
         "rounds": audit.log.length,
         "first_round": audit.log.first_round,
@@ -67,12 +66,12 @@ def _build(audit: Audit) -> dict[str, Any]:
         "left_out": [
             {"algorithm": one.algorithm, "parameters": one.parameters} for one in audit.left_out
         ],
-        "limits": audit.limits,
+        "limits": list_limits(audit),
         "notes": list(audit.log.notes),
     }
 
 
-def _build_coverage(audit: Audit) -> dict[str, Any]:
+def _build_coverage(audit: Findings) -> dict[str, Any]:
     coverage = audit.coverage
     return {
         "longest_absence": coverage.longest_absence,
@@ -101,7 +100,7 @@ def _build_unseen(unseen: UnseenClients | None) -> dict[str, Any] | None:
     }
 
 
-def _build_churn(audit: Audit, names: list[str]) -> dict[str, Any]:
+def _build_churn(audit: Findings, names: list[str]) -> dict[str, Any]:
     churn, start = audit.churn, audit.log.first_round
 
     def describe(clients: Ints, p_values: Floats) -> dict[str, Any]:
@@ -122,7 +121,7 @@ def _build_churn(audit: Audit, names: list[str]) -> dict[str, Any]:
     }
 
 
-def _build_availability(audit: Audit, names: list[str]) -> dict[str, Any] | None:
+def _build_availability(audit: Findings, names: list[str]) -> dict[str, Any] | None:
     availability = audit.availability
     if availability is None:
         return None
@@ -135,7 +134,7 @@ def _build_availability(audit: Audit, names: list[str]) -> dict[str, Any] | None
     }
 
 
-def _build_selection(audit: Audit, names: list[str]) -> dict[str, Any] | None:
+def _build_selection(audit: Findings, names: list[str]) -> dict[str, Any] | None:
     selection = audit.selection
     if selection is None:
         return None
@@ -155,12 +154,12 @@ def _build_selection(audit: Audit, names: list[str]) -> dict[str, Any] | None:
     }
 
 
-def _build_weighting(audit: Audit, by_samples: bool) -> dict[str, bool]:
+def _build_weighting(audit: Findings, by_samples: bool) -> dict[str, bool]:
     """Return how the clients of a stage are weighted; nothing if the log has no weights."""
     return {} if audit.objectives.given is None else {"weighted_by_samples": by_samples}
 
 
-def _build_refusals(audit: Audit, names: list[str]) -> dict[str, Any] | None:
+def _build_refusals(audit: Findings, names: list[str]) -> dict[str, Any] | None:
     """Return in how many rounds clients were left out, by reason; None: the log gives none."""
     refusals = audit.log.refusals
     if refusals is None:
@@ -180,19 +179,19 @@ def _build_shift(shift: StageShift | None) -> dict[str, Any] | None:
     }
 
 
-def _build_rates(audit: Audit, names: list[str]) -> dict[str, list[float]]:
+def _build_rates(audit: Findings, names: list[str]) -> dict[str, list[float]]:
     rates = audit.rates
     return _by_name(names, np.stack([rates.low, rates.estimate, rates.high], axis=1))
 
 
-def _build_objective(audit: Audit, names: list[str]) -> dict[str, Any]:
+def _build_objective(audit: Findings, names: list[str]) -> dict[str, Any]:
     objectives = audit.objectives
     in_force = objectives.in_force
     document: dict[str, Any] = {
         "weights": _by_name(names, in_force.weights),
         "wanted_from": audit.wanted_source,
         "total_variation": in_force.total_variation,
-        "favours_clients": favours_clients(objectives, audit.forgetting),
+        "favours_clients": audit.favours_clients,
         **_build_skew(in_force),
         "now": _build_now(audit, names),
         "others": {other.method: _build_skew(other) for other in objectives.others},
@@ -207,7 +206,7 @@ def _build_objective(audit: Audit, names: list[str]) -> dict[str, Any]:
     return document
 
 
-def _build_now(audit: Audit, names: list[str]) -> dict[str, Any]:
+def _build_now(audit: Findings, names: list[str]) -> dict[str, Any]:
     recent = audit.objectives.recent
     assert recent is not None
     last_rounds = (recent.ends - 1 + audit.log.first_round).tolist()
@@ -259,7 +258,7 @@ def _build_group(group: GroupInfluence) -> dict[str, Any]:
     }
 
 
-def _build_pattern(audit: Audit, names: list[str]) -> dict[str, Any]:
+def _build_pattern(audit: Findings, names: list[str]) -> dict[str, Any]:
     pattern = audit.pattern
     return {
         "family": pattern.family,
@@ -284,17 +283,15 @@ def _build_evidence(evidence: Evidence) -> dict[str, Any]:
 
 
 def _build_advice(advice: Advice) -> dict[str, Any]:
-    loss, error = advice.simulated
     return {
         "algorithm": advice.algorithm,
         "parameters": advice.parameters,
         "reasons": advice.reasons,
+        "needs": advice.needs,
         "memory": advice.memory,
         "memory_floats": advice.memory_floats,
         "message_floats": advice.message_floats,
         "remaining_l1_skew": advice.remaining,
-        "simulated": {"loss": loss, "error": error},
-        "equivalent_to_first": advice.equivalent,
         "experiment": advice.experiment,
         "strategy": advice.strategy,
     }

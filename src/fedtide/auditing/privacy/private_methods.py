@@ -10,7 +10,7 @@ import torch
 from fedtide.algorithms import Algorithm
 from fedtide.auditing.privacy.spending import find_sum
 from fedtide.auditing.recommend.advice import Advice
-from fedtide.auditing.recommend.log_replay import Settings
+from fedtide.auditing.recommend.cohort_size import Settings
 from fedtide.differential_privacy import Mechanism, make_private
 from fedtide.differential_privacy.mechanisms import require_mechanism
 from fedtide.errors import InvalidInputError, MissingExtraError
@@ -19,31 +19,29 @@ from fedtide.simulation.experiment import BUILDER
 
 
 def keep_private(
-    variants: Sequence[Sequence[Advice]], mechanism: Mechanism, clients: int
-) -> tuple[list[list[Advice]], list[Advice]]:
+    advice: Sequence[Advice], mechanism: Mechanism, clients: int
+) -> tuple[list[Advice], list[Advice]]:
     """Return the methods that a run with a mechanism accepts, and those that it refuses.
 
     Args:
-        variants: the methods, each with its possible settings.
+        advice: the methods.
         mechanism: clipping and noise.
         clients: N.
 
     Returns:
-        The accepted settings of each method that has any, as advice to train with the mechanism;
-        and the other methods, with their first settings.
+        The accepted methods, as advice to train with the mechanism; and the others.
 
     Raises:
         InvalidInputError: not a mechanism, or one that refuses all of these methods.
         MissingExtraError: the mechanism has a budget, and dp-accounting is not installed.
     """
     require_mechanism(mechanism)
-    adapted = [[_adapt(one, mechanism, clients) for one in group] for group in variants]
-    kept = [[one for one in group if one is not None] for group in adapted]
-    if not any(kept):
+    adapted = [_adapt(one, mechanism, clients) for one in advice]
+    kept = [one for one in adapted if one is not None]
+    if not kept:
         # Every mechanism accepts it unless it leaves no room for noise or budget, and says so.
         _bound_weights({"type": "fedavg", "weights": "all"}, mechanism, clients)
-    refused = [group[0] for group, left in zip(variants, kept, strict=True) if not left]
-    return [group for group in kept if group], refused
+    return kept, [one for one, left in zip(advice, adapted, strict=True) if left is None]
 
 
 def _adapt(advice: Advice, mechanism: Mechanism, clients: int) -> Advice | None:
@@ -54,10 +52,7 @@ def _adapt(advice: Advice, mechanism: Mechanism, clients: int) -> Advice | None:
         raise
     except InvalidInputError:
         return None
-    reason = (
-        f"with privacy, its noise is that for updates of weights up to A = {bound:,.4g}; the "
-        "replay has neither clipping nor noise"
-    )
+    reason = f"with privacy, its noise is that for updates of weights up to A = {bound:,.4g}"
     settings = BUILDER.to_plain(mechanism)
     plain = {name: value for name, value in settings.items() if value is not None}
     return replace(advice, reasons=[*advice.reasons, reason], privacy=plain)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from fedtide.auditing.log.participation_log import ParticipationLog
-from fedtide.auditing.recommend.log_replay import Settings
+
+Settings = dict[str, Any]
+"""An algorithm, or arguments, as in an experiment file."""
 
 _USUAL = 0.99
 """The quantile of the cohort sizes that is the number asked: a few rounds may be larger."""

@@ -1,83 +1,170 @@
-"""The parts of an audit that the ranking uses, and what they say against averaging."""
+"""What an audit found, and what of it speaks against averaging."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
 from fedtide.auditing.log.participation_log import ParticipationLog
-from fedtide.auditing.recommend.cohort_size import CohortSize, find_cohort_size
+from fedtide.auditing.recommend.advice import Advice
+from fedtide.auditing.statistics.churn import Churn
 from fedtide.auditing.statistics.coverage import Coverage
 from fedtide.auditing.statistics.forgetting import Forgetting
-from fedtide.auditing.statistics.influence import EffectiveObjective, ObjectiveComparison
+from fedtide.auditing.statistics.group_influence import GroupInfluence
+from fedtide.auditing.statistics.influence import ObjectiveComparison
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates
 from fedtide.auditing.statistics.skew import SkewEstimate
+from fedtide.auditing.statistics.stages import AvailabilityBias, SelectionBias
+from fedtide.auditing.statistics.unseen import UnseenClients
 from fedtide.auditing.statistics.windows import Regularity
-from fedtide.errors import quantify
 
 WantedSource = Literal["equal", "roster", "samples"]
+Objection = Literal["skew", "recent skew", "unknown skew", "swing", "turns"]
 
-_MIN_WINDOWS = 8
-"""Windows of amplification in a log whose swings are too slow to be seen three times."""
 _SURE = 0.001
 """The level of the test for forgetting."""
 _SMALL_SWING = 0.05
 """The forgetting that does not matter."""
 _EXCLUDED = 0.3
 """The L1 skew that a log must exclude to show that no clients are favoured by much."""
+_OPEN = 0.5
+"""The L1 skew that a log must exclude for averaging to be advised without a question mark."""
+_MIN_WINDOWS = 8
+"""Windows of amplification in a log whose swings are too slow to be seen three times."""
+_MOST_FLOATS = 1e10
+"""A memory of more numbers than this (40 GB) is not advised."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Findings:
-    """The parts of an audit that the ranking uses."""
+    """What an audit found.
+
+    Args:
+        log: the participation log.
+        coverage: clients seen, absences, cohort sizes.
+        rates: participation rates with confidence intervals.
+        objectives: the objective of averaging over the cohort, and of other ways of averaging.
+        availability: the bias of availability alone, if the log says who was available.
+        selection: what selection and dropout add to it, if the log has stages.
+        churn: clients that left for good or joined late: by availability, if the log says who was
+            available, otherwise by participation.
+        unseen: how many clients never appear in the log; None if all clients are known.
+        groups: the influence of groups under the objective in force, one entry per grouping of the
+            roster.
+        pattern: how clients come and go, with the tests behind it.
+        forgetting: how far the objective in force swings.
+        regularity: the regularity of windows of P rounds.
+        cutoff: the cutoff K with which the weights of FedAU have the smallest error at these rates.
+        wanted_source: where the wanted weights come from: "equal", the "roster" or "samples".
+        dimension: the number of model parameters d.
+        private: whether future training has a privacy mechanism.
+        learning_rates: by method, if `training` was given.
+        advice: the methods, best first; with `privacy`, only those that it accepts.
+        left_out: the methods that `privacy` refuses.
+    """
 
     log: ParticipationLog
     coverage: Coverage
     rates: RateEstimates
     objectives: ObjectiveComparison
+    availability: AvailabilityBias | None
+    selection: SelectionBias | None
+    churn: Churn
+    unseen: UnseenClients | None
+    groups: list[GroupInfluence]
     pattern: Pattern
-    regularity: Regularity
     forgetting: Forgetting
+    regularity: Regularity
     cutoff: int
-    dimension: int
     wanted_source: WantedSource
+    dimension: int = 1_000_000
+    private: bool = False
+    learning_rates: dict[str, dict[str, float]] = field(default_factory=dict)
+    advice: list[Advice] = field(default_factory=list)
+    left_out: list[Advice] = field(default_factory=list)
 
     @cached_property
-    def swing(self) -> list[str]:
-        """What the forgetting says against averaging over the cohort, at most one sentence."""
-        return describe_swing(self.log, self.forgetting)
+    def favours_clients(self) -> bool | None:
+        """Whether averaging favours some clients beyond chance; None: too few rounds to tell.
 
-    def objections(self, objective: EffectiveObjective) -> list[str]:
-        """Return what speaks against a way of averaging, in sentences; empty: nothing does.
+        It does if the skew of the objective in force, over the whole log or in the last rounds, is
+        neither small nor explained by chance, or if that objective swings.
+        """
+        skews = [self.objectives.in_force.skew]
+        if self.objectives.recent is not None:
+            skews.append(self.objectives.recent.objective.skew)
+        if any(map(is_biased, skews)) or self.swings:
+            return True
+        return False if skews[0].interval[1] < _EXCLUDED else None  # NaN: no interval
+
+    @property
+    def swings(self) -> bool:
+        """Whether the objective in force swings, by more than a little."""
+        return self.forgetting.p_value < _SURE and self.forgetting.estimate > _SMALL_SWING
+
+    @cached_property
+    def objections(self) -> list[Objection]:
+        """What speaks against averaging; empty: nothing does.
 
         Clients that never took part are no objection: no other weights would reach them.
         """
-        found = _describe_bias(objective)
-        recent, in_force = self.objectives.recent, self.objectives.in_force.weights
-        is_in_force = float(np.abs(in_force - objective.weights).sum()) < 0.05
+        objectives, found = self.objectives, list[Objection]()
+        judged = objectives.plain if self.wanted_source == "equal" else objectives.in_force
+        skew, recent = judged.correctable, objectives.recent
+        if is_biased(skew):
+            found.append("skew")
+        elif not (skew.interval[1] < _OPEN or skew.corrected < 0.05):  # NaN: no interval
+            found.append("unknown skew")
+        is_in_force = np.abs(objectives.in_force.weights - judged.weights).sum() < 0.05
         if recent is not None and is_in_force and is_biased(recent.objective.correctable):
-            found += [f"in the last {recent.window:,} rounds, " + _describe_skew(recent.objective)]
-        return found + self.swing
+            found.append("recent skew")
+        if self.swings:
+            found.append("swing")
+        if self.pattern.family == "regularized":
+            found.append("turns")
+        return found
 
     @property
-    def windows(self) -> list[int]:
-        """Periods of amplification to try: regular windows in whole cycles, and whole swings.
+    def averaging_is_right(self) -> bool:
+        """Whether averaging, as advised for these wanted weights, trains for them.
 
-        If there are none because swings are slower than a third of the log: an eighth of the log.
+        Weights of a roster multiply the losses, which is right if all clients are always there.
+        """
+        if self.wanted_source == "roster":
+            return self.pattern.family == "always"
+        return not self.objections
+
+    @property
+    def may_store(self) -> bool:
+        """Whether an update of every client fits on the server, and is used more than once."""
+        comes_back = 2 * self.log.repeats >= len(self.log.clients)
+        return comes_back and self.table_floats <= _MOST_FLOATS
+
+    @property
+    def table_floats(self) -> int:
+        """The size of a table of d numbers for every client that took part."""
+        return int((self.log.counts > 0).sum()) * self.dimension
+
+    @cached_property
+    def period(self) -> int | None:
+        """The shortest admissible period of amplification; None: there is none.
+
+        Admissible are windows that are about as even as the whole log, windows over which the
+        swings halve, and the cycle; each in whole cycles and at most a third of the log. If swings
+        are slower than that: an eighth of the log.
         """
         cycle = self.pattern.period or 1
-        swings = self.forgetting.p_value < _SURE
-        ends = self.forgetting.halving_window if swings else None
+        ends = self.forgetting.halving_window if self.swings else None
         span = None if ends is None else self.log.usual_span(ends)
-        wanted = [self.regularity.period, span, self.pattern.period]
-        whole = [-(-window // cycle) * cycle for window in wanted if window]
-        found = sorted({window for window in whole if 2 <= window <= self.log.length // 3})
+        asked = [self.regularity.period, span, self.pattern.period]
+        whole = [-(-window // cycle) * cycle for window in asked if window]
+        found = [window for window in whole if 2 <= window <= self.log.length // 3]
         slow = self.log.length // _MIN_WINDOWS
-        return found or ([slow] if swings and slow >= 2 else [])
+        return min(found, default=slow if self.swings and slow >= 2 else None)
 
     @cached_property
     def known_rates(self) -> list[float]:
@@ -92,87 +179,7 @@ class Findings:
         rates[never] = np.maximum(high, 1 - 0.025 ** (1 / self.log.length))
         return [float(f"{rate:.6g}") for rate in np.minimum(rates, 1.0)]
 
-    @cached_property
-    def clients(self) -> int | tuple[str, ...]:
-        """The clients' names, or N if they are 0..N − 1."""
-        names = self.log.names.to_list()
-        return len(names) if names == list(range(len(names))) else tuple(str(n) for n in names)
-
-    @cached_property
-    def objective(self) -> str | tuple[float, ...]:
-        """`objective:` of an experiment that trains for the wanted weights."""
-        if self.wanted_source == "roster":
-            return tuple(float(f"{share:.6g}") for share in self.objectives.wanted)
-        return "samples" if self.wanted_source == "samples" else "uniform"
-
-    @cached_property
-    def cohort(self) -> CohortSize:
-        """How many clients the log asks to train in each round."""
-        return find_cohort_size(self.log)
-
-    @property
-    def table_floats(self) -> int:
-        """The size of a table of d numbers for every client that took part."""
-        return int((self.log.counts > 0).sum()) * self.dimension
-
-
-def favours_clients(objectives: ObjectiveComparison, forgetting: Forgetting) -> bool | None:
-    """Return whether averaging favours some clients beyond chance; None: too few rounds to tell.
-
-    It does if the skew of the objective in force, over the whole log or in the last rounds, is
-    neither small nor explained by chance, or if that objective swings.
-    """
-    skews = [objectives.in_force.skew]
-    if objectives.recent is not None:
-        skews.append(objectives.recent.objective.skew)
-    if any(map(is_biased, skews)) or has_swing(forgetting):
-        return True
-    return False if skews[0].interval[1] < _EXCLUDED else None  # NaN: no interval
-
-
-def describe_swing(log: ParticipationLog, forgetting: Forgetting) -> list[str]:
-    """Return how far the objective in force swings if it does, at most one sentence."""
-    if not has_swing(forgetting):
-        return []
-    return [
-        f"the objective in force swings: windows of {count_busy(log, forgetting.window)} differ "
-        f"from the whole log by {forgetting.describe()} of the influence"
-    ]
-
-
-def count_busy(log: ParticipationLog, count: int) -> str:
-    """Return a number of rounds in words, and that empty ones do not count if there are any."""
-    every = log.nonempty_rounds == log.length
-    return quantify(count, "round") + ("" if every else " with participants")
-
-
-def has_swing(forgetting: Forgetting) -> bool:
-    """Return whether the objective in force swings, by more than a little."""
-    return forgetting.p_value < _SURE and forgetting.estimate > _SMALL_SWING
-
 
 def is_biased(skew: SkewEstimate) -> bool:
     """Return whether chance does not explain the skew of an objective, and it is not small."""
     return skew.interval[0] >= 0.02 and skew.corrected >= 0.05
-
-
-def _describe_bias(objective: EffectiveObjective) -> list[str]:
-    """Return what the skew says against an objective, at most one sentence."""
-    skew = objective.correctable
-    if is_biased(skew):
-        return [_describe_skew(objective)]
-    high = skew.interval[1]
-    if high < 0.5 or skew.corrected < 0.05:
-        return []
-    bound = f" of {high:.2f}" if np.isfinite(high) else ""
-    return [f"this log cannot exclude that it minimises another objective, with an L1 skew{bound}"]
-
-
-def _describe_skew(objective: EffectiveObjective) -> str:
-    skew = objective.correctable
-    low, high = skew.interval
-    whose = "" if skew is objective.skew else " among the clients that took part"
-    return (
-        f"it minimises another objective{whose}: L1 skew {skew.corrected:.2f} ({low:.2f} to "
-        f"{high:.2f}), {skew.corrected / 2:.0%} of the influence misplaced"
-    )

@@ -1,4 +1,4 @@
-"""Learning rates from the papers' theorems, for the rates of a log."""
+"""Settings from the papers' theorems, for the rates of a log."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from fedtide import theory
 from fedtide.auditing.log.participation_log import ParticipationLog
 from fedtide.auditing.statistics.rate_estimates import RateEstimates
 from fedtide.validation import require_at_least, require_positive
+
+_CUTOFFS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
 @dataclass(frozen=True)
@@ -67,3 +69,23 @@ def recommend_learning_rates(
         )
         recommended["amplified"] = {"lr": amplified.local, "factor": amplified.server}
     return recommended
+
+
+def choose_cutoff(log: ParticipationLog) -> int:
+    """Return the cutoff K of FedAU with the smallest mean squared error of its weights.
+
+    A weight ω is a mean of m = T / E[S] intervals S = min(G, K). As G is geometric if rounds are
+    independent, E[S] and Var[S] have closed forms (Wang & Ji 2024, B.6; `theory.cutoff_moments`),
+    and with them the relative error of ω,
+
+        bias² + variance = (p E[S] − 1)² + p² Var[S] / m
+
+    Its mean over the clients is compared for K from 1 to T.
+    """
+    rates = log.counts[log.counts > 0] / log.length
+    errors = dict[int, float]()
+    for cutoff in [*(k for k in _CUTOFFS if k < log.length), log.length]:
+        mean, variance = theory.cutoff_moments(rates, cutoff)
+        error = (rates * mean - 1) ** 2 + rates**2 * variance * mean / log.length
+        errors[cutoff] = float(error.mean())
+    return min(errors, key=errors.__getitem__)

@@ -1,0 +1,475 @@
+"""What an audit says, in sentences: the same on the terminal, on the page and in the JSON."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedtide.auditing.log.participation_log import Ints
+from fedtide.auditing.log.refusals import format_reasons
+from fedtide.auditing.output.formatting import (
+    format_method,
+    format_p_value,
+    format_ratio,
+    format_reach,
+    format_short,
+    format_skew,
+    list_some,
+)
+from fedtide.auditing.recommend.findings import Findings, is_biased
+from fedtide.auditing.statistics.group_influence import GroupInfluence
+from fedtide.auditing.statistics.influence import EffectiveObjective
+from fedtide.auditing.statistics.pattern import DRIFT, NEIGHBOURS, PERIOD, PRESENCE
+from fedtide.auditing.statistics.stages import StageShift
+from fedtide.auditing.statistics.unseen import UnseenClients
+from fedtide.errors import printable, quantify
+
+_AIMS = {
+    "equal": "every client should have the same weight",
+    "roster": "clients should have the weights of the roster",
+    "samples": "clients should have weights in proportion to their samples",
+}
+"""The wanted weights in words, by where they come from."""
+_SURE = 0.001
+"""The level of a test at which its result is stated as a fact."""
+_SAME = 0.001
+"""The L1 distance up to which two objectives are the same."""
+_ROUNDING = 1e-9
+"""The rounding error of sums of weights."""
+_OF_SIZE = 0.1
+"""The correlation of neighbouring rounds from which on bursts and turns are called so."""
+_LONG_MEMORY = 0.2
+"""The probability of memory beyond the log above which its intervals have a warning."""
+_NAMED = 3
+"""The most clients that a sentence names."""
+
+
+def list_lines(audit: Findings) -> dict[str, str]:
+    """Return the summary by label. The first three lines are for everyone."""
+    lines = {
+        "WHOSE MODEL": [describe_verdict(audit)],
+        "HOW SURE": [describe_certainty(audit)],
+        "DO": [describe_advice(audit)],
+        "NEEDS": audit.advice[0].needs,
+        "THIS LOG": [describe_log(audit)],
+        "NEXT RUN": [describe_next_run(audit)],
+        "ASSUMES": [
+            f"{_AIMS[audit.wanted_source]}; local steps are small and equally many, and "
+            "participation does not depend on the training: else averaging does not minimise Σ w_n "
+            "F_n with these influences w_n"
+        ],
+        "WHO": describe_extremes(audit),
+        "STAGES": [*describe_availability(audit), *describe_selection(audit)],
+        "REFUSALS": describe_refusals(audit),
+        "MEMORY": [describe_memory(audit)],
+        "DRIFT": [describe_drift(audit)],
+        "STEP SIZES": [
+            f"by the theorem for {method}: {', '.join(f'{k} {v:.3g}' for k, v in rates.items())}"
+            for method, rates in audit.learning_rates.items()
+        ],
+        "READ": audit.log.notes or ["every row, as it is"],
+        "NOT KNOWN": list_limits(audit),
+    }
+    return {label: "; ".join(parts) for label, parts in lines.items() if parts}
+
+
+def describe_verdict(audit: Findings) -> str:
+    """Return whose model averaging trains, in words that need no explanation."""
+    objectives, size = audit.objectives, quantify(audit.log.size, "client")
+    averaging = "averaging with the weights in the log" if has_own_weights(audit) else "averaging"
+    whole, recent = objectives.in_force, objectives.recent
+    if audit.favours_clients is None:
+        return f"not known: too few rounds to tell whether {averaging} favours some clients"
+    if not audit.favours_clients:
+        if whole.l1_skew < _ROUNDING:
+            return "everyone's: every client has the influence that it should have"
+        if whole.interval[0] < 0.02:
+            return f"everyone's, as far as this log shows: {averaging} favours no clients"
+        return f"nearly everyone's: {averaging} favours some clients, but only a little"
+    if is_biased(whole.correctable):
+        weights = np.sort(whole.weights)[::-1]
+        half = int(np.searchsorted(np.cumsum(weights), 0.5 - _ROUNDING)) + 1
+        return (
+            f"mostly that of some clients: with {averaging}, {_share(whole)} of the influence on "
+            f"the model is in the wrong hands; {half:,} of {size} "
+            f"{'has' if half == 1 else 'have'} half of it"
+        )
+    if recent is not None and is_biased(recent.objective.correctable):
+        last = "round" if recent.window == 1 else quantify(recent.window, "round")
+        return (
+            f"lately that of some clients: in the last {last}, with {averaging}, "
+            f"{_share(recent.objective)} of the influence on the model is in the wrong hands"
+        )
+    skews = [whole.skew, *([] if recent is None else [recent.objective.skew])]
+    if any(map(is_biased, skews)):
+        never = int((objectives.wanted[audit.coverage.never] > 0).sum())
+        took = "never took part" if audit.selection is None else "never had an update used"
+        return (
+            f"that of the clients that came: {never:,} of {size} {took} and have no influence; "
+            "among the others, none is clearly favoured"
+        )
+    return (
+        f"that of different clients at different times: {averaging} is fair over the whole log, "
+        "but the model follows those that took part last"
+    )
+
+
+def describe_certainty(audit: Findings) -> str:
+    """Return how sure the verdict is."""
+    judged, recent = audit.objectives.in_force, audit.objectives.recent
+    if recent is not None and is_biased(recent.objective.skew) and not is_biased(judged.skew):
+        judged = recent.objective
+    low, high = (end / 2 for end in judged.interval)
+    if is_biased(judged.skew):
+        share = f"{low:.0%} to {high:.0%}" if f"{low:.0%}" != f"{high:.0%}" else f"{low:.0%}"
+        return f"beyond chance: if participation stays alike, {share} is misplaced (95%)"
+    if audit.swings:
+        return f"beyond chance ({format_p_value(audit.forgetting.p_value)}): {_swing(audit)}"
+    if not np.isfinite(high):
+        return f"not at all: {audit.rates.reason or 'the log is too short for an interval'}"
+    if audit.favours_clients is None:
+        return f"not sure: between {low:.0%} and {high:.0%} of the influence is misplaced (95%)"
+    return f"if participation stays alike, at most {high:.0%} of the influence is misplaced (95%)"
+
+
+def describe_advice(audit: Findings) -> str:
+    """Return what to do: the first method and its reason, and the first without a memory."""
+    first, shift = audit.advice[0], audit.selection and audit.selection.selecting
+    text = f"train with {format_method(first)}: {first.reasons[0]}"
+    if first.algorithm == "fedavg":
+        text = f"keep averaging ({format_method(first)}): {first.reasons[0]}"
+    if audit.favours_clients is None:
+        text = f"audit again after more rounds; until then, {text}"
+    if shift and shift.p_value < _SURE and shift.distance.corrected / 2 > 0.05:
+        text = f"choose clients otherwise, as the choice causes part of this (STAGES); then, {text}"
+    light = next((one for one in audit.advice if one.memory == "light"), first)
+    if light is not first:
+        text += f"; if nothing may be kept for each client, {format_short(light)}"
+    if never := len(audit.coverage.never):
+        text += f"; no method reaches the {quantify(never, 'client')} without an update"
+    if audit.left_out:
+        names = dict.fromkeys(map(format_short, audit.left_out))
+        text += f"; the privacy mechanism refuses {', '.join(names)}"
+    return text
+
+
+def describe_log(audit: Findings) -> str:
+    """Return the size of the log and what averaging did in it, which has no sampling error."""
+    log, observed = audit.log, audit.objectives.in_force.l1_skew
+    least, most = (int(audit.coverage.cohort[name]) for name in ("smallest", "largest"))
+    sizes = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    empty = audit.coverage.empty_rounds
+    return (
+        f"{quantify(log.length, 'round')}{f', {empty:,} of them empty' if empty else ''}, "
+        f"{quantify(len(log.clients), 'update')} by {log.size - len(audit.coverage.never):,} of "
+        f"{quantify(log.size, 'client')}, {sizes} in a round; {observed / 2:.0%} of the influence "
+        f"was misplaced (L1 skew {observed:.2f}, counted without sampling error)"
+    )
+
+
+def describe_next_run(audit: Findings) -> str:
+    """Return the skew to expect, over the whole log and in the last rounds."""
+    recent = audit.objectives.recent
+    text = f"if participation stays alike, {format_skew(audit.objectives.in_force.skew)}"
+    if recent is not None and np.isfinite(recent.objective.interval).all():
+        text += f"; if it stays as in the last {quantify(recent.window, 'round')}, "
+        text += format_skew(recent.objective.skew)
+    other = describe_plain_average(audit)
+    return f"{text}; {other}" if other else text
+
+
+def describe_plain_average(audit: Findings) -> str:
+    """Return the skew of averaging over the cohort if the log has other weights; else empty."""
+    if not has_own_weights(audit):
+        return ""
+    return f"averaging without the weights in the log: {format_skew(audit.objectives.plain.skew)}"
+
+
+def describe_extremes(audit: Findings) -> list[str]:
+    """Return who has most and least influence, without intervals as they are selected; churn."""
+    log, ratios = audit.log, audit.objectives.ratios
+    seen = np.flatnonzero((log.counts > 0) & (audit.objectives.wanted > 0))
+    order = seen[np.argsort(ratios[seen], kind="stable")]
+    lines = []
+    if len(seen) > 1 and np.ptp(ratios[seen]) > _ROUNDING:
+        most = min(_NAMED, len(order) // 2)
+        for word, some in (("most", order[::-1][:most]), ("least", order[:most])):
+            named = [f"{log.show_name(n)} ({format_ratio(ratios[n])})" for n in some]
+            lines.append(f"{word} influence for its share: {', '.join(named)}")
+        if len(seen) > 2 * most:
+            lines.append(f"the extremes of {len(seen):,} are partly chance")
+    for group in audit.groups[:2]:
+        lines += describe_groups(group)
+    if len(audit.churn.gone) or len(audit.churn.late):
+        lines += describe_churn(audit)
+    return lines
+
+
+def describe_groups(groups: GroupInfluence) -> list[str]:
+    """Return the influence of the groups, those furthest from their share first."""
+    lines = []
+    with_share = np.flatnonzero(groups.wanted > 0)
+    distances = np.abs(np.log(np.maximum(groups.ratios[with_share], 1e-9)))
+    for g in with_share[np.argsort(-distances)][:_NAMED]:
+        ratio, wanted = groups.ratios[g], groups.wanted[g]
+        low, high = groups.low[g] / wanted, groups.high[g] / wanted
+        fair = low <= 1 <= high and 0.9 < ratio < 1.1
+        known = np.isfinite([low, high]).all()
+        lines.append(
+            f"{printable(groups.grouping, 40)} {printable(groups.names[g], 80)} has "
+            f"{'about' if fair else f'{format_ratio(ratio)} times'} its share of the influence "
+            + (f"(95%: {low:.2f} to {high:.2f})" if known else "(no interval)")
+        )
+    return lines
+
+
+def describe_churn(audit: Findings) -> list[str]:
+    """Return who stopped coming and who joined late."""
+    churn = audit.churn
+    if not churn.tested:
+        return ["too few clients came back after a silence to tell who left or joined late"]
+    lines = []
+    for clients, rounds, what in (
+        (churn.gone, churn.last, "stopped coming, last seen"),
+        (churn.late, churn.first, "joined late, first seen"),
+    ):
+        if len(clients):
+            listed = [
+                f"{audit.log.show_name(n)} in round {rounds[n] + audit.log.first_round:,}"
+                for n in clients
+            ]
+            lines.append(f"{quantify(len(clients), 'client')} {what}: {list_some(listed, _NAMED)}")
+    return lines or ["no client is known to have stopped coming or joined late"]
+
+
+def describe_availability(audit: Findings) -> list[str]:
+    """Return the bias of availability alone; empty if the log does not say who was available."""
+    availability = audit.availability
+    if availability is None:
+        return []
+    skew = format_skew(availability.objective.skew)
+    weighting = describe_weighting(audit, availability.weighted)
+    return [f"averaging over all available clients{weighting and f', {weighting}'}: {skew}"]
+
+
+def describe_selection(audit: Findings) -> list[str]:
+    """Return what selection and dropout add; empty if the log has no stage but "used"."""
+    selection = audit.selection
+    if selection is None:
+        return []
+    lines = [
+        f"{what} {describe_shift(shift)}"
+        for shift, what in (
+            (selection.selecting, "the choice among the available clients"),
+            (selection.dropping, "the loss of selected clients (dropout, refusals)"),
+        )
+        if shift is not None
+    ]
+    if selection.alternatives:
+        reached = ", ".join(f"{name} {skew:.2f}" for name, skew in selection.alternatives.items())
+        drops = ", if all reported" if selection.dropping is not None else ""
+        lines.append(f"expected L1 skew of other selections{drops}: {reached}")
+    return lines
+
+
+def describe_weighting(audit: Findings, by_samples: bool) -> str:
+    """Return how the clients of a stage are weighted; empty if the log's weights change nothing."""
+    if by_samples:
+        return "weighted by samples"
+    return "without the weights in the log" if has_own_weights(audit) else ""
+
+
+def describe_shift(shift: StageShift) -> str:
+    """Return how far a choice moves the influence, and whether it may be uniform."""
+    low, high = shift.distance.interval
+    moved = f"moves {shift.distance.corrected / 2:.0%} of the influence"
+    if np.isfinite([low, high]).all():
+        moved += f" (95%: {low / 2:.0%} to {high / 2:.0%})"
+    uniform = "which a uniform draw can explain" if shift.p_value > _SURE else "not uniformly"
+    return f"{moved}, {uniform} ({format_p_value(shift.p_value)})"
+
+
+def describe_refusals(audit: Findings) -> list[str]:
+    """Return why clients were left out of rounds, and which ones most often; empty: no reasons."""
+    refusals = audit.log.refusals
+    if refusals is None:
+        return []
+    clients = [
+        f"{audit.log.show_name(n)} in {quantify(rounds, 'round')} (used in {audit.log.counts[n]:,})"
+        for n, rounds in refusals.rank_clients()[:_NAMED]
+    ]
+    return [
+        f"a client was left out of a round {quantify(int(refusals.counts.sum()), 'time')} for a "
+        f"known reason: {format_reasons(refusals.total(), most=4)}",
+        f"most often {', '.join(clients)}",
+    ]
+
+
+def describe_memory(audit: Findings) -> str:
+    """Return how rounds depend on each other, and whether the objective swings."""
+    pattern = audit.pattern
+    found = {one.test: one for one in pattern.evidence}
+    if pattern.family == "always":
+        text = found[PRESENCE].result
+    elif pattern.family == "cyclic":
+        p_value = format_p_value(found[PERIOD].p_value)
+        text = f"participation repeats every {pattern.period} rounds ({p_value})"
+    elif NEIGHBOURS not in found:
+        text = f"not known: {pattern.reason}"
+    else:
+        low, high = found[NEIGHBOURS].interval or (-np.inf, np.inf)
+        value, reach = found[NEIGHBOURS].estimate or 0.0, format_reach(low, high)
+        if low > 0 and value >= _OF_SIZE:
+            text = f"clients come in bursts: correlation of neighbouring rounds {value:.2f} {reach}"
+        elif pattern.family == "regularized" or (high < 0 and value <= -_OF_SIZE):
+            text = "clients take turns: counts are more even than by chance"
+        else:
+            text = f"little or none: correlation of neighbouring rounds {value:.3f} {reach}"
+    return f"{text}; {describe_forgetting(audit)}" if audit.swings else text
+
+
+def describe_drift(audit: Findings) -> str:
+    """Return whether rates change over time: found, not found, or not testable and why."""
+    drift = audit.pattern.drift
+    if drift is None:
+        always = audit.pattern.family == "always"
+        reason = "every client is always there" if always else audit.pattern.reason
+        return "none" if always else f"not testable: {reason}"
+    if drift.p_value is None:
+        return f"not testable: {drift.obstacle}"
+    tested, p_value = audit.pattern.find_evidence(DRIFT).result, format_p_value(drift.p_value)
+    verdict = "found" if audit.pattern.family == "drifting" else "none found"
+    return f"{verdict} ({p_value}): {tested}"
+
+
+def describe_forgetting(audit: Findings) -> str:
+    """Return how far the objective in force swings."""
+    forgetting = audit.forgetting
+    if len(forgetting.windows) == 0:
+        return "the log is too short, or clients come back too rarely, to tell how far it swings"
+    if forgetting.p_value >= _SURE:
+        return f"no clear swing of the influence ({format_p_value(forgetting.p_value)})"
+    half = forgetting.halving_window
+    return _swing(audit) + (f"; half as much in {_count_busy(audit, half)}" if half else "")
+
+
+def _swing(audit: Findings) -> str:
+    return (
+        f"in windows of {_count_busy(audit, audit.forgetting.window)}, "
+        f"{audit.forgetting.describe()} of the influence is elsewhere than in the whole log"
+    )
+
+
+def _count_busy(audit: Findings, count: int) -> str:
+    """Return a number of rounds in words, and that empty ones do not count if there are any."""
+    every = audit.log.nonempty_rounds == audit.log.length
+    return quantify(count, "round") + ("" if every else " with participants")
+
+
+def describe_rates(audit: Findings) -> str:
+    """Return the distribution of the rates."""
+    rates = audit.rates
+    low, middle, high = np.quantile(rates.estimate[rates.estimate > 0], [0.1, 0.5, 0.9])
+    return (
+        f"median {middle:.3g}; 10% of the clients that took part below {low:.3g}, 10% above "
+        f"{high:.3g}; half of all updates are from {quantify(rates.clients_for_half, 'client')}"
+        + ("" if rates.reason is None else f"; no intervals: {rates.reason}")
+    )
+
+
+def describe_window(audit: Findings) -> str:
+    """Return the shortest windows as even as the log, and the advised amplification period."""
+    windows = audit.regularity
+    if windows.period is None:
+        text = "no window of up to half of the log is about as even as the whole log"
+    else:
+        text = f"windows of {quantify(windows.period, 'round')} are about as even as the whole log"
+    text += f" (irregularity within {windows.tolerance:g} of {windows.floor:.2f})"
+    period = audit.period
+    return f"{text}; period for amplified methods: {quantify(period, 'round')}" if period else text
+
+
+def describe_unseen(unseen: UnseenClients) -> str:
+    """Return the estimated number of clients that the log has not seen."""
+    low, high = unseen.interval
+    if np.isinf(high):
+        return "how many clients never came, as some came once and none exactly twice"
+    if low == 0:
+        return f"whether clients never came: up to {high:,.0f} (95%)"
+    return (
+        f"how many clients never came: at least {low:,.0f} (97.5%) if clients come independently; "
+        f"{unseen.estimate:,.0f} (95%: {low:,.0f} to {high:,.0f}) if rare ones also come equally "
+        "often. Give their number with --clients, or a table with --roster"
+    )
+
+
+def has_own_weights(audit: Findings) -> bool:
+    """Return whether the log's weights give another objective than averaging over the cohort."""
+    given, plain = audit.objectives.given, audit.objectives.plain
+    return given is not None and float(np.abs(given.weights - plain.weights).sum()) > _SAME
+
+
+def _share(objective: EffectiveObjective) -> str:
+    """Return the share of the influence that is misplaced, chance deducted."""
+    corrected = objective.skew.corrected
+    return f"{(corrected if np.isfinite(corrected) else objective.l1_skew) / 2:.0%}"
+
+
+def list_limits(audit: Findings) -> list[str]:
+    """Return what no weights can correct, and what the log and its intervals leave out."""
+    churn, unseen = audit.churn, audit.unseen
+    limits = _list_unused(audit)
+    if unseen is not None:
+        limits.append(describe_unseen(unseen))
+    if len(churn.gone):
+        limits.append(
+            f"whether {_name(audit, churn.gone)} return: until then, no weights correct their share"
+        )
+    memory = audit.rates.dispersion.long_memory
+    drifting = audit.pattern.family == "drifting"
+    if audit.rates.intervals and memory > _LONG_MEMORY and not drifting:
+        limits.append(
+            f"whether participation depends on rounds before the log (probability {memory:.0%}); "
+            "if so, the intervals are too narrow"
+        )
+    limits.append("whether rare clients have other data: only then a skew does harm")
+    return limits
+
+
+def _list_unused(audit: Findings) -> list[str]:
+    """Return why clients were never used, as far as the log tells."""
+    log, selection, availability = audit.log, audit.selection, audit.availability
+    never = audit.coverage.never
+    if selection is None:
+        reason = f"why {len(never):,} clients never took part ({_name(audit, never)})"
+        return [reason] if len(never) else []
+    lost, refused = selection.lost, selection.refused
+    if availability is None:
+        unasked = np.setdiff1d(never, np.union1d(lost, refused))
+        groups = [(unasked, "were never selected; whether they were available", None)]
+    else:
+        groups = [
+            (availability.never, "were never available", None),
+            (selection.left_out, "were available but left out by the selection", None),
+        ]
+    asked = None if log.selected is None else log.selected.counts
+    groups += [
+        (lost, "were selected but never reported", asked),
+        (refused, "reported, but every update was refused", selection.reports),
+    ]
+    return [
+        f"{quantify(len(clients), 'client')} {what} ({_name(audit, clients, counts)})"
+        for clients, what, counts in groups
+        if len(clients)
+    ]
+
+
+def _name(audit: Findings, clients: Ints, counts: Ints | None = None) -> str:
+    """Return the first clients, each with its number of rounds and reasons if there are counts."""
+    shown, refusals = [], audit.log.refusals
+    for n in clients[:_NAMED].tolist():
+        text = audit.log.show_name(n)
+        if counts is not None:
+            reasons = format_reasons(refusals.of_client(n)) if refusals else ""
+            text += f" {quantify(int(counts[n]), 'time')}{reasons and f': {reasons}'}"
+        shown.append(text)
+    return list_some(shown, _NAMED, len(clients))
