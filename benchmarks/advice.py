@@ -8,10 +8,10 @@ For each law of `participation_laws` and each problem, `train` audits one log, t
 with the settings of that audit, on freshly drawn participation, and adds the runs to
 records/advice.parquet; runs that are there already are not repeated. `judge` audits logs with the
 current code, looks up the methods that the audit advises and writes the verdicts to
-records/advice.json. `write` puts them into docs/audit-methods.md as a table.
+records/advice.json. `write` puts their counts and the misses into docs/audit-methods.md.
 
-With --held-out, all three do the same for the laws that were not used to choose the ranking, with
-the record advice_held_out and a table of its own.
+With --held-out, all three do the same for the laws that were not used to choose the methods,
+with the record advice_held_out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import hashlib
 import json
 import time
 import zlib
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -56,13 +55,7 @@ EVERY = 7
 FLOOR = 0.005
 """Smaller differences do not count: half a percent of the initial excess loss, or half a point of
 accuracy."""
-TITLES = {
-    "quadratic": "Quadratics: excess loss, 1 at first",
-    "digits": "Digits: test error",
-}
 Settings = dict[str, Any]
-Trained = tuple[Settings, Numbers]
-"""A method, and its figures by judged seed."""
 Ids = NDArray[np.int64]
 Rates = tuple[float, ...]
 
@@ -328,12 +321,15 @@ def audit_law(law: str, rounds: int, seed: int) -> Audit:
 def candidates(result: Audit) -> list[Settings]:
     """Return the advised algorithms, best first, and those that are trained besides."""
     listed = [advice.experiment["algorithm"] for advice in result.advice]
-    types = {settings["type"] for settings in listed}
     period = result.regularity.period or 50
     others: list[Settings] = [
+        {"type": "fedavg"},
+        {"type": "mifa"},
+        {"type": "scaffold"},
         {"type": "amplified", "period": period, "factor": 2.0, "inner": {"type": "fedavg"}},
         {"type": "amplified-scaffold", "period": period, "factor": 1.5},
     ]
+    types = {settings["type"] for settings in listed}
     return listed + [settings for settings in others if settings["type"] not in types]
 
 
@@ -390,14 +386,17 @@ class Record:
         )
         self._saved = time.monotonic()
 
-    def figures(self, problem: str, law: str, settings: str) -> Numbers | None:
-        """Return the figures at the tuned rate, by judged seed; None if runs are missing."""
-        rows = self.rows.filter(problem=problem, law=law, settings=settings)
-        tuning = rows.filter(seed=TUNING).sort("figure", "lr")
-        if len(tuning) < len(self.grids[problem]):
-            return None
-        judged = rows.filter(pl.col("seed").is_in(JUDGED), lr=tuning["lr"][0]).sort("seed")
-        return judged["figure"].to_numpy() if len(judged) == len(JUDGED) else None
+    def list_figures(self, problem: str, law: str) -> dict[str, Numbers]:
+        """Return the figures of all settings at their tuned rates, by judged seed."""
+        rows, found = self.rows.filter(problem=problem, law=law), dict[str, Numbers]()
+        for (settings,), runs in rows.group_by("settings", maintain_order=True):
+            tuning = runs.filter(seed=TUNING).sort("figure", "lr")
+            if len(tuning) < len(self.grids[problem]):
+                continue
+            judged = runs.filter(pl.col("seed").is_in(JUDGED), lr=tuning["lr"][0]).sort("seed")
+            if len(judged) == len(JUDGED):
+                found[str(settings)] = judged["figure"].to_numpy()
+        return found
 
 
 def train_all(record: Record, problems: list[str], laws: list[str], methods: list[str]) -> None:
@@ -451,100 +450,84 @@ def train_or_fail(
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A method and its figure.
-
-    Args:
-        method: its class and settings.
-        settings: the same as in the record.
-        mean: over the judged seeds.
-        error: the standard error of the mean.
-    """
-
-    method: str
-    settings: str
-    mean: float
-    error: float
-
-
-@dataclass(frozen=True)
 class Verdict:
     """The outcome of the advice on one law and problem.
 
     Args:
         problem: its name.
         law: its name.
-        advised: the method that the audit of the first log advises.
+        memory: whether methods that keep an update of every client are allowed.
+        advised: the method that the audit of the first log advises, as in the record.
+        value: its mean over the judged seeds.
         best: the best of all trained methods.
-        fedavg: averaging over the cohort.
-        light: the best of those without a memory of every client's update.
-        auto: Auto, which the advice puts before these.
-        trained: how many methods were trained with all seeds and rates.
-        within: whether the advised method is within a tenth of the best one, or `FLOOR`.
+        best_value: its mean.
+        fedavg: the mean of averaging over the cohort.
+        logs: in how many of the audited logs the method advised is within a tenth of the best one,
+            or `FLOOR`; first: whether it is in the first.
         worse: whether it is worse than FedAvg by more than `FLOOR` and by more than twice the
             standard error of the difference.
-        repeated: in how many of the audited logs this method is advised.
-        within_logs: in how many of them the advised method, with the settings of the first log, is
-            within a tenth of the best one.
     """
 
     problem: str
     law: str
-    advised: Figure
-    best: Figure
-    fedavg: Figure
-    light: Figure
-    auto: Figure
-    trained: int
-    within: bool
+    memory: bool
+    advised: str
+    value: float
+    best: str
+    best_value: float
+    fedavg: float
+    logs: int
+    first: bool
     worse: bool
-    repeated: int
-    within_logs: int
 
 
-def judge(problem: str, law: str, record: Record) -> Verdict:
-    """Return the verdict on one law and problem.
+def judge(problem: str, law: str, record: Record) -> list[Verdict]:
+    """Return the verdicts on one law and problem, with and without memory.
+
+    Settings that were not trained, such as other periods, stand for those of the same method.
 
     Raises:
-        LookupError: a run is missing in the record.
+        LookupError: a method is missing in the record.
     """
     audits = [audit_law(law, PROBLEMS[problem].rounds, seed) for seed in LOGS]
-    found: dict[str, Trained] = {}
-    for settings in candidates(audits[0]):
-        figures = record.figures(problem, law, key(settings))
-        if figures is not None:
-            found[key(settings)] = (settings, figures)
-    firsts = [result.advice[0].experiment["algorithm"] for result in audits]
-    if key(firsts[0]) not in found or key({"type": "fedavg"}) not in found:
-        raise LookupError(f"{problem}, {law}: {key(firsts[0])} is not in the record; train it")
-    advised, fedavg = (found[key(settings)] for settings in (firsts[0], {"type": "fedavg"}))
-    auto = found[key({"type": "auto"})]
+    trained = record.list_figures(problem, law)
+    fedavg = trained[key({"type": "fedavg"})]
+    verdicts = []
+    for memory in (True, False):
+        found = {k: v for k, v in trained.items() if memory or json.loads(k)["type"] in LIGHT}
+        best = min(found, key=lambda settings: float(found[settings].mean()))
+        bound = 1.1 * float(found[best].mean()) + FLOOR
+        advised = [_look_up(audit, memory, found) for audit in audits]
+        within = [bool(found[one].mean() <= bound) for one in advised]
+        value, excess = found[advised[0]], found[advised[0]] - fedavg
+        error = float(excess.std(ddof=1)) / len(excess) ** 0.5
+        verdicts.append(
+            Verdict(
+                problem,
+                law,
+                memory,
+                advised[0],
+                float(value.mean()),
+                best,
+                float(found[best].mean()),
+                float(fedavg.mean()),
+                sum(within),
+                within[0],
+                bool(excess.mean() > max(FLOOR, 2 * error)),
+            )
+        )
+    return verdicts
 
-    def best_of(listed: Iterable[Trained]) -> Trained:
-        return min(listed, key=lambda pair: float(pair[1].mean()))
 
-    best = best_of(found.values())
-    light = best_of(pair for pair in found.values() if pair[0]["type"] in LIGHT)
-    bound = 1.1 * float(best[1].mean()) + FLOOR
-    by_name = {_name(settings): figures for settings, figures in found.values()}
-    others = [by_name[_name(first)].mean() for first in firsts if _name(first) in by_name]
-    excess = advised[1] - fedavg[1]
-    error = float(excess.std(ddof=1)) / len(excess) ** 0.5
-    return Verdict(
-        problem,
-        law,
-        *(_figure(settings, figures) for settings, figures in (advised, best, fedavg, light, auto)),
-        trained=len(found),
-        within=bool(advised[1].mean() <= bound),
-        worse=bool(excess.mean() > max(FLOOR, 2 * error)),
-        repeated=sum(_name(first) == _name(firsts[0]) for first in firsts),
-        within_logs=sum(bool(mean <= bound) for mean in others),
+def _look_up(result: Audit, memory: bool, found: dict[str, Numbers]) -> str:
+    """Return the advised settings as in the record."""
+    settings = next(
+        one.experiment["algorithm"] for one in result.advice if memory or one.memory == "light"
     )
-
-
-def _figure(settings: Settings, figures: Numbers) -> Figure:
-    error = float(figures.std(ddof=1)) / len(figures) ** 0.5
-    return Figure(describe(settings), key(settings), float(figures.mean()), error)
+    same = [one for one in found if _name(json.loads(one)) == _name(settings)]
+    if not same:
+        raise LookupError(f"{key(settings)} is not in the record; train it")
+    return key(settings) if key(settings) in same else same[0]
 
 
 def _name(settings: Settings) -> tuple[Any, ...]:
@@ -553,94 +536,59 @@ def _name(settings: Settings) -> tuple[Any, ...]:
     return settings["type"], settings.get("weights"), inner and _name(inner)
 
 
-def describe(settings: Settings) -> str:
-    """Return a method with its settings as in an experiment file, without lists of rates.
-
-    >>> describe({"type": "amplified", "period": 9, "factor": 2.0, "inner": {"type": "fedavg"}})
-    '{type: amplified, period: 9, factor: 2.0, inner: fedavg}'
-    """
-    shown = {
-        name: describe(value) if isinstance(value, dict) else value
-        for name, value in settings.items()
-        if name != "rates"
-    }
-    if len(shown) == 1:
-        return str(settings["type"])
-    return "{" + ", ".join(f"{name}: {value}" for name, value in shown.items()) + "}"
-
-
 def judge_all(record: Record, problems: list[str], laws: list[str]) -> list[Verdict]:
     """Judge, print and return all verdicts."""
     verdicts = []
     for problem in problems:
         for law in laws:
             try:
-                verdict = judge(problem, law, record)
+                verdicts += judge(problem, law, record)
             except LookupError as error:
-                print(error)
-                continue
-            verdicts.append(verdict)
-            print(_row(verdict), flush=True)
-    print(summarise(verdicts))
+                print(f"{problem}, {law}: {error}")
+    print(render(verdicts))
     return verdicts
 
 
-HEAD = """\
-| law | advised | its value | best | its value | FedAvg | within 10% | same advice | within |
-|---|---|---|---|---|---|---|---|---|"""
-
-
-def _row(verdict: Verdict) -> str:
-    advised, best = verdict.advised, verdict.best
-    answer = "yes" if verdict.within else "no"
-    if verdict.worse:
-        answer += ", worse than FedAvg"
-    cells = [
-        verdict.law,
-        advised.method,
-        _number(advised),
-        "the same" if best.settings == advised.settings else best.method,
-        _number(best),
-        _number(verdict.fedavg),
-        answer,
-        f"{verdict.repeated} of {len(LOGS)}",
-        f"{verdict.within_logs} of {len(LOGS)}",
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def _number(figure: Figure) -> str:
-    if not np.isfinite(figure.mean):
-        return "diverges"
-    return f"{figure.mean:.3f} ± {figure.error:.3f}"
-
-
-def summarise(verdicts: list[Verdict]) -> str:
-    """Return how often the advice was right, in a sentence."""
-    within, worse = sum(v.within for v in verdicts), sum(v.worse for v in verdicts)
-    logs, cases = sum(v.within_logs for v in verdicts), len(verdicts)
-    strictly = sum(v.advised.mean <= 1.1 * v.best.mean for v in verdicts)
-    fit = sum(v.auto.mean <= 1.1 * v.light.mean + FLOOR for v in verdicts)
-    return (
-        f"The advised method is within 10% of the best one in {within} of {cases} cases, and worse "
-        f"than FedAvg beyond error in {worse or 'none'}. Over {len(LOGS)} logs of each case, it is "
-        f"within 10% in {logs} of {len(LOGS) * cases}. Without the margin of {FLOOR} it is in "
-        f"{strictly} of {cases}. Of the methods without a memory of every client's update, Auto is "
-        f"within 10% of the best in {fit} of {cases}."
-    )
-
-
 def render(verdicts: list[Verdict]) -> str:
-    """Return the part of docs/audit-methods.md that is generated."""
-    parts = [summarise(verdicts)]
-    for problem in PROBLEMS:
-        of_problem = [verdict for verdict in verdicts if verdict.problem == problem]
-        trained = [verdict.trained for verdict in of_problem]
-        least, most = min(trained), max(trained)
-        count = f"{least}" if least == most else f"{least} to {most}"
-        title = f"**{TITLES[problem]}; {count} methods trained**"
-        parts.append("\n".join([title, "", HEAD, *map(_row, of_problem)]))
-    return "\n\n".join(parts)
+    """Return the part of docs/audit-methods.md that is generated: counts, and the misses."""
+    lines = [
+        "| methods | advised for the first log within 10% | for five logs | worse than FedAvg |",
+        "|---|---|---|---|",
+    ]
+    for memory, name in ((True, "all"), (False, "without a memory of every client's update")):
+        some = [one for one in verdicts if one.memory is memory]
+        first, logs = sum(one.first for one in some), sum(one.logs for one in some)
+        worse = sum(one.worse for one in some) or "none"
+        total = len(LOGS) * len(some)
+        lines.append(f"| {name} | {first} of {len(some)} | {logs} of {total} | {worse} |")
+    misses = [one for one in verdicts if not one.first]
+    if misses:
+        lines += ["", "| miss | advised | its value | best | its value | FedAvg |"]
+        lines.append("|---|---|---|---|---|---|")
+    for one in misses:
+        where = f"{one.law}, {one.problem}{'' if one.memory else ', without memory'}"
+        cells = [
+            where,
+            describe(json.loads(one.advised)),
+            f"{one.value:.3f}",
+            describe(json.loads(one.best)),
+            f"{one.best_value:.3f}",
+            f"{one.fedavg:.3f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def describe(settings: Settings) -> str:
+    """Return a method with its settings, without lists of rates.
+
+    >>> describe({"type": "amplified-scaffold", "period": 9, "factor": 1.5})
+    'amplified-scaffold (period 9, factor 1.5)'
+    """
+    shown = [
+        f"{k} {v}" for k, v in sorted(settings.items(), reverse=True) if k not in ("type", "rates")
+    ]
+    return settings["type"] + (f" ({', '.join(shown)})" if shown else "")
 
 
 def replace_generated(page: str, text: str, marks: tuple[str, str]) -> str:
@@ -652,11 +600,7 @@ def replace_generated(page: str, text: str, marks: tuple[str, str]) -> str:
 
 def load_verdicts(path: Path) -> list[Verdict]:
     """Return the verdicts of the last `judge`."""
-    listed = json.loads(path.read_text(encoding="utf-8"))
-    for one in listed:
-        for name in ("advised", "best", "fedavg", "light", "auto"):
-            one[name] = Figure(**one[name])
-    return [Verdict(**one) for one in listed]
+    return [Verdict(**one) for one in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ def test_command_writes_json_and_page(tmp_path: Path) -> None:
     assert document["pattern"]["family"] == "cyclic"
     assert document["pattern"]["period"] == 40
     assert document["settings"]["learning_rates"]["fedau"]["lr"] > 0
-    assert "Never took part" in (tmp_path / "a.html").read_text()
+    assert "never took part" in (tmp_path / "a.html").read_text()
 
 
 def test_command_reads_times_and_strides(tmp_path: Path) -> None:

@@ -220,4 +220,4 @@ def test_audit_names_who_left() -> None:
     assert table["state"][4] == "gone"
     assert table["state"][30] == "never"
     assert table["last_round"][30] is None
-    assert any("stopped coming (4)" in limit for limit in result.limits)
+    assert any("stopped coming return (4)" in limit for limit in result.limits)

@@ -12,7 +12,7 @@ import pytest
 from tests.auditing.logs import Present, build_log, draw_chains, from_cohorts, to_frame
 
 import fedtide as ft
-from fedtide.auditing.output.text import describe_forgetting, describe_pattern
+from fedtide.auditing.output.sentences import describe_forgetting, describe_memory
 from fedtide.auditing.statistics.autocorrelation import (
     estimate_autocorrelation,
     estimate_neighbour_correlation,
@@ -159,8 +159,7 @@ def test_a_long_pause_is_left_out(idle: int) -> None:
     assert (without.family, found.family) == ("independent", "independent")
     assert found.evidence == without.evidence
     assert (without.idle_rounds, found.idle_rounds) == (0, idle)
-    text = describe_pattern(ft.audit(to_frame(paused)))
-    assert text.endswith(f"; {idle:,} rounds without participants are left out")
+    assert describe_memory(ft.audit(to_frame(paused))).endswith(f"{idle:,} rounds of pauses")
 
 
 @pytest.mark.parametrize(("before", "idle"), [(100, 100), (250, 1000)])
@@ -329,11 +328,8 @@ def test_independence_is_stated_by_what_is_excluded() -> None:
     assert neighbours.interval is not None
     low, high = neighbours.interval
     assert -0.1 < low < 0 < high < 0.1
-    sentence = describe_pattern(result)
-    assert f"±{max(-low, high):.3f} (95%)" in sentence
-    assert "confidence" not in sentence
+    assert f"(95%: {low:+.3f} to {high:+.3f})" in describe_memory(result)
     document = result.to_dict()["pattern"]
-    assert "confidence" not in document
     assert document["evidence"][0]["interval"] == [low, high]
 
 
@@ -354,7 +350,7 @@ def test_clients_that_hardly_come_back_say_nothing(repeats: int, said: str) -> N
     present[40, cohorts[0, :repeats]] = True
     result = ft.audit(to_frame(present))
     assert result.pattern.family == "undecided"
-    assert said in describe_pattern(result)
+    assert said in describe_memory(result)
     assert "at most" not in describe_forgetting(result)
 
 

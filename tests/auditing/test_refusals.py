@@ -67,8 +67,8 @@ def test_a_client_refused_in_every_round_is_named_with_its_reasons(
     result: ft.auditing.Audit,
 ) -> None:
     limits = " ".join(result.limits)
-    assert f"h reported 40 times: {REASONS['not finite']} (30), {REASONS['late']} (10)" in limits
-    assert f"g selected 40 times: {REASONS['error']} (30), {REASONS['no reply']} (10)" in limits
+    assert f"h 40 times: {REASONS['not finite']} (30), {REASONS['late']} (10)" in limits
+    assert f"g 40 times: {REASONS['error']} (30), {REASONS['no reply']} (10)" in limits
     assert "never took part" not in limits
 
 
@@ -94,7 +94,7 @@ def test_terminal_and_page_show_the_reasons(
 ) -> None:
     total = sum(map(Counter.total, count_reasons(log).values()))
     said = " ".join(str(result.summary()).split())
-    assert f"a client was left out of a round {total} times for a known reason" in said
+    assert f"left out of a round {total} times for a known reason" in said
     assert "most often g in 40 rounds (used in 0), h in 40 rounds (used in 0)" in said
     monkeypatch.setattr(audit_figures, "draw_figures", lambda audit: defaultdict(str))
     page = " ".join(re.sub(r"<[^>]*>", " ", render_page(result)).split())

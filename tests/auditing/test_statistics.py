@@ -13,7 +13,6 @@ from tests.auditing.logs import Present, build_log, from_cohorts, to_frame
 import fedtide as ft
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.log.reader import read_participation_log
-from fedtide.auditing.recommend import cutoff
 from fedtide.auditing.statistics import autocorrelation, churn, forgetting, session_tails, windows
 from fedtide.auditing.statistics.coverage import measure_coverage
 from fedtide.auditing.statistics.forgetting import measure_forgetting
@@ -239,7 +238,6 @@ def test_samples_of_large_logs_depend_neither_on_names_nor_on_the_order_of_rows(
         (session_tails, "_MOST_ENTRIES", 1000),
         (forgetting, "_MAX_ENTRIES", 1000),
         (windows, "_MAX_ENTRIES", 1000),
-        (cutoff, "_MAX_ENTRIES", 1000),
     ):
         monkeypatch.setattr(module, limit, least)
     random = np.random.default_rng(0)
@@ -262,7 +260,6 @@ def test_samples_of_large_logs_depend_neither_on_names_nor_on_the_order_of_rows(
                 *np.array(tests, dtype=float).ravel(),
                 *measure_forgetting(found).estimates,
                 *curve.values,
-                *cutoff.measure_errors(found, independent=False).values(),
                 session_tails.measure_session_tail(found).index,
             ]
         )

@@ -16,7 +16,7 @@ from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.log.reader import LogSource, OnProgress, read_participation_log
 from fedtide.auditing.output.json_document import build_document
-from fedtide.auditing.output.sentences import list_limits
+from fedtide.auditing.output.limits import list_limits
 from fedtide.auditing.output.terminal import show
 from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.recommend.findings import Findings, WantedSource
@@ -30,7 +30,7 @@ from fedtide.auditing.statistics.churn import Churn, find_churn
 from fedtide.auditing.statistics.coverage import measure_coverage
 from fedtide.auditing.statistics.forgetting import measure_forgetting
 from fedtide.auditing.statistics.group_influence import measure_group_influence
-from fedtide.auditing.statistics.influence import compare_objectives
+from fedtide.auditing.statistics.influence import compare_objectives, measure_influence
 from fedtide.auditing.statistics.pattern import Pattern, find_pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
 from fedtide.auditing.statistics.recent_influence import measure_recent_influence
@@ -210,6 +210,11 @@ def audit(
     cutoff = choose_cutoff(participation)
     variances = VarianceModel(participation, pattern, rates)
     objectives = compare_objectives(participation, variances, rates, weights, cutoff)
+    even = objectives.plain
+    if source == "roster":
+        equal = np.full(participation.size, 1 / participation.size)
+        unweighted = VarianceModel(replace(participation, weights=None), pattern, rates)
+        even = measure_influence(unweighted.log, unweighted, equal)
     watch("stages and churn", 0.0)
     availability = measure_availability(participation, weights)
     selection = measure_selection(participation, weights, seed)
@@ -238,6 +243,7 @@ def audit(
         coverage=coverage,
         rates=rates,
         objectives=objectives,
+        even=even,
         availability=availability,
         selection=selection,
         churn=churn,

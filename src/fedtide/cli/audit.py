@@ -18,7 +18,7 @@ from fedtide.auditing.api import audit
 from fedtide.auditing.output.formatting import format_experiment
 from fedtide.auditing.output.terminal import show
 from fedtide.auditing.recommend.advice import Advice
-from fedtide.auditing.recommend.step_sizes import Training
+from fedtide.auditing.recommend.from_theory import Training
 from fedtide.errors import InvalidInputError
 from fedtide.plotting.console import new_console
 from fedtide.validation import PAGE_SUFFIXES, expand_home, require_not_read, require_suffix
@@ -103,8 +103,7 @@ def audit_command(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The method for --experiment and --strategy, such as auto, in its best-ranked "
-            "form. Default: the first.",
+            help="The method for --experiment and --strategy, such as auto, Default: the first.",
         ),
     ] = None,
     privacy: Annotated[
@@ -123,10 +122,6 @@ def audit_command(
             "roster, else in proportion to the samples of log and roster, else equal.",
         ),
     ] = None,
-    simulate: Annotated[
-        bool,
-        typer.Option("--simulate", help="Replay ten times as much of a large log for the advice."),
-    ] = False,
     dimension: Annotated[
         int, typer.Option(help="Number of model parameters, for the memory of the methods.")
     ] = 1_000_000,
@@ -147,7 +142,7 @@ def audit_command(
         float, typer.Option("--delta", help="δ: gradient divergence of the clients, for -L.")
     ] = 1.0,
     steps: Annotated[int, typer.Option(help="I: local steps per round, for -L.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of the replay.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of drawing other selections.")] = 0,
 ) -> None:
     """Report which objective a participation log trains on, and which method corrects it.
 
@@ -171,7 +166,7 @@ def audit_command(
 
     fedtide audit events.tsv.gz --round-seconds 3600
 
-    fedtide audit runs/digits/fedau/seed-1 --simulate --json audit.json
+    fedtide audit runs/digits/fedau/seed-1 --json audit.json
     """
     log = log if "://" in log else str(expand_home(log))
     json_file, html, experiment, strategy, roster, privacy = (
@@ -225,7 +220,6 @@ def audit_command(
             privacy=None if asked is None else asked.mechanisms[0],
             dimension=dimension,
             tolerance=tolerance,
-            simulate=simulate,
             seed=seed,
             watch=lambda name, share: progress.update(task, description=name, completed=share),
         )

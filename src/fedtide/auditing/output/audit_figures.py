@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
-from fedtide.auditing.api import Audit
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
-from fedtide.auditing.output.text import describe_weighting
+from fedtide.auditing.output.sentences import describe_weighting
+from fedtide.auditing.recommend.findings import Findings
 from fedtide.errors import printable
 from fedtide.plotting.raster import draw_raster
 from fedtide.plotting.saving import figure_svg
@@ -40,7 +40,7 @@ _LEAST_OF_TOLERANCE = 1e-3
 """Windows below this share of the tolerance are drawn at it; strict turns have windows of 0."""
 
 
-def draw_figures(audit: Audit) -> dict[str, str]:
+def draw_figures(audit: Findings) -> dict[str, str]:
     """Return the SVG of each figure by name.
 
     "pattern" is empty without an autocorrelation, "stages" if the log has no stage but "used".
@@ -56,7 +56,7 @@ def draw_figures(audit: Audit) -> dict[str, str]:
     }
 
 
-def draw_participation(audit: Audit) -> str:
+def draw_participation(audit: Findings) -> str:
     """Draw participation by round (horizontal) and client (vertical, by descending rate)."""
     log = audit.log
     figure, axes = _new_figure(height=2.8)
@@ -73,7 +73,7 @@ def _entries(log: ParticipationLog) -> Iterator[tuple[Ints, Ints]]:
         yield clients, (log.first_round + rounds).astype(np.int64)
 
 
-def draw_rates(audit: Audit) -> str:
+def draw_rates(audit: Findings) -> str:
     """Draw every client's rate with its interval, in ascending order."""
     rates = audit.rates
     order = np.argsort(rates.estimate, kind="stable")
@@ -98,7 +98,7 @@ def draw_rates(audit: Audit) -> str:
     return figure_svg(figure, "Participation rates of the clients with 95% intervals", "rates")
 
 
-def draw_influence(audit: Audit) -> str:
+def draw_influence(audit: Findings) -> str:
     """Draw the influence of each client relative to its share, in ascending order."""
     ratios = np.sort(audit.objectives.ratios[audit.objectives.wanted > 0])
     rank, chosen = _sample_ranks(len(ratios))
@@ -117,7 +117,7 @@ def draw_influence(audit: Audit) -> str:
     return figure_svg(figure, "Influence of each client relative to its share", "influence")
 
 
-def draw_group_influence(audit: Audit) -> str:
+def draw_group_influence(audit: Findings) -> str:
     """Draw the influence of each group of the first grouping relative to its share."""
     groups = audit.groups[0]
     with_share = np.flatnonzero(groups.wanted > 0)
@@ -135,7 +135,7 @@ def draw_group_influence(audit: Audit) -> str:
     return figure_svg(figure, "Influence of each group relative to its share", "influence")
 
 
-def draw_history(audit: Audit) -> str:
+def draw_history(audit: Findings) -> str:
     """Draw the L1 skew of windows over time, and what chance alone would give."""
     recent = audit.objectives.recent
     assert recent is not None
@@ -153,7 +153,7 @@ def draw_history(audit: Audit) -> str:
     return figure_svg(figure, "L1 skew of windows over time", "history")
 
 
-def draw_stages(audit: Audit) -> str:
+def draw_stages(audit: Findings) -> str:
     """Draw the L1 skew after each stage with its interval, and that of other selections."""
     selection, availability = audit.selection, audit.availability
     if selection is None:
@@ -182,7 +182,7 @@ def draw_stages(audit: Audit) -> str:
     return figure_svg(figure, "L1 skew after each stage, and of other selections", "stages")
 
 
-def draw_autocorrelation(audit: Audit) -> str:
+def draw_autocorrelation(audit: Findings) -> str:
     """Draw the pooled autocorrelation against the lag, with the range of chance."""
     correlation, period = audit.pattern.correlation, audit.pattern.period
     if correlation is None:
@@ -203,7 +203,7 @@ def draw_autocorrelation(audit: Audit) -> str:
     return figure_svg(figure, "Autocorrelation of participation against the lag", "pattern")
 
 
-def draw_windows(audit: Audit) -> str:
+def draw_windows(audit: Findings) -> str:
     """Draw the irregularity of windows against their length."""
     regularity = audit.regularity
     figure, axes = _new_figure()

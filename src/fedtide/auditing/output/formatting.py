@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -61,21 +61,6 @@ def format_short(advice: Advice) -> str:
     return advice.algorithm if "rates" in advice.parameters else format_method(advice)
 
 
-def format_averaging(method: str) -> str:
-    """Return a way of averaging in words.
-
-    >>> format_averaging("average-all"), format_averaging("fedau(50)")
-    ('averaging over all clients', 'fedau(50)')
-    """
-    names = {
-        "fedavg": "averaging over each round's clients",
-        "average-all": "averaging over all clients",
-        "known-rates": "known rates",
-        "given": "the weights in the log",
-    }
-    return names.get(method, method)
-
-
 def format_experiment(advice: Advice) -> str:
     """Return the lines of an experiment file for a method."""
     return dump(advice.experiment, default_flow_style=None).strip()
@@ -116,11 +101,6 @@ def format_count(count: float) -> str:
 def to_sentence(text: str) -> str:
     """Return the text with a capital letter and a full stop."""
     return text[:1].upper() + text[1:] + "."
-
-
-def to_sentences(texts: Iterable[str]) -> str:
-    """Return the texts as sentences of one paragraph."""
-    return " ".join(to_sentence(text) for text in texts)
 
 
 def cut_block(text: str) -> str:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, Ints
-from fedtide.auditing.output.sentences import list_limits, list_lines
+from fedtide.auditing.output.limits import list_limits
+from fedtide.auditing.output.sentences import list_lines
 from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.recommend.findings import Findings
 from fedtide.auditing.statistics.forgetting import Forgetting

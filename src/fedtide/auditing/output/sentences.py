@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtide.auditing.log.participation_log import Ints
 from fedtide.auditing.log.refusals import format_reasons
 from fedtide.auditing.output.formatting import (
     format_method,
@@ -15,12 +14,12 @@ from fedtide.auditing.output.formatting import (
     format_skew,
     list_some,
 )
+from fedtide.auditing.output.limits import list_limits
 from fedtide.auditing.recommend.findings import Findings, is_biased
 from fedtide.auditing.statistics.group_influence import GroupInfluence
 from fedtide.auditing.statistics.influence import EffectiveObjective
-from fedtide.auditing.statistics.pattern import DRIFT, NEIGHBOURS, PERIOD, PRESENCE
+from fedtide.auditing.statistics.pattern import NEIGHBOURS, PERIOD, PRESENCE
 from fedtide.auditing.statistics.stages import StageShift
-from fedtide.auditing.statistics.unseen import UnseenClients
 from fedtide.errors import printable, quantify
 
 _AIMS = {
@@ -37,8 +36,6 @@ _ROUNDING = 1e-9
 """The rounding error of sums of weights."""
 _OF_SIZE = 0.1
 """The correlation of neighbouring rounds from which on bursts and turns are called so."""
-_LONG_MEMORY = 0.2
-"""The probability of memory beyond the log above which its intervals have a warning."""
 _NAMED = 3
 """The most clients that a sentence names."""
 
@@ -53,9 +50,9 @@ def list_lines(audit: Findings) -> dict[str, str]:
         "THIS LOG": [describe_log(audit)],
         "NEXT RUN": [describe_next_run(audit)],
         "ASSUMES": [
-            f"{_AIMS[audit.wanted_source]}; local steps are small and equally many, and "
-            "participation does not depend on the training: else averaging does not minimise Σ w_n "
-            "F_n with these influences w_n"
+            f"{_AIMS[audit.wanted_source]}; local steps are small and equally many; participation "
+            "does not depend on the training (else averaging does not minimise Σ w_n F_n with "
+            "these influences w_n)"
         ],
         "WHO": describe_extremes(audit),
         "STAGES": [*describe_availability(audit), *describe_selection(audit)],
@@ -173,15 +170,9 @@ def describe_next_run(audit: Findings) -> str:
     if recent is not None and np.isfinite(recent.objective.interval).all():
         text += f"; if it stays as in the last {quantify(recent.window, 'round')}, "
         text += format_skew(recent.objective.skew)
-    other = describe_plain_average(audit)
-    return f"{text}; {other}" if other else text
-
-
-def describe_plain_average(audit: Findings) -> str:
-    """Return the skew of averaging over the cohort if the log has other weights; else empty."""
-    if not has_own_weights(audit):
-        return ""
-    return f"averaging without the weights in the log: {format_skew(audit.objectives.plain.skew)}"
+    if has_own_weights(audit):
+        text += f"; averaging without the log's weights: {format_skew(audit.objectives.plain.skew)}"
+    return text
 
 
 def describe_extremes(audit: Findings) -> list[str]:
@@ -324,7 +315,9 @@ def describe_memory(audit: Findings) -> str:
             text = "clients take turns: counts are more even than by chance"
         else:
             text = f"little or none: correlation of neighbouring rounds {value:.3f} {reach}"
-    return f"{text}; {describe_forgetting(audit)}" if audit.swings else text
+    text += f"; {describe_forgetting(audit)}" if audit.swings else ""
+    idle = pattern.idle_rounds
+    return f"{text}; without {quantify(idle, 'round')} of pauses" if idle else text
 
 
 def describe_drift(audit: Findings) -> str:
@@ -336,9 +329,12 @@ def describe_drift(audit: Findings) -> str:
         return "none" if always else f"not testable: {reason}"
     if drift.p_value is None:
         return f"not testable: {drift.obstacle}"
-    tested, p_value = audit.pattern.find_evidence(DRIFT).result, format_p_value(drift.p_value)
-    verdict = "found" if audit.pattern.family == "drifting" else "none found"
-    return f"{verdict} ({p_value}): {tested}"
+    p_value = format_p_value(drift.p_value)
+    low, high = drift.interval or (0.0, np.inf)
+    if audit.pattern.family == "drifting":
+        found = f"the rates of the two halves differ by {drift.relative_change:.0%} of their mean"
+        return f"found ({p_value}): {found} (95%: {low:.0%} to {high:.0%})"
+    return f"none found ({p_value}): between the halves, rates change by at most {high:.0%} (95%)"
 
 
 def describe_forgetting(audit: Findings) -> str:
@@ -349,13 +345,14 @@ def describe_forgetting(audit: Findings) -> str:
     if forgetting.p_value >= _SURE:
         return f"no clear swing of the influence ({format_p_value(forgetting.p_value)})"
     half = forgetting.halving_window
-    return _swing(audit) + (f"; half as much in {_count_busy(audit, half)}" if half else "")
+    return _swing(audit) + (f", and half as much in {_count_busy(audit, half)}" if half else "")
 
 
 def _swing(audit: Findings) -> str:
+    window, (low, _) = audit.forgetting.window, audit.forgetting.interval
     return (
-        f"in windows of {_count_busy(audit, audit.forgetting.window)}, "
-        f"{audit.forgetting.describe()} of the influence is elsewhere than in the whole log"
+        f"in {_count_busy(audit, window)} in a row, at least {low:.0%} of the influence is "
+        "elsewhere than in the whole log"
     )
 
 
@@ -363,43 +360,6 @@ def _count_busy(audit: Findings, count: int) -> str:
     """Return a number of rounds in words, and that empty ones do not count if there are any."""
     every = audit.log.nonempty_rounds == audit.log.length
     return quantify(count, "round") + ("" if every else " with participants")
-
-
-def describe_rates(audit: Findings) -> str:
-    """Return the distribution of the rates."""
-    rates = audit.rates
-    low, middle, high = np.quantile(rates.estimate[rates.estimate > 0], [0.1, 0.5, 0.9])
-    return (
-        f"median {middle:.3g}; 10% of the clients that took part below {low:.3g}, 10% above "
-        f"{high:.3g}; half of all updates are from {quantify(rates.clients_for_half, 'client')}"
-        + ("" if rates.reason is None else f"; no intervals: {rates.reason}")
-    )
-
-
-def describe_window(audit: Findings) -> str:
-    """Return the shortest windows as even as the log, and the advised amplification period."""
-    windows = audit.regularity
-    if windows.period is None:
-        text = "no window of up to half of the log is about as even as the whole log"
-    else:
-        text = f"windows of {quantify(windows.period, 'round')} are about as even as the whole log"
-    text += f" (irregularity within {windows.tolerance:g} of {windows.floor:.2f})"
-    period = audit.period
-    return f"{text}; period for amplified methods: {quantify(period, 'round')}" if period else text
-
-
-def describe_unseen(unseen: UnseenClients) -> str:
-    """Return the estimated number of clients that the log has not seen."""
-    low, high = unseen.interval
-    if np.isinf(high):
-        return "how many clients never came, as some came once and none exactly twice"
-    if low == 0:
-        return f"whether clients never came: up to {high:,.0f} (95%)"
-    return (
-        f"how many clients never came: at least {low:,.0f} (97.5%) if clients come independently; "
-        f"{unseen.estimate:,.0f} (95%: {low:,.0f} to {high:,.0f}) if rare ones also come equally "
-        "often. Give their number with --clients, or a table with --roster"
-    )
 
 
 def has_own_weights(audit: Findings) -> bool:
@@ -412,64 +372,3 @@ def _share(objective: EffectiveObjective) -> str:
     """Return the share of the influence that is misplaced, chance deducted."""
     corrected = objective.skew.corrected
     return f"{(corrected if np.isfinite(corrected) else objective.l1_skew) / 2:.0%}"
-
-
-def list_limits(audit: Findings) -> list[str]:
-    """Return what no weights can correct, and what the log and its intervals leave out."""
-    churn, unseen = audit.churn, audit.unseen
-    limits = _list_unused(audit)
-    if unseen is not None:
-        limits.append(describe_unseen(unseen))
-    if len(churn.gone):
-        limits.append(
-            f"whether {_name(audit, churn.gone)} return: until then, no weights correct their share"
-        )
-    memory = audit.rates.dispersion.long_memory
-    drifting = audit.pattern.family == "drifting"
-    if audit.rates.intervals and memory > _LONG_MEMORY and not drifting:
-        limits.append(
-            f"whether participation depends on rounds before the log (probability {memory:.0%}); "
-            "if so, the intervals are too narrow"
-        )
-    limits.append("whether rare clients have other data: only then a skew does harm")
-    return limits
-
-
-def _list_unused(audit: Findings) -> list[str]:
-    """Return why clients were never used, as far as the log tells."""
-    log, selection, availability = audit.log, audit.selection, audit.availability
-    never = audit.coverage.never
-    if selection is None:
-        reason = f"why {len(never):,} clients never took part ({_name(audit, never)})"
-        return [reason] if len(never) else []
-    lost, refused = selection.lost, selection.refused
-    if availability is None:
-        unasked = np.setdiff1d(never, np.union1d(lost, refused))
-        groups = [(unasked, "were never selected; whether they were available", None)]
-    else:
-        groups = [
-            (availability.never, "were never available", None),
-            (selection.left_out, "were available but left out by the selection", None),
-        ]
-    asked = None if log.selected is None else log.selected.counts
-    groups += [
-        (lost, "were selected but never reported", asked),
-        (refused, "reported, but every update was refused", selection.reports),
-    ]
-    return [
-        f"{quantify(len(clients), 'client')} {what} ({_name(audit, clients, counts)})"
-        for clients, what, counts in groups
-        if len(clients)
-    ]
-
-
-def _name(audit: Findings, clients: Ints, counts: Ints | None = None) -> str:
-    """Return the first clients, each with its number of rounds and reasons if there are counts."""
-    shown, refusals = [], audit.log.refusals
-    for n in clients[:_NAMED].tolist():
-        text = audit.log.show_name(n)
-        if counts is not None:
-            reasons = format_reasons(refusals.of_client(n)) if refusals else ""
-            text += f" {quantify(int(counts[n]), 'time')}{reasons and f': {reasons}'}"
-        shown.append(text)
-    return list_some(shown, _NAMED, len(clients))

@@ -14,7 +14,7 @@ from fedtide.auditing.statistics.churn import Churn
 from fedtide.auditing.statistics.coverage import Coverage
 from fedtide.auditing.statistics.forgetting import Forgetting
 from fedtide.auditing.statistics.group_influence import GroupInfluence
-from fedtide.auditing.statistics.influence import ObjectiveComparison
+from fedtide.auditing.statistics.influence import EffectiveObjective, ObjectiveComparison
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates
 from fedtide.auditing.statistics.skew import SkewEstimate
@@ -48,6 +48,8 @@ class Findings:
         coverage: clients seen, absences, cohort sizes.
         rates: participation rates with confidence intervals.
         objectives: the objective of averaging over the cohort, and of other ways of averaging.
+        even: averaging over the cohort, judged by equal weights: if it is right for these, it is
+            right for any weights a_n once losses are multiplied by N a_n.
         availability: the bias of availability alone, if the log says who was available.
         selection: what selection and dropout add to it, if the log has stages.
         churn: clients that left for good or joined late: by availability, if the log says who was
@@ -71,6 +73,7 @@ class Findings:
     coverage: Coverage
     rates: RateEstimates
     objectives: ObjectiveComparison
+    even: EffectiveObjective
     availability: AvailabilityBias | None
     selection: SelectionBias | None
     churn: Churn
@@ -112,31 +115,22 @@ class Findings:
 
         Clients that never took part are no objection: no other weights would reach them.
         """
-        objectives, found = self.objectives, list[Objection]()
-        judged = objectives.plain if self.wanted_source == "equal" else objectives.in_force
-        skew, recent = judged.correctable, objectives.recent
+        found, recent = list[Objection](), self.objectives.recent
+        in_force = self.objectives.in_force
+        judged = in_force if self.wanted_source == "samples" else self.even
+        skew = judged.correctable
         if is_biased(skew):
             found.append("skew")
         elif not (skew.interval[1] < _OPEN or skew.corrected < 0.05):  # NaN: no interval
             found.append("unknown skew")
-        is_in_force = np.abs(objectives.in_force.weights - judged.weights).sum() < 0.05
-        if recent is not None and is_in_force and is_biased(recent.objective.correctable):
-            found.append("recent skew")
+        alike = np.abs(in_force.weights - judged.weights).sum() < 0.05
+        if recent is not None and alike and self.wanted_source != "roster":
+            found += ["recent skew"] if is_biased(recent.objective.correctable) else []
         if self.swings:
             found.append("swing")
         if self.pattern.family == "regularized":
             found.append("turns")
         return found
-
-    @property
-    def averaging_is_right(self) -> bool:
-        """Whether averaging, as advised for these wanted weights, trains for them.
-
-        Weights of a roster multiply the losses, which is right if all clients are always there.
-        """
-        if self.wanted_source == "roster":
-            return self.pattern.family == "always"
-        return not self.objections
 
     @property
     def may_store(self) -> bool:

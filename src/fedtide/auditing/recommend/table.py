@@ -44,7 +44,7 @@ TABLE = (
         "in the last rounds, no swing, no turns",
         "fedavg",
         "averaging already trains for the wanted weights, and nothing costs less",
-        lambda found: found.averaging_is_right,
+        lambda found: not found.objections,
     ),
     Row(
         "the objective swings; the server may keep an update of each client",
@@ -169,20 +169,18 @@ def _price(method: str, findings: Findings) -> tuple[int, int, list[str]]:
         tables = 2 if method == "amplified-scaffold" else 1
         stored = tables * table + 2 * dimension
         again = findings.log.repeats / len(findings.log.clients)
-        what = f"{tables} vectors" if tables > 1 else "a vector"
+        what = "a vector" if tables == 1 else "two vectors"
         needs = [
             f"the server keeps {what} of the model's size for each client",
-            "in each round a client receives two vectors of the model's size (the model and its "
-            "correction) and sends one; it adds the correction to every gradient, trains with "
-            "plain SGD, and need not keep anything between rounds",
-            f"the same clients come back: {again:.0%} of the updates of this log are by clients "
-            "that had taken part before",
+            "clients receive a second such vector in each round, add it to every gradient, train "
+            "with plain SGD, and need not keep anything between rounds",
+            f"they come back: {again:.0%} of these updates are by clients seen before",
         ]
         return stored, 3, needs
     if method == "fedvarp":
         needs = [
-            "the server keeps a vector of the model's size for each client; clients train as they "
-            "do when averaging, and come back"
+            "the server keeps a vector of the model's size for each client",
+            "clients come back; they train as they do when averaging",
         ]
         return table + dimension, 2, needs
     if method == "auto":
