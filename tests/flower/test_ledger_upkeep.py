@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, Message
 import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.flower.ledger.ledger import read_ledger, read_rounds
-from fedtide.flower.ledger.ledger_maintenance import migrate_ledger, plan_pruning, prune_ledger
+from fedtide.flower.ledger.ledger_maintenance import migrate_ledger, prune_ledger
 from fedtide.simulation.checkpoint import load_newest, save
 
 from .driver import N, deploy, federation, model, node_of
@@ -44,7 +44,7 @@ def test_an_audit_names_the_client_whose_every_update_was_refused(url):
 def test_a_federation_goes_on_after_its_ledger_was_pruned(tmp_path, url):
     options = {"state": tmp_path / "state", "ledger": url}
     deploy(federation(), FedAvg(), rounds=6, **options)
-    list(prune_ledger(url, plan_pruning(url, keep=2)))
+    prune_ledger(url, first=4)
     again = deploy(federation(), FedAvg(), rounds=8, **options)
     np.testing.assert_array_equal(model(again), model(deploy(federation(), FedAvg(), rounds=8)))
     assert read_rounds(url)["round"].to_list() == [4, 5, 6, 7]

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 from fedtide.errors import InvalidInputError
 from fedtide.monitoring.exporter import CONTENT_TYPE
 from fedtide.monitoring.monitor import Monitor, MonitorSettings
-from fedtide.monitoring.watch_page import CONTENT_SECURITY_POLICY, Query, render_page
+from fedtide.monitoring.watch_page import CONTENT_SECURITY_POLICY, render_page
 
 log = getLogger("fedtide")
 
@@ -42,12 +42,15 @@ class MonitorServer(ThreadingHTTPServer):
 
     def __init__(self, monitor: Monitor, host: str, port: int) -> None:
         self.monitor = monitor
-        if not 0 <= port <= 65_535:
-            raise InvalidInputError(f"port: {port} is not a port; give one from 1 to 65535")
         try:
             super().__init__((host, port), _Handler)
-        except OSError as error:
-            raise InvalidInputError(_describe(error, host, port)) from None
+        except (OSError, OverflowError) as error:  # the latter at a port beyond 65535
+            in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            reason = "is in use" if in_use else f"cannot be listened on ({error})"
+            raise InvalidInputError(
+                f"port: {port} {reason} at {host}; give another one, 0 for any free one, and an "
+                "address of this machine"
+            ) from None
 
     @property
     def url(self) -> str:
@@ -111,8 +114,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/metrics":
             self._answer(HTTPStatus.OK, CONTENT_TYPE, monitor.metrics)
         elif path == "/":
-            wanted = Query.from_fields(parse_qs(query))
-            page = render_page(monitor.status, monitor.error, wanted, time.time())
+            find = parse_qs(query).get("find", [""])[0][:200]
+            page = render_page(monitor.status, monitor.error, find, time.time())
             self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page.encode())
         else:
             text = b"not found; the page is at /, the metrics at /metrics\n"
@@ -139,11 +142,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: requests come every few seconds."""
-
-
-def _describe(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port: {port} is in use at {host}; give another one, or 0 for any free one"
-    if error.errno == errno.EACCES:
-        return f"port: {port} needs the rights of root; give one from 1024 on"
-    return f"host: cannot listen on {host} ({error.strerror}); give an address of this machine"

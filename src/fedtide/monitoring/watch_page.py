@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlencode
 
 import numpy as np
 
 from fedtide.html_page import STYLE, render_template
-from fedtide.monitoring.ledger_window import Floats, Ints
+from fedtide.monitoring.ledger_window import Ints
 from fedtide.monitoring.status import (
     CLIENT_STATES,
     GONE,
@@ -48,46 +46,19 @@ CONTENT_SECURITY_POLICY = (
 """What a browser may run and load: the page's own style and script, and the page itself."""
 
 
-@dataclass(frozen=True)
-class Query:
-    """Which clients the page shows, and in which order.
-
-    Args:
-        sort: a column, with - before it for descending order; empty: clients that are gone, then
-            the others, by name.
-        find: a part of their names.
-    """
-
-    sort: str = ""
-    find: str = ""
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Sequence[str]]) -> Query:
-        """Return the query in the fields of an address; unknown columns are ignored."""
-        sort = fields.get("sort", [""])[0]
-        known = sort.removeprefix("-") in _COLUMNS
-        return cls(sort if known else "", fields.get("find", [""])[0][:200])
-
-    def link(self, column: str) -> str:
-        """Return the query string that sorts by a column, or reverses its order if it does."""
-        first, second = (column, f"-{column}") if column in _ASCENDING else (f"-{column}", column)
-        sort = second if self.sort == first else first
-        return urlencode({"sort": sort} | ({"find": self.find} if self.find else {}))
-
-
-def render_page(status: Status | None, error: str | None, query: Query, now: float) -> str:
+def render_page(status: Status | None, error: str | None, find: str, now: float) -> str:
     """Return the HTML of the page.
 
     Args:
         status: of the federation; None: no round is known.
         error: why the ledger cannot be read; None: it can.
-        query: which clients are shown.
+        find: a part of the names of the clients that are shown; "": any.
         now: in seconds since 1970.
     """
     lead = "No round has ended, or the ledger is still being read; this page waits."
     content: dict[str, Any] = {"title": "No rounds yet", "lead": lead}
     if status is not None:
-        content = _describe(status, query, now)
+        content = _describe(status, find, now)
     warnings = [f"The ledger cannot be read: {error}"] if error else []
     content["warnings"] = warnings + content.get("warnings", [])
     return render_template(
@@ -96,13 +67,13 @@ def render_page(status: Status | None, error: str | None, query: Query, now: flo
         style=_STYLE,
         script=_SCRIPT,
         status=status,
-        query=query,
+        find=find,
         **content,
     )
 
 
-def _describe(status: Status, query: Query, now: float) -> dict[str, Any]:
-    matching, chosen = _choose_clients(status, query)
+def _describe(status: Status, find: str, now: float) -> dict[str, Any]:
+    matching, chosen = _choose_clients(status, find)
     return {
         "title": status.federation,
         "lead": _describe_rounds(status, now),
@@ -206,38 +177,12 @@ def _draw_chart(status: Status) -> dict[str, Any]:
     }
 
 
-_COLUMNS = ("name", "state", "influence", "chance", "absence", "late", "unused")
-_ASCENDING = ("name", "state")
-
-
-def _choose_clients(status: Status, query: Query) -> tuple[int, Ints]:
-    """Return how many clients match, and those that are shown, in order."""
-    part, names = query.find.casefold(), status.names
-    matching = [names[n] != "" and part in names[n].casefold() for n in status.by_name]
-    ordered = status.by_name[matching]
-    column, sign = query.sort.removeprefix("-"), -1 if query.sort.startswith("-") else 1
-    if column == "name":
-        return len(ordered), ordered[::sign][:_ROWS]
-    keys = _sort_keys(status, column)[ordered]
-    unknown = np.isnan(keys)  # last in either order
-    return len(ordered), ordered[np.lexsort((sign * keys, unknown))][:_ROWS]
-
-
-def _sort_keys(status: Status, column: str) -> Floats:
-    if column == "state":
-        return status.states.astype(np.float64)
-    if column == "influence":
-        return status.ratios
-    if column == "chance":
-        none = np.full(len(status.names), np.nan)
-        return none if status.forecast is None else status.forecast.rates
-    if column == "absence":
-        return np.where(status.totals.last < 0, np.nan, status.absences)
-    if column == "late":
-        return status.columns.late.astype(np.float64)
-    if column == "unused":
-        return status.columns.unused.astype(np.float64)
-    return np.where(status.states == GONE, 0.0, 1.0)
+def _choose_clients(status: Status, find: str) -> tuple[int, Ints]:
+    """Return how many clients match, and those that are shown: gone ones first, then by name."""
+    part, names = find.casefold(), status.names
+    matching = [n for n in status.by_name if names[n] and part in names[n].casefold()]
+    matching.sort(key=lambda n: status.states[n] != GONE)
+    return len(matching), np.array(matching[:_ROWS], dtype=np.int64)
 
 
 def _list_rows(status: Status, chosen: Ints, now: float) -> list[dict[str, Any]]:
