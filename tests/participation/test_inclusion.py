@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.errors import InvalidInputError
-from fedtide.participation import Weighted, inclusion, inclusion_probabilities
-from fedtide.population import Population
+from fedtide.participation import inclusion, inclusion_probabilities
 
 
 def enumerate_successive_sampling(weights: list[float], size: int) -> np.ndarray:
@@ -142,5 +141,3 @@ def test_rates_that_cannot_be_computed_are_refused_or_unknown(
     weights = np.exp(-np.arange(200) / 2)
     with pytest.raises(InvalidInputError, match=r"^weights: .*; "):
         inclusion_probabilities(weights, 100)
-    process = Weighted(100, weights)
-    assert process.known_rates(Population(clients=200), seed=0) is None

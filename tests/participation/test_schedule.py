@@ -251,12 +251,6 @@ def test_the_clients_that_ones_own_code_is_shown_cannot_be_changed(
     assert process.begin(population, seed=0).round(0).clients.tolist() == before
 
 
-@pytest.mark.parametrize("probability", [1.7, -0.1, np.nan], ids=repr)
-def test_the_probability_of_a_dropout_model_is_checked(probability: Any) -> None:
-    with pytest.raises(InvalidInputError, match=r"^dropout\.reporting_probability: .*; give"):
-        Schedule(Full(), dropout=Own(probability)).known_rates(Population(clients=4), seed=0)
-
-
 def test_weights_in_the_objective_of_averaging_are_computed_from_checked_rounds() -> None:
     """A client that is listed twice would count twice in |S| and once in the sum."""
     process = Own(Gives(AvailableClients(np.array([0, 0, 1]))))

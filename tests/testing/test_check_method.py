@@ -204,10 +204,6 @@ class LaterField(Plain):
         return super().absorb(state, updates)
 
 
-class OldTrait(Plain):
-    weights_follow_updates = True
-
-
 class Moved(Plain):
     def with_model(self, state, model):
         return state
@@ -234,7 +230,6 @@ WRONG = [
     (Norms(), "weights depend on updates or numbers of steps; let the trait"),
     (Corrected(), "the trait message_vectors is 2, but .* 3 vectors are sent"),
     (LaterField(), "algorithm: 'total' of its state is None either"),
-    (OldTrait(), r"weights_follow_updates has no effect; give traits = Traits\(weights_follow_upd"),
     (Moved(), "with_model returns a state with another model"),
 ]
 

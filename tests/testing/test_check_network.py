@@ -205,16 +205,8 @@ def add_closure(net):
     net.activation = lambda x: x * net.scale
 
 
-def add_layer_in_list(net):
-    net.hidden = [nn.Linear(4, 4).double()]
-
-
 def add_count(net):
     net.calls = 0
-
-
-def add_frozen_mean(net):
-    net.mean = nn.Parameter(torch.zeros(4, 4), requires_grad=False)
 
 
 def add_mean(net):
@@ -243,38 +235,12 @@ def anneal(net, x):
     return net.b(Scaled.apply(net.a(x), -0.1 * net.calls))
 
 
-def count_slightly(net, x):
-    net.calls += 1
-    return net.b(net.a(x)) * (1 + 1e-4 * net.calls)
-
-
-def average_weights(net, x):
-    if net.training:
-        net.mean.data.mul_(0.9).add_(net.a.weight.detach(), alpha=0.1)
-        return net.b(net.a(x))
-    return net.b(linear(x, net.mean))
-
-
 def average_activations(net, x):
     states = net.a(x)
     if net.training:
         net.mean = 0.9 * net.mean + 0.1 * states.detach().mean(0).to(net.mean)
         return net.b(states)
     return net.b(states - net.mean.to(states))
-
-
-def add_history(net):
-    net.history = []
-
-
-def grow(net, x):
-    net.history.append(x)
-    return {"mean": net.b(net.a(x)), "kept": [*net.history]}
-
-
-def average_history(net, x):
-    net.history.append(x.mean())
-    return net.b(net.a(x) + torch.stack(net.history).mean())
 
 
 def count_evaluations(net, x):
@@ -301,12 +267,6 @@ def with_value(value):
     net = nn.Linear(4, 2)
     net.weight.data[0, 1] = value
     return net
-
-
-def with_hook(kind):
-    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    getattr(network[0].weight, kind)(lambda gradient: None)
-    return network
 
 
 def with_complex_parameter(net):
@@ -368,35 +328,12 @@ REFUSED = {
         partial(Net, lambda net, x: net.b(linear(x, *net.weights).tanh()), add_weights_in_list),
         UNREACHED,
     ),
-    "values of parameters in a list": (
-        partial(
-            Net,
-            lambda net, x: net.b(net.a(x) * net.weights[1].detach()),
-            add_weights_in_list,
-        ),
-        UNLIKE,
-    ),
     "parameter in a closure": (
         partial(Net, lambda net, x: net.b(net.activation(net.a(x))), add_closure),
         UNREACHED,
     ),
-    "layer in a list": (
-        partial(Net, lambda net, x: net.b(net.hidden[0](net.a(x))), add_layer_in_list),
-        UNREACHED,
-    ),
-    "hook": (partial(with_hook, "register_hook"), "'0.weight' has a hook .*; change"),
-    "hook after accumulation": (
-        partial(with_hook, "register_post_accumulate_grad_hook"),
-        "'0.weight' has a hook .*; change",
-    ),
     "schedule of gradients": (partial(Net, anneal, add_count), COUNTS),
-    "count of little effect": (partial(Net, count_slightly, add_count), COUNTS),
-    "list that grows": (partial(Net, average_history, add_history), COUNTS),
     "mean of activations": (partial(Net, average_activations, add_mean), COUNTS),
-    "mean of weights": (
-        partial(Net, average_weights, add_frozen_mean),
-        COUNTS,
-    ),
     "buffer in evaluation": (
         partial(
             Net,
@@ -411,11 +348,6 @@ REFUSED = {
     "diverged": (
         partial(with_value, torch.nan),
         "the parameter 'weight' holds NaN or infinity; give",
-    ),
-    "overflown": (partial(with_value, torch.inf), "'weight' holds NaN or infinity"),
-    "wrapper": (
-        lambda: nn.DataParallel(nn.Linear(4, 2)),
-        "DataParallel hides .*; give the network",
     ),
     "noise": (partial(Net, lambda net, x: net.b(net.a(x + torch.randn_like(x)))), RANDOM),
     "random layer": (lambda: nn.Sequential(nn.Linear(4, 64), nn.RReLU(), nn.Linear(64, 2)), RANDOM),
@@ -432,15 +364,10 @@ REFUSED = {
     ),
     "detached": (partial(Net, lambda net, x: net.b(net.a(x)).detach()), "have no gradient"),
     "mean of the minibatch": (partial(Net, lambda net, x: net.b(net.a(x - x.mean(0)))), OTHERS),
-    "mean before zeros": (
-        partial(Net, lambda net, x: net.b(x - x.mean(0)), lambda net: nn.init.zeros_(net.b.weight)),
-        OTHERS,
-    ),
     "batch norm without statistics": (
         lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, track_running_stats=False)),
         OTHERS,
     ),
-    "outputs that grow": (partial(Net, grow, add_history), "every forward pass"),
 }
 
 
@@ -456,12 +383,9 @@ def test_what_would_silently_compute_something_else_is_found(case):
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize(
-    "options", [{"scale_grad_by_freq": True}, {"sparse": True}, {"max_norm": 0.1}]
-)
-def test_embeddings_that_count_limit_or_skip_are_found(options):
+def test_an_embedding_that_limits_its_weights_is_found():
     with pytest.raises(AssertionError):
-        check_network(nn.Embedding(5, 2, **options), torch.tensor([[1, 2], [3, 3]]))
+        check_network(nn.Embedding(5, 2, max_norm=0.1), torch.tensor([[1, 2], [3, 3]]))
 
 
 def test_arguments_have_names_and_dropout_is_no_noise():
@@ -474,17 +398,6 @@ def test_arguments_have_names_and_dropout_is_no_noise():
             return self.layers(x) * scale
 
     check_network(Two(), {"scale": torch.rand(4, 1), "x": torch.rand(4, 3)})
-
-
-@pytest.mark.parametrize("share", ["removed hook", "hook on a frozen parameter"])
-def test_hooks_that_are_never_called_are_not_refused(share):
-    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    handle = network[0].weight.register_hook(lambda gradient: None)
-    if share == "removed hook":
-        handle.remove()
-    else:
-        network[0].requires_grad_(False)
-    check_network(network, torch.rand(3, 4))
 
 
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn-001-cifar100"])

@@ -16,9 +16,7 @@ from fedtide.participation.availability.base import Ids
 from fedtide.population import Population
 from fedtide.randomness import uniforms
 from fedtide.spec import AtLeast, Positive, Unit, spec
-from fedtide.validation import (
-    require_one_per_client,
-)
+from fedtide.validation import require_one_per_client
 
 
 class Dropout(ABC):

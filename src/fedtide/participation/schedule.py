@@ -19,7 +19,7 @@ from fedtide.participation.availability.base import (
 from fedtide.participation.dropout import Dropout, NoDropout
 from fedtide.participation.selections import All, Selection, SelectionStream, UniformOf
 from fedtide.population import Population, read_only
-from fedtide.validation import Numbers, require_probabilities
+from fedtide.validation import Numbers
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,7 @@ class Schedule:
     def _reporting_probabilities(self, population: Population) -> Numbers | None:
         """Return the dropout model's probabilities, shape (1,) or (N,); None: unknown."""
         given = self._dropout_of(population).reporting_probability
-        if given is None:
-            return None
-        return require_probabilities("dropout.reporting_probability", given)
+        return None if given is None else np.atleast_1d(np.asarray(given, dtype=np.float64))
 
     def _selects_all(self, clients: int) -> bool:
         """Return whether all available clients are selected, in a population of `clients`."""

@@ -345,16 +345,10 @@ class MinSeparation(Selection):
         if self.size * (self.rounds + 1) > clients:
             raise InvalidInputError(
                 f"rounds: {quantify(clients, 'client')} cannot fill cohorts of {self.size} if each "
-                f"rests {quantify(self.rounds, 'round')}; {_feasible(clients, self)}"
+                f"rests {quantify(self.rounds, 'round')}; rest at most "
+                f"{quantify(clients // self.size - 1, 'round')}"
             )
         return _MinSeparationStream(clients, self.size, self.rounds, seed)
-
-
-def _feasible(clients: int, wanted: MinSeparation) -> str:
-    """Return the settings closest to the wanted ones that N clients allow."""
-    rest = f"rest at most {quantify(clients // wanted.size - 1, 'round')}"
-    fitting = clients // (wanted.rounds + 1)
-    return f"{rest}, or select {fitting}" if fitting else rest
 
 
 class _MinSeparationStream(SelectionStream):

@@ -55,7 +55,6 @@ def check_method(method: Algorithm[Any], population: Population | None = None) -
     people = population or Population(
         4, samples=np.array([5, 2, 9, 4]), rates=np.array([0.9, 0.5, 0.7, 0.2]), seed=3
     )
-    _check_traits(method)
     with assertions():
         with no_global_randomness("the method", _HINT):
             whole = _Course(method, people, watched=True).run()
@@ -188,15 +187,6 @@ class _Course:
         for mine, its in zip(self.infos, other.infos, strict=True):
             if not _close(*(_by_client(info, self.population) for info in (mine, its))):
                 fail(sentence.format("RoundInfo"))
-
-
-def _check_traits(method: Algorithm[Any]) -> None:
-    """Refuse traits that are given in another form, and would have no effect."""
-    if not isinstance(method.traits, Traits):
-        fail(f"traits is {method.traits!r:.60}; give Traits(...)")
-    for trait in fields(Traits):
-        if hasattr(method, trait.name):
-            fail(f"{trait.name} has no effect; give traits = Traits({trait.name}=...)")
 
 
 def _check_info(

@@ -16,7 +16,6 @@ from fedtide.problems.models import FunctionalModel
 from fedtide.problems.models.functional import Inputs
 from fedtide.testing._purity import assertions, fail, no_global_randomness
 
-_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _TRACKING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -62,11 +61,6 @@ def check_network(
 
 
 def _check_parameters(network: nn.Module) -> None:
-    for name, layer in network.named_modules():
-        if isinstance(layer, nn.DataParallel | torch.jit.ScriptModule) and layer is network:
-            fail(f"{type(layer).__name__} hides the parameters; give the network that it wraps")
-        if getattr(layer, "scale_grad_by_freq", False):
-            fail(f"layer {name!r} counts padding; leave out scale_grad_by_freq=True")
     for name, parameter in network.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -77,11 +71,6 @@ def _check_parameters(network: nn.Module) -> None:
             )
         if not torch.isfinite(parameter).all():
             fail(f"the parameter {name!r} holds NaN or infinity; give finite initial values")
-        if any(getattr(parameter, kind, None) for kind in _HOOKS):
-            fail(
-                f"the parameter {name!r} has a hook on its gradient, which training would not "
-                "call; change what forward computes instead, such as weight * mask"
-            )
 
 
 @torch.no_grad()
@@ -108,8 +97,8 @@ def _call(module: nn.Module, inputs: Inputs, names: tuple[str, ...] | None) -> A
 def changed_by(call: Callable[[], object], owner: object) -> str | None:
     """Return the name of what two equal calls change in a module; None: nothing.
 
-    It is a parameter, a buffer, or an attribute: a number, a tensor or the length of a list, which
-    the second call changes, as the first may fill caches. Statistics of BatchNorm may change.
+    It is a parameter, a buffer, or an attribute, a number or a tensor, which the second call
+    changes, as the first may fill caches. Statistics of BatchNorm may change.
     """
     if not isinstance(owner, nn.Module):
         return None
@@ -133,12 +122,12 @@ def _tensors_of(module: nn.Module) -> dict[str, Any]:
 
 
 def _attributes_of(module: nn.Module) -> dict[str, Any]:
-    """Return the numbers, copies of the tensors, and the lengths of the lists that layers keep."""
+    """Return the numbers, and copies of the tensors, that layers keep."""
     return {
-        f"{prefix}.{key}".lstrip("."): len(value) if isinstance(value, list) else _copy(value)
+        f"{prefix}.{key}".lstrip("."): _copy(value)
         for prefix, layer in module.named_modules()
         for key, value in vars(layer).items()
-        if isinstance(value, Tensor | list) or type(value) in (int, float)
+        if isinstance(value, Tensor) or type(value) in (int, float)
     }
 
 
@@ -239,10 +228,7 @@ def _check_other_parameters(
 def _gradients(outputs: Any, parameters: Iterable[Tensor]) -> list[Tensor | None]:
     """Return the gradients of the sum of the squares of all outputs."""
     total = sum(tensor.square().sum() for tensor in _tensors(outputs) if tensor.requires_grad)
-    found = torch.autograd.grad(total, [*parameters], allow_unused=True)  # type: ignore[arg-type]
-    if any(gradient is not None and gradient.is_sparse for gradient in found):
-        fail("a gradient is sparse, which not every trainer can use; leave out sparse=True")
-    return [*found]
+    return [*torch.autograd.grad(total, [*parameters], allow_unused=True)]  # type: ignore[arg-type]
 
 
 def shift(params: Params) -> Params:

@@ -8,7 +8,6 @@ import numpy as np
 
 from fedtide.participation import (
     Availability,
-    Bernoulli,
     Dropout,
     Participants,
     Schedule,
@@ -107,7 +106,9 @@ def check_dropout(dropout: Dropout, population: Population | None = None) -> Non
     schedule = Schedule(_varied(population.clients), dropout=dropout)
     with assertions(), no_global_randomness("the dropout model", _HINT):
         _check_repeatable(schedule, population, "reported")
-        Schedule(Bernoulli(0.5), dropout=dropout).known_rates(population, _SEED)
+        given = dropout.for_population(population).reporting_probability
+        if given is not None:
+            require_probabilities("reporting_probability", given)
 
 
 def _population() -> Population:

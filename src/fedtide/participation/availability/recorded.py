@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from logging import getLogger
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +20,6 @@ from fedtide.participation.availability.base import (
 from fedtide.participation.log.client_ids import number_clients
 from fedtide.participation.log.schema import (
     CLAIMED,
-    OUTCOME_NAMES,
     STAGES,
     normalise_log,
 )
@@ -40,8 +38,6 @@ from fedtide.validation import (
 )
 
 Weights = NDArray[np.float64]
-
-_logger = getLogger("fedtide")
 
 
 class RecordedStream(AvailabilityStream):
@@ -128,45 +124,17 @@ class Replay(Availability):
         object.__setattr__(self, "log", log)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        rows, clients, (start, end), outcome = self._rows(population)
-        if outcome is not None:
-            _logger.warning(
-                "participation.log: all rows count as used, and its column %r is not read; if that "
-                "says who failed, give a column stage with one of %s",
-                outcome,
-                ", ".join(STAGES),
-            )
-        if self.first_round is None and start:
-            _logger.warning(
-                "participation.log: its round numbers begin at %d and, as it has stages, the "
-                "rounds before are replayed as empty; if it counts from %d, give first_round: %d",
-                *(start,) * 3,
-            )
-        # Ledgers give weights only to the clients whose updates were used.
-        used = rows.filter(pl.col("stage") == "used")["weight"]
-        if 0 < used.null_count() < len(used):
-            _logger.warning(
-                "participation.log: %d of %d rows have no weight, so the weights of the others are "
-                "not used",
-                used.null_count(),
-                len(used),
-            )
+        rows, clients, length = self._rows(population)
         weights = None if rows["weight"].null_count() else rows["weight"].to_numpy()
-        return RecordedStream(rows["round"].to_numpy(), clients, weights, end)
+        return RecordedStream(rows["round"].to_numpy(), clients, weights, length)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return the share of the log's rounds in which each client is available."""
-        _, clients, (_, end), _ = self._rows(population)
-        return recorded_rates(clients, population.clients, end)
+        _, clients, length = self._rows(population)
+        return recorded_rates(clients, population.clients, length)
 
-    def _rows(
-        self, population: Population
-    ) -> tuple[pl.DataFrame, NDArray[np.int64], tuple[int, int], str | None]:
-        """Return the rows that reached `stage`, their client ids, and the span of all rows.
-
-        Rounds are those of the replay; the span is the first one with a row, and one past the last.
-        The last value is the name of a column that may say who failed, if there are no stages.
-        """
+    def _rows(self, population: Population) -> tuple[pl.DataFrame, NDArray[np.int64], int]:
+        """Return the rows that reached `stage`, their client ids, and the number of rounds."""
         columns = self.columns or {}
         frame = to_polars("log", self.log, columns.get("client", "client"))
         log = normalise_log(frame, columns)
@@ -179,8 +147,9 @@ class Replay(Availability):
         if "reason" in log.columns:
             reached &= log["reason"].ne_missing(CLAIMED) | (log["stage"] != "available")
         if not reached.any():
-            what = "rows" if log.is_empty() else f"clients of the stage {self.stage!r}"
-            raise InvalidInputError(f"log: it has no {what}; give at least one")
+            raise InvalidInputError(
+                f"log: it has no clients of the stage {self.stage!r}; give at least one"
+            )
         low, high = int(log["round"].min()), int(log["round"].max())  # type: ignore[arg-type]
         first = self.first_round
         if first is None:
@@ -191,9 +160,7 @@ class Replay(Availability):
                 f"{low}"
             )
         rows = log.with_columns(pl.col("round") - first).filter(reached)
-        others = [] if has_stages else frame.columns
-        outcome = next((name for name in others if name.lower() in OUTCOME_NAMES), None)
-        return rows, ids[reached.to_numpy()], (low - first, high - first + 1), outcome
+        return rows, ids[reached.to_numpy()], high - first + 1
 
 
 @spec

@@ -138,17 +138,11 @@ class Weighted(Availability):
         return IndependentStream(draw)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
-        """Return the exact inclusion probabilities.
-
-        None if N·S is above a million, or the weights are too different for the integral.
-        """
+        """Return the exact inclusion probabilities; None if N·S is above a million."""
         weights = self._weights_for(population)
         if len(weights) * self.size > _MAX_EXACT_WORK:
             return None
-        try:
-            return inclusion_probabilities(weights, self.size)
-        except InvalidInputError:
-            return None
+        return inclusion_probabilities(weights, self.size)
 
     def _weights_for(self, population: Population) -> NDArray[np.float64]:
         given = order_by_id("weights", self.weights, population)

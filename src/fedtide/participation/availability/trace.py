@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from logging import getLogger
 from pathlib import Path
 from typing import Annotated
 
@@ -31,8 +30,6 @@ from fedtide.spec import Positive, spec
 
 _Times = NDArray[np.float64]
 
-_logger = getLogger("fedtide")
-
 _FIRST_DATE = 1e8  # seconds: over three years into a run, but below Unix times since 1973
 _MAX_COUNTED_ROUNDS = 100_000  # counting these takes seconds
 
@@ -46,8 +43,7 @@ class Trace(Availability):
 
     Instants are computed in decimal arithmetic, so that round 3 of 0.1 seconds is at 0.3 and lies
     in an interval that starts there, also if the file holds times in single precision. A round
-    costs O(S + log E) for S available clients and E intervals of similar lengths (one search per
-    power of 2 among the lengths).
+    costs O(log E) and a look at the intervals that start within the longest length before it.
 
     Args:
         file: Parquet, CSV or JSON lines, or a table in memory (a DataFrame of Polars, pandas or
@@ -75,16 +71,7 @@ class Trace(Availability):
             object.__setattr__(self, "file", to_polars("file", self.file))
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        clients, starts, ends = self._intervals(population)
-        present = len(np.unique(clients))
-        if 2 * present < population.clients:
-            _logger.warning(
-                "the trace in %s has intervals of %d of the %d clients; the others never take part",
-                describe_table(self.file),
-                present,
-                population.clients,
-            )
-        return self._stream(clients, starts, ends)
+        return self._stream(*self._intervals(population))
 
     def _stream(self, clients: Ids, starts: _Times, ends: _Times) -> AvailabilityStream:
         step, period = _to_decimal(self.round_seconds), self._period(ends)
@@ -154,10 +141,8 @@ class Trace(Availability):
 class IntervalIndex:
     """Half-open intervals [start, end), searchable by instant in any order.
 
-    Intervals are grouped by length, those of length [2^(k−1), 2^k) in one level, and sorted by
-    start within a level. Those that contain the instant s start within (s − 2^k, s], and all that
-    start after s − 2^(k−1) contain s. If starts are spread evenly, the share of scanned intervals
-    without a match is therefore bounded.
+    They are sorted by start, so that only those that start at most the longest length before an
+    instant are looked at.
 
     Args:
         clients: the client of each interval, (E,).
@@ -170,27 +155,15 @@ class IntervalIndex:
     """
 
     def __init__(self, clients: Ids, starts: _Times, ends: _Times) -> None:
-        _, exponents = np.frexp(ends - starts)
-        order = np.lexsort((starts, exponents))
-        self._clients = clients[order].astype(np.int32)
-        self._starts = starts[order]
-        self._ends = ends[order]
-        exponents, first = np.unique(exponents[order], return_index=True)
-        bounds = [*first.tolist(), len(order)]
-        with np.errstate(over="ignore"):  # infinity is right above half the largest number
-            longest = np.ldexp(1.0, exponents).tolist()
-        self._levels = list(zip(longest, bounds, bounds[1:], strict=False))
+        order = np.argsort(starts, kind="stable")
+        self._clients, self._starts, self._ends = clients[order], starts[order], ends[order]
+        self._longest = float((ends - starts).max())
 
     def clients_at(self, instant: float) -> Ids:
         """Return the clients with an interval that contains the instant, sorted."""
-        found = [self._search(instant, *level) for level in self._levels]
-        return np.unique(np.concatenate([np.empty(0, dtype=np.int32), *found])).astype(np.int64)
-
-    def _search(self, instant: float, longest: float, low: int, high: int) -> NDArray[np.int32]:
-        starts = self._starts[low:high]
-        left = low + int(np.searchsorted(starts, instant - longest, side="left"))
-        right = low + int(np.searchsorted(starts, instant, side="right"))
-        return self._clients[left:right][self._ends[left:right] > instant]
+        low = np.searchsorted(self._starts, instant - self._longest, side="left")
+        high = np.searchsorted(self._starts, instant, side="right")
+        return np.unique(self._clients[low:high][self._ends[low:high] > instant])
 
 
 def _to_decimal(seconds: float) -> Fraction:
