@@ -9,13 +9,13 @@ of each; `write` puts that table into docs/auto-evidence.md, and the tables of A
 goal, from the records of the leaderboard. Patterns held out at first (docs/auto-evidence.md says
 what was chosen with them in view) are in held_out_patterns.yaml, and their records were made with
 
-    fedtide leaderboard --add benchmarks/held_out_patterns.yaml --records results/held-out \\
-        --problems quadratic,digits --patterns ... --methods ...
+    fedtide leaderboard --add benchmarks/held_out_patterns.yaml \\
+        --records results/held-out.parquet --problems quadratic,digits --patterns ... --methods ...
 
 and those of variants on images, with this folder on PYTHONPATH, with
 
-    fedtide leaderboard --add benchmarks/auto_variants.yaml --records results/auto-variants \\
-        --problems digits,fashion --methods plain,long-steps,linear-mean
+    fedtide leaderboard --add benchmarks/auto_variants.yaml --problems digits,fashion \\
+        --records results/auto-variants.parquet --methods plain,long-steps,linear-mean
 
 A variant consists of a rule that turns participation into weights, and of what is done with the
 steps, so all variants and all nine γ train at once. γ is chosen with the tuning seed, and figures
@@ -28,7 +28,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -41,10 +41,13 @@ from torch import Tensor
 
 from fedtide.algorithms.auto import Auto, AutoState
 from fedtide.algorithms.base import RoundInfo
-from fedtide.leaderboard.cell_record import load_results
-from fedtide.leaderboard.problems import ClientTasks, QuadraticTasks
-from fedtide.leaderboard.search import Origin, evaluation_rounds
-from fedtide.leaderboard.spec import FULL, REFERENCE, Leaderboard, load_leaderboard
+from fedtide.leaderboard.cells import load_results
+from fedtide.leaderboard.problems import QuadraticTask
+from fedtide.leaderboard.spec import FULL, REFERENCE, Cell, Leaderboard, load_leaderboard
+from fedtide.participation import Schedule
+from fedtide.provenance import machine, versions
+from fedtide.randomness import generator
+from fedtide.simulation.experiment import Experiment
 from fedtide.spec import spec
 from fedtide.student_interval import t_margin
 
@@ -354,37 +357,74 @@ def train(
         seed: of the problem and the participation.
         alike: give all clients the same function, with their own noise.
     """
-    cell = board.cell("quadratic", pattern, REFERENCE)
-    tasks = _one_function(board.clients, seed) if alike else cell.task.draw(board.clients, seed)
-    schedule = cell.participation.schedule
-    rates = schedule.known_rates(tasks.population, seed)
-    stream = schedule.start(replace(tasks.population, rates=rates), seed)
+    plain = Cell(board, "quadratic", pattern, REFERENCE).experiment(0.1, 1.0, seed)
+    drawn = Experiment.from_dict(plain)
+    task = drawn.problem.prepare(seed, torch.device("cpu"), torch.float64)
+    tasks = _one_function(board.clients, seed) if alike else Quadratics(task, seed)
+    schedule = Schedule(drawn.participation, drawn.selection)
+    rates = schedule.known_rates(task.population, seed)
+    stream = schedule.start(replace(task.population, rates=rates), seed)
     present = np.zeros((board.rounds, board.clients), bool)
     for t in range(board.rounds):
         present[t, stream.round(t).reported] = True
     trained = list(dict.fromkeys(replace(one, exponent=0) for one in variants))
-    iterates = _iterates(tasks, board.steps, present, trained, cell.task.lr)
-    due = list(evaluation_rounds(board.rounds, board.every))
+    iterates = _iterates(tasks, board.steps, present, trained, board.problems["quadratic"].lr)
+    due = [t for t in range(2 * board.rounds // 3, board.rounds) if (t + 1) % board.every == 0]
+    due.append(board.rounds - 1)
     found = []
     for one in variants:
         own = iterates[:, trained.index(replace(one, exponent=0))]
         outputs = _mean(own, one.exponent)[due]
-        figures = tasks.figures(torch.from_numpy(outputs.reshape(-1, outputs.shape[-1])), False)
+        figures = tasks.figures(outputs.reshape(-1, outputs.shape[-1]))
         found.append(figures.reshape(len(due), -1).mean(axis=0))
     return np.array(found)
 
 
-def _one_function(clients: int, seed: int) -> QuadraticTasks:
+class Quadratics:
+    """The quadratics of the leaderboard, on which many runs take their steps together."""
+
+    def __init__(self, task: QuadraticTask, seed: int) -> None:
+        self.task, self.start, self._seed = task, task.start, seed
+
+    def draws(self, t: int, steps: int) -> list[torch.Tensor]:
+        """Return the noise of each local step of round t, for all clients."""
+        random = generator(self._seed, "auto-noise", t)
+        shape = (steps, *self.task.centers.shape)
+        return list(torch.from_numpy(random.normal(0, self.task.noise, shape)))
+
+    def descend(
+        self,
+        starts: torch.Tensor,
+        clients: torch.Tensor,
+        lr: torch.Tensor,
+        corrections: torch.Tensor,
+        draws: list[torch.Tensor],
+    ) -> torch.Tensor:
+        """Return where the steps from these models, (K, d), end."""
+        matrices, centers, ends = self.task.matrices[clients], self.task.centers[clients], starts
+        for noise in draws:
+            slopes = ((ends - centers)[:, None] @ matrices)[:, 0]
+            ends = ends - lr * (slopes + noise[clients] + corrections)
+        return ends
+
+    def figures(self, models: Numbers) -> Numbers:
+        """Return the excess loss of each model, (K, d), in % of that of x_0."""
+        found = [self.task.evaluate(torch.from_numpy(model)).metrics["excess"] for model in models]
+        return np.array(found)
+
+
+def _one_function(clients: int, seed: int) -> Quadratics:
     """Return clients with one function ½ (x − e)ᵀ A (x − e), drawn as on the leaderboard."""
     random = np.random.default_rng(seed)
     basis = np.linalg.qr(random.normal(size=(10, 10)))[0]
     values, center = np.exp(random.uniform(np.log(0.1), 0, 10)), random.normal(0.5, 1.0, 10)
-    same = (np.tile(part, (clients, *[1] * part.ndim)) for part in (basis, values, center))
-    return QuadraticTasks(*same, noise=0.5, seed=seed)
+    matrix = basis * values @ basis.T
+    same = (torch.from_numpy(np.tile(p, (clients, *[1] * p.ndim))) for p in (matrix, center))
+    return Quadratics(QuadraticTask(*same, noise=0.5), seed)
 
 
 def _iterates(
-    tasks: ClientTasks,
+    tasks: Quadratics,
     steps: int,
     present: Present,
     variants: Sequence[Variant],
@@ -427,7 +467,7 @@ def _iterates(
             missing = latest[:, :, came] - mean[:, :, None]
             push = local[..., None] * missing / (steps * lr[:, None, None])
             corrections = push.reshape(-1, models.shape[-1])
-            done = tasks.descend(starts, clients, own, None, corrections, tasks.draws(t, steps))
+            done = tasks.descend(starts, clients, own, corrections, tasks.draws(t, steps))
             moves = (done - starts).view(*shape, -1)
             news = moves - (fixed + scaled)[..., None] * latest[:, :, came]
             given = torch.from_numpy(weights[:, t, came])
@@ -502,18 +542,26 @@ def origin(board: Leaderboard, variants: list[str], seconds: float) -> dict[str,
 
     None stands for what was not recorded.
     """
-    found = asdict(Origin.present(board.cell("quadratic", "uniform", REFERENCE)))
-    trainer = {"trainer": "benchmarks/auto.py variants"}
-    return {"variants": variants} | found | trainer | {"seconds": round(seconds, 1)}
+    return {
+        "variants": variants,
+        "version": versions(["fedtide", "torch", "numpy", "python"]),
+        "seeds": list(board.seeds),
+        "tuning_seed": board.tuning_seed,
+        "trainer": "benchmarks/auto.py variants",
+        "threads": torch.get_num_threads(),
+        "machine": machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "seconds": round(seconds, 1),
+    }
 
 
 # --------------------------------------------------------------------------------------------- page
 
 
-def load_figures(board: Leaderboard, folder: Path) -> Figures:
+def load_figures(board: Leaderboard, file: Path) -> Figures:
     """Return the figures of the methods by problem and pattern; a diverged run is infinite."""
     found: Figures = {}
-    for (problem, pattern, method), result in load_results(board.cells(), folder).items():
+    for (problem, pattern, method), result in load_results(board.cells(), file).items():
         figures = np.array([np.inf if one is None else one for one in result.figures])
         found.setdefault((problem, pattern), {})[method] = figures
     return found
@@ -657,8 +705,8 @@ def _geometric_mean(values: Sequence[float]) -> float:
 
 def _only_simulated(board: Leaderboard, pattern: str, name: str) -> bool:
     """Return whether a method runs in simulations only."""
-    method = board.methods[name]
-    algorithm, _ = method.build(board.patterns[pattern], 0.1, method.tuned[1][1])
+    cell = Cell(board, "quadratic", pattern, name)
+    algorithm = Experiment.from_dict(cell.experiment(0.1, cell.tuned[1][1], seed=0)).algorithm
     return bool(algorithm.traits.simulation_only)
 
 
@@ -697,7 +745,7 @@ def variant_table(
 
 def image_table(board: Leaderboard, known: Figures) -> list[str]:
     """Return the lines of the variants on images."""
-    found = load_figures(load_leaderboard([ON_IMAGES]), RESULTS / "auto-variants")
+    found = load_figures(load_leaderboard([ON_IMAGES]), RESULTS / "auto-variants.parquet")
     lines = [
         "| problem | variant | geometric mean | within 5 % | within 25 % | worst | "
         "worse than FedAvg |",
@@ -764,8 +812,8 @@ def alike_table() -> list[str]:
 def render(page: str) -> str:
     """Return the page with the tables of the records."""
     board, held_out = load_leaderboard(), load_leaderboard([HELD_OUT])
-    known = load_figures(board, RESULTS / "leaderboard")
-    unseen = load_figures(held_out, RESULTS / "held-out")
+    known = load_figures(board, RESULTS / "leaderboard.parquet")
+    unseen = load_figures(held_out, RESULTS / "held-out.parquet")
     parts = {
         "variants": variant_table(board, known, held_out, unseen),
         "alike": alike_table(),

@@ -107,10 +107,10 @@ MAY_IMPORT = {
     },
     "leaderboard": {
         "participation",
-        "algorithms",
         "problems",
         "training",
         "simulation",
+        "sweep",
         "plotting",
     },
 }

@@ -11,7 +11,8 @@ FILE = Path(spec.__file__).with_name("leaderboard.yaml")
 def plain_board(**changes):
     """Return the plain data of two methods under two patterns, on a tiny quadratic problem."""
     whole = read_yaml(FILE)
-    problem = whole["problems"]["quadratic"] | {"dimension": 3, "noise": 0.1}
+    problem = whole["problems"]["quadratic"]
+    problem["problem"] |= {"clients": 6, "dimension": 3, "noise": 0.1}
     return (
         whole
         | {

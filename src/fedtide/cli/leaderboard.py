@@ -10,21 +10,25 @@ import typer
 from joblib.externals.loky import cpu_count
 
 from fedtide.cli.options import split_names
-from fedtide.errors import InvalidInputError, quantify
-from fedtide.leaderboard.cell_record import Results, load_results
-from fedtide.leaderboard.cell_runner import estimate_seconds, run_cells
+from fedtide.errors import InvalidInputError
+from fedtide.leaderboard.cells import (
+    CellRecord,
+    Results,
+    estimate_seconds,
+    load_results,
+    run_cells,
+    tried_settings,
+)
 from fedtide.leaderboard.leaderboard_page import (
     format_hours,
     regret_text,
     value_text,
     write_page,
 )
-from fedtide.leaderboard.search import CellResult, tried_settings
-from fedtide.leaderboard.spec import CellPlan, load_leaderboard
-from fedtide.leaderboard.standings import Standings, load_standings
+from fedtide.leaderboard.spec import Cell, load_leaderboard
+from fedtide.leaderboard.standings import Standings
 from fedtide.plotting.console import new_console
 from fedtide.plotting.wide_table import WideTable
-from fedtide.simulation.early_end import Failure
 from fedtide.validation import require_suffix
 
 
@@ -51,8 +55,8 @@ def leaderboard_command(
             show_default=False,
         ),
     ] = None,
-    records: Annotated[Path, typer.Option(help="Folder of the records.")] = Path(
-        "results/leaderboard"
+    records: Annotated[Path, typer.Option(help="The Parquet file of the records.")] = Path(
+        "results/leaderboard.parquet"
     ),
     workers: Annotated[
         int | None,
@@ -96,90 +100,67 @@ def leaderboard_command(
         tune: {beta: [0.1, 0.2, 0.4, 0.6, 0.8]}
         memory: d
     """
-    if records.exists() and not records.is_dir():
-        raise InvalidInputError(f"records: {records} is a file; give the folder of the records")
-    if write is not None:
-        require_suffix("write", write, [".md"])
+    if records.is_dir():
+        raise InvalidInputError(f"records: {records} is a folder; give a file, such as my.parquet")
     board = load_leaderboard(add or ())
     chosen = split_names(problems), split_names(patterns), split_names(methods)
     if write is not None:
-        write_page(write, load_standings(board.restrict(*chosen), records))
+        require_suffix("write", write, [".md"])
+        part = board.restrict(*chosen)
+        write_page(write, Standings(part, load_results(part.cells(), records)))
         print(f"leaderboard: {write}")
         return
     cells = board.cells(*chosen)
     if not show and not trials:
-        run_cells(cells, records, workers or cpu_count(), _Progress(cells, records))
-    standings = load_standings(board, records)
+        run_cells(cells, records, workers or cpu_count(), _print_progress)
+    results = load_results(cells, records)
     if trials:
-        _show_trials(cells, standings.results)
+        _show_trials(cells, results)
     else:
-        _show_regrets(standings, cells)
-    missing = [cell for cell in cells if cell.place not in standings.results]
+        _show_regrets(Standings(board, results), cells)
+    missing = [cell for cell in cells if cell.place not in results]
     if missing:
-        left = format_hours(estimate_seconds(missing, standings.results))
+        left = format_hours(estimate_seconds(missing, results))
         print(f"not run: {len(missing)} of {len(cells)} cells, {left} of one core")
 
 
-class _Progress:
-    """Prints a line for each cell that has ended."""
-
-    def __init__(self, cells: list[CellPlan], records: Path) -> None:
-        results = load_results(cells, records)
-        self._ended, self._all = len(results), len(cells)
-        missing = [cell for cell in cells if cell.place not in results]
-        if missing:
-            left = format_hours(estimate_seconds(missing, results))
-            print(
-                f"leaderboard: {quantify(len(missing), 'cell')}, {left} of one core",
-                file=sys.stderr,
-            )
-
-    def __call__(self, cell: CellPlan, outcome: CellResult | Failure, left: float) -> None:
-        self._ended += 1
-        how = f"{outcome.seconds:.0f} s" if isinstance(outcome, CellResult) else outcome.sentence
-        print(
-            f"[{self._ended}/{self._all}] {'/'.join(cell.place)}: {how}; "
-            f"{format_hours(left)} of one core left",
-            file=sys.stderr,
-            flush=True,
-        )
+def _print_progress(cell: Cell, record: CellRecord, left: float) -> None:
+    """Print a line for a cell that has ended."""
+    text = f"{'/'.join(cell.place)}: {record.seconds:.0f} s; {format_hours(left)} of one core left"
+    print(text, file=sys.stderr, flush=True)
 
 
-def _show_trials(cells: list[CellPlan], results: Results) -> None:
+def _show_trials(cells: list[Cell], results: Results) -> None:
     """Print the trials of the recorded cells, and the value with each judged seed."""
     console = new_console()
     for cell in cells:
         if (result := results.get(cell.place)) is None:
             continue
         table = WideTable()
-        for head in ("γ", cell.tuning.tuned[0], f"value, seed {cell.tuning_seed}", ""):
+        for head in ("γ", cell.tuned[0], f"value, seed {result.tuning_seed}", ""):
             table.add_column(head)
         for setting, trial in zip(tried_settings(cell, result), result.trials, strict=True):
             chosen = "chosen" if setting == result.best else ""
             table.add_row(*(f"{one:g}" for one in setting), value_text(trial), chosen)
         console.print(table)
-        values = zip(cell.seeds, result.figures, strict=True)
+        values = zip(result.seeds, result.figures, strict=True)
         judged = ", ".join(f"{value_text(value)} (seed {seed})" for seed, value in values)
         console.print(f"{'/'.join(cell.place)}: {judged}\n", highlight=False)
 
 
-def _show_regrets(standings: Standings, cells: list[CellPlan]) -> None:
-    """Print the regrets of these cells."""
-    console = new_console()
+def _show_regrets(standings: Standings, cells: list[Cell]) -> None:
+    """Print the regrets of these cells: a row per method, a column per pattern."""
+    console, board = new_console(), standings.board
     for name in dict.fromkeys(cell.problem for cell in cells):
-        task = standings.board.problems[name]
+        places = {cell.place[1:] for cell in cells if cell.problem == name}
+        patterns = [one for one in board.patterns if any(one == p for p, _ in places)]
+        table = WideTable()
+        for head in ("method", *patterns):
+            table.add_column(head)
+        for method in board.methods:
+            if any((pattern, method) in places for pattern in patterns):
+                texts = (regret_text(standings, name, pattern, method) for pattern in patterns)
+                table.add_row(method, *texts)
+        task = board.problems[name]
         console.print(f"{task.title}; regret: {task.measure}", highlight=False)
-        console.print(_regrets(standings, [cell for cell in cells if cell.problem == name]))
-
-
-def _regrets(standings: Standings, cells: list[CellPlan]) -> WideTable:
-    """Return the regrets on one problem: a row per method, a column per pattern."""
-    board, problem = standings.board, cells[0].problem
-    table = WideTable()
-    patterns = [name for name in board.patterns if any(cell.pattern == name for cell in cells)]
-    for head in ("method", *patterns):
-        table.add_column(head)
-    for method in board.methods:
-        if any(cell.method == method and cell.pattern in patterns for cell in cells):
-            table.add_row(method, *(regret_text(standings, problem, p, method) for p in patterns))
-    return table
+        console.print(table)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
@@ -14,15 +13,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedtide.algorithms import Algorithm
-from fedtide.errors import InvalidInputError, did_you_mean, error_prefix
-from fedtide.import_paths import is_import_path
-from fedtide.leaderboard.problems import CLASSES, PROBLEM_TYPES, LeaderboardProblem
+from fedtide.errors import InvalidInputError
+from fedtide.leaderboard.problems import CLASSES
 from fedtide.participation import Availability, Schedule, Selection
 from fedtide.population import Population
-from fedtide.simulation.experiment import BUILDER
+from fedtide.simulation.experiment import BUILDER, Experiment
 from fedtide.simulation.experiment_files import put, read_yaml
-from fedtide.spec import hash_code, hash_files
+from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.validation import require_choice
 
 FULL = "full"
@@ -43,6 +40,35 @@ Need = Literal["", "rates", "period", "complete"]
 
 
 @dataclass(frozen=True)
+class Task:
+    """A problem of the leaderboard.
+
+    Args:
+        title: its name in tables.
+        measure: what is compared, lower is better, and its unit.
+        lr: the nine local rates γ, in rising order.
+        seconds: roughly how long a cell takes on one core, used until some are recorded.
+        problem: as in an experiment file.
+        tuned_on: the metric by which settings are chosen; lower is better.
+        judged_on: the metric that is compared; lower is better.
+        local, dtype: as in an experiment file, without steps and lr.
+    """
+
+    title: str
+    measure: str
+    lr: Sequence[float]
+    seconds: float
+    problem: Mapping[str, Any]
+    tuned_on: str
+    judged_on: str
+    local: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        _require_rising("lr", self.lr, _RATES)
+
+
+@dataclass(frozen=True)
 class Pattern:
     """A pattern of participation.
 
@@ -60,17 +86,6 @@ class Pattern:
     selection: Mapping[str, Any] = field(default_factory=lambda: {"type": "all"})
     period: int | None = None
     complete: bool = False
-
-    @property
-    def schedule(self) -> Schedule:
-        """The availability process and the selection.
-
-        Raises:
-            InvalidInputError: one that cannot be built.
-        """
-        process: Availability = BUILDER.build(Availability, self.participation, "participation")
-        selection: Selection = BUILDER.build(Selection, self.selection, "selection")
-        return Schedule(process, selection)
 
 
 @dataclass(frozen=True)
@@ -96,15 +111,11 @@ class Method:
     note: str = ""
 
     def __post_init__(self) -> None:
-        require_choice("memory", self.memory, Memory)
-        require_choice("needs", self.needs, Need)
-        lengths = [len(values) for values in self.tune.values()]
-        if lengths != [_VALUES]:
+        if len(self.tune) != 1:
             raise InvalidInputError(
-                f"tune: it has lists of {lengths} values; give one field with "
-                f"{_VALUES} values, so that all methods have equally many trials"
+                "tune: give one field, so that all methods have equally many trials"
             )
-        _require_rising("tune", self.tuned[1])
+        _require_rising("tune", self.tuned[1], _VALUES)
 
     @property
     def tuned(self) -> tuple[str, Sequence[float]]:
@@ -113,7 +124,8 @@ class Method:
 
     def lacks(self, pattern: Pattern, clients: int) -> str:
         """Return why the method cannot be used under the pattern; "": it can."""
-        if self.needs == "rates" and not _knows_rates(json.dumps(asdict(pattern)), clients):
+        how = json.dumps([pattern.participation, pattern.selection])
+        if self.needs == "rates" and not _knows_rates(how, clients):
             return "unknown rates"
         if self.needs in ("period", "complete") and pattern.period is None:
             return "no period"
@@ -121,27 +133,25 @@ class Method:
             return "clients are missing in some periods"
         return ""
 
-    def build(self, pattern: Pattern, lr: float, value: float) -> tuple[Algorithm[Any], float]:
-        """Return the algorithm with the value of its tuned field, and its γ.
 
-        Raises:
-            InvalidInputError: settings that the algorithm refuses.
-        """
-        name = self.tuned[0]
-        plain: dict[str, Any] = json.loads(json.dumps(self.algorithm))
-        if self.needs in ("period", "complete"):
-            plain["period"] = pattern.period
-        if name != "lr":
-            put(plain, name.split("."), value)
-        algorithm: Algorithm[Any] = BUILDER.build(Algorithm, plain, "algorithm")
-        return algorithm, lr * value if name == "lr" else lr
+def _require_rising(field_name: str, values: Sequence[float], count: int) -> None:
+    """Raise InvalidInputError unless there are so many values, each larger than the one before.
+
+    The second stage of the search tries the neighbours of the best value of the first.
+    """
+    if len(values) != count or not all(one < other for one, other in pairwise(values)):
+        raise InvalidInputError(f"{field_name}: {list(values)}; give {count} rising values")
 
 
 @cache
 def _knows_rates(pattern: str, clients: int) -> bool:
-    """Return whether a pattern says with which rates these clients take part."""
-    schedule = Pattern(**json.loads(pattern)).schedule
-    return schedule.known_rates(_clients(clients), seed=0) is not None
+    """Return whether a pattern says with which rates clients take part."""
+    participation, selection = json.loads(pattern)
+    process: Availability = BUILDER.build(Availability, participation, "participation")
+    chosen: Selection = BUILDER.build(Selection, selection, "selection")
+    shares = np.eye(CLASSES)[np.arange(clients) % CLASSES]  # each with samples of a single class
+    population = Population(clients, class_shares=shares)
+    return Schedule(process, chosen).known_rates(population, seed=0) is not None
 
 
 @dataclass(frozen=True)
@@ -149,12 +159,12 @@ class Leaderboard:
     """Everything that is compared, and how.
 
     Args:
-        clients: N.
+        clients: N, of all problems.
         rounds: T, of every run.
         steps: local steps.
         tuning_seed: the seed with which settings are chosen.
         seeds: of the runs that are judged.
-        every: rounds between the evaluations in the last third of a run.
+        every: rounds between evaluations; those in the last third of a run are averaged.
         problems, patterns, methods: by name.
         excluded: registered methods that are not compared, and why.
     """
@@ -165,27 +175,10 @@ class Leaderboard:
     tuning_seed: int
     seeds: Sequence[int]
     every: int
-    problems: Mapping[str, LeaderboardProblem]
+    problems: Mapping[str, Task]
     patterns: Mapping[str, Pattern]
     methods: Mapping[str, Method]
-    excluded: Mapping[str, str]
-
-    def cell(self, problem: str, pattern: str, method: str) -> CellPlan:
-        """Return a cell of the table."""
-        return CellPlan(
-            problem,
-            pattern,
-            method,
-            self.clients,
-            self.rounds,
-            self.steps,
-            self.tuning_seed,
-            tuple(self.seeds),
-            self.every,
-            self.problems[problem],
-            _FULL_PATTERN if pattern == FULL else self.patterns[pattern],
-            self.methods[method],
-        )
+    excluded: Mapping[str, str] = field(default_factory=dict)
 
     def lacks(self, pattern: str, method: str) -> str:
         """Return why the method cannot be used under the pattern; "": it can."""
@@ -216,7 +209,7 @@ class Leaderboard:
         problems: Iterable[str] | None = None,
         patterns: Iterable[str] | None = None,
         methods: Iterable[str] | None = None,
-    ) -> list[CellPlan]:
+    ) -> list[Cell]:
         """Return the cells that apply, problem by problem and pattern by pattern.
 
         The reference of each problem comes first, whatever the filters.
@@ -229,69 +222,7 @@ class Leaderboard:
             _select("patterns", patterns, self.patterns), _select("methods", methods, self.methods)
         )
         usable = [(FULL, REFERENCE), *(pair for pair in pairs if not self.lacks(*pair))]
-        return [self.cell(problem, *pair) for problem in chosen for pair in usable]
-
-
-_FULL_PATTERN = Pattern("everybody in every round", "the reference", {"type": "full"})
-
-
-@dataclass(frozen=True)
-class CellPlan:
-    """One method on one problem under one pattern, with everything that decides the result."""
-
-    problem: str
-    pattern: str
-    method: str
-    clients: int
-    rounds: int
-    steps: int
-    tuning_seed: int
-    seeds: tuple[int, ...]
-    every: int
-    task: LeaderboardProblem
-    participation: Pattern
-    tuning: Method
-
-    @property
-    def place(self) -> Place:
-        """Where the cell is in the table."""
-        return self.problem, self.pattern, self.method
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of everything that decides the result, except the versions of the software."""
-        plain = asdict(self)
-        for part, names in _WORDS.items():
-            for name in names:
-                (plain if part == "" else plain[part]).pop(name, None)
-        return _hash(plain)
-
-    @property
-    def inputs(self) -> str | None:
-        """A hash of the files and the user's own code that decide the result; None: there are none.
-
-        The files are hashed as they are now. They are not part of the fingerprint, which can be
-        computed without them.
-        """
-        schedule = self.participation.schedule
-        files = hash_files({"participation": schedule, "problem": self.task})
-        algorithm, _ = self.tuning.build(self.participation, 1.0, self.tuning.tuned[1][0])
-        code = hash_code([schedule, self.task, algorithm])
-        return _hash([files, code, type(self.task).__qualname__]) if files or code else None
-
-
-def _hash(plain: Any) -> str:
-    text = json.dumps(plain, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-_WORDS = {
-    "": ("problem", "pattern", "method"),
-    "task": ("title", "measure", "seconds"),
-    "participation": ("title", "source"),
-    "tuning": ("memory", "messages", "note"),
-}
-"""Fields that can be reworded without changing the result."""
+        return [Cell(self, problem, *pair) for problem in chosen for pair in usable]
 
 
 def _select(
@@ -306,6 +237,90 @@ def _select(
     for name in names:
         require_choice(field_name, name, options)
     return {name: option for name, option in options.items() if name in names}
+
+
+_FULL_PATTERN = Pattern("everybody in every round", "the reference", {"type": "full"})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method on one problem under one pattern.
+
+    Args:
+        board: the leaderboard.
+        problem, pattern, method: names.
+    """
+
+    board: Leaderboard
+    problem: str
+    pattern: str
+    method: str
+
+    @property
+    def place(self) -> Place:
+        """Where the cell is in the table."""
+        return self.problem, self.pattern, self.method
+
+    @property
+    def task(self) -> Task:
+        """The problem."""
+        return self.board.problems[self.problem]
+
+    @property
+    def tuned(self) -> tuple[str, Sequence[float]]:
+        """The tuned field besides γ and its values."""
+        return self.board.methods[self.method].tuned
+
+    def experiment(self, lr: float, value: float, seed: int) -> dict[str, Any]:
+        """Return a run with these tuned numbers, as plain data of an experiment."""
+        board, task, method = self.board, self.task, self.board.methods[self.method]
+        pattern = _FULL_PATTERN if self.pattern == FULL else board.patterns[self.pattern]
+        algorithm: dict[str, Any] = json.loads(json.dumps(method.algorithm))
+        if method.needs in ("period", "complete"):
+            algorithm["period"] = pattern.period
+        if self.tuned[0] == "lr":
+            lr *= value
+        else:
+            put(algorithm, self.tuned[0].split("."), value)
+        return {
+            "name": "/".join(self.place),
+            "problem": task.problem,
+            "participation": pattern.participation,
+            "selection": pattern.selection,
+            "algorithm": algorithm,
+            "local": {"steps": board.steps, "lr": lr, **task.local},
+            "rounds": board.rounds,
+            "seed": seed,
+            "evaluation": {"every": board.every, "clients": False},
+            "dtype": task.dtype,
+            "trainer": "stacked",
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all settings that decide the result, except the versions of the software."""
+        first = self.experiment(self.task.lr[0], self.tuned[1][0], self.board.tuning_seed)
+        metrics = [self.task.tuned_on, self.task.judged_on]
+        return _hash(
+            [first | {"name": None}, list(self.board.seeds), self.task.lr, self.tuned, metrics]
+        )
+
+    @property
+    def inputs(self) -> str | None:
+        """A hash of the files and the user's own code that decide the result; None: there are none.
+
+        They are hashed as they are now. They are not part of the fingerprint, which can be computed
+        without them.
+        """
+        plain = self.experiment(self.task.lr[0], self.tuned[1][0], self.board.tuning_seed)
+        prints = fingerprint_experiment(Experiment.from_dict(plain))
+        files, code = prints["files"], prints["code"]
+        return _hash([files, code]) if files or code else None
+
+
+def _hash(plain: Any) -> str:
+    text = json.dumps(plain, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def load_leaderboard(additions: Iterable[Path] = ()) -> Leaderboard:
@@ -338,69 +353,11 @@ def parse_leaderboard(plain: Mapping[str, Any]) -> Leaderboard:
     Raises:
         InvalidInputError: an entry that cannot be used.
     """
-    for key in _ADDED:
-        for name in plain[key]:
-            _require_name(key, name)
-    kinds = {"patterns": Pattern, "methods": Method}
-    built: dict[str, Any] = {
+    kinds: dict[str, type] = {"problems": Task, "patterns": Pattern, "methods": Method}
+    built = {
         key: {
             name: BUILDER.build(kind, entry, f"{key}.{name}") for name, entry in plain[key].items()
         }
         for key, kind in kinds.items()
     }
-    built["problems"] = {
-        name: _problem(entry, f"problems.{name}") for name, entry in plain["problems"].items()
-    }
-    board = Leaderboard(**{**plain, **built})
-    for key, pattern in board.patterns.items():
-        with error_prefix(f"patterns.{key}"):
-            length = pattern.schedule.start(_clients(board.clients), seed=0).length
-            if length is not None and length < board.rounds:
-                raise InvalidInputError(
-                    f"participation: ends after {length} of {board.rounds} rounds; give a longer "
-                    "log, or a process"
-                )
-        for name, method in board.methods.items():
-            if not board.lacks(key, name):
-                with error_prefix(f"methods.{name}"):
-                    for value in method.tuned[1]:
-                        method.build(pattern, 0.1, value)
-    return board
-
-
-def _clients(count: int) -> Population:
-    """Return as many clients, each with samples of a single class."""
-    return Population(count, class_shares=np.eye(CLASSES)[np.arange(count) % CLASSES])
-
-
-def _problem(plain: Mapping[str, Any], path: str) -> LeaderboardProblem:
-    kind = LeaderboardProblem
-    if isinstance(plain, Mapping) and not is_import_path(plain.get("type")):
-        name = str(plain.get("type"))
-        if name not in PROBLEM_TYPES:
-            hint = f"{did_you_mean(name, PROBLEM_TYPES)}, or the import path of your class"
-            raise InvalidInputError(f"{path}.type: unknown {name!r}; {hint}")
-        kind, plain = PROBLEM_TYPES[name], {k: v for k, v in plain.items() if k != "type"}
-    problem: LeaderboardProblem = BUILDER.build(kind, plain, path)
-    if len(problem.lr) != _RATES:
-        raise InvalidInputError(f"{path}.lr: a list of {len(problem.lr)}; give {_RATES} rates")
-    _require_rising(f"{path}.lr", problem.lr)
-    return problem
-
-
-def _require_rising(field_name: str, values: Sequence[float]) -> None:
-    """Raise InvalidInputError unless each value is larger than the one before it.
-
-    The second stage of the search tries the neighbours of the best value of the first.
-    """
-    if not all(one < other for one, other in pairwise(values)):
-        raise InvalidInputError(f"{field_name}: {list(values)} do not rise; give rising values")
-
-
-def _require_name(field_name: str, name: object) -> None:
-    """Raise InvalidInputError unless a name fits in a list with commas, a table and a folder."""
-    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+-]{0,99}", name):
-        raise InvalidInputError(
-            f"{field_name}: {name!r:.60} cannot be a name; use letters, digits, -, +, . and _, and "
-            "put numbers in quotes"
-        )
+    return Leaderboard(**{**plain, **built})

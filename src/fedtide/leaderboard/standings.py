@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedtide.leaderboard.cell_record import Results, load_results
-from fedtide.leaderboard.spec import FULL, REFERENCE, CellPlan, Leaderboard, Place
+from fedtide.leaderboard.cells import Results, load_results
+from fedtide.leaderboard.spec import FULL, REFERENCE, Cell, Leaderboard, Place
 from fedtide.student_interval import t_margin
 
 Outcome = Literal["better", "alike", "worse"]
@@ -81,7 +81,7 @@ class Standings:
         """The problems of which cells were run."""
         return [name for name in self.board.problems if any(p == name for p, _, _ in self.results)]
 
-    def missing(self) -> list[CellPlan]:
+    def missing(self) -> list[Cell]:
         """Return the cells that were not run."""
         return [cell for cell in self.board.cells() if cell.place not in self.results]
 
@@ -123,10 +123,10 @@ class Standings:
         return estimate(mine.figures, theirs.figures) if mine and theirs else None
 
 
-def load_standings(board: Leaderboard, folder: Path) -> Standings:
-    """Return the leaderboard with the records in a folder.
+def load_standings(board: Leaderboard, file: Path) -> Standings:
+    """Return the leaderboard with the records in a file.
 
     Raises:
-        InvalidInputError: a file that is not a record.
+        InvalidInputError: it does not hold records of cells.
     """
-    return Standings(board, load_results(board.cells(), folder))
+    return Standings(board, load_results(board.cells(), file))
