@@ -22,6 +22,7 @@ import json
 import time
 import zlib
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -44,11 +45,9 @@ ALL_LAWS = LAWS | HELD_OUT
 
 TUNING, JUDGED = 0, (1, 2, 3, 4, 5)
 LOGS = (101, 102, 103, 104, 105)
-"""Seeds of the audited logs; settings are those of the first."""
+"""Seeds of the audited logs; trained settings are those of the first."""
 LIGHT = ("fedavg", "fedau", "known-rates", "amplified", "auto")
 """Methods without a memory of every client's update."""
-COUPLED = "auto"
-"""The method that treats the coordinates of a model together."""
 STEPS = 5
 EVERY = 7
 """Rounds between evaluations, so that in the long run all phases of a cycle count equally."""
@@ -57,7 +56,6 @@ FLOOR = 0.005
 accuracy."""
 Settings = dict[str, Any]
 Ids = NDArray[np.int64]
-Rates = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -72,22 +70,17 @@ class LawSet:
 
     name: str
     laws: dict[str, Law]
-    grids: dict[str, Rates]
+    grids: dict[str, tuple[float, ...]]
 
     @property
     def record(self) -> Path:
-        """The runs."""
+        """The runs: one row for each problem, law, settings, seed and local rate."""
         return HERE / "records" / f"{self.name}.parquet"
 
     @property
     def verdicts(self) -> Path:
         """The verdicts of the last `judge`."""
         return HERE / "records" / f"{self.name}.json"
-
-    @property
-    def marks(self) -> tuple[str, str]:
-        """The lines of the page before and after the table."""
-        return f"<!-- {self.name}: begin -->", f"<!-- {self.name}: end -->"
 
 
 KNOWN = LawSet(
@@ -101,38 +94,31 @@ UNSEEN = LawSet(
     {"quadratic": (0.01, 0.03, 0.1, 0.3), "digits": (0.3, 1.0, 3.0)},
 )
 
-Run = tuple[str, str, str, int]
-"""Problem, law, settings and seed."""
-
 
 class Problem(Protocol):
-    """A learning problem: N clients, and for each of M methods R models, one for each local rate.
-
-    The methods work coordinate by coordinate, so each trains its R models at once without mixing
-    them: the local rate γ_r scales the gradients of model r, and the methods are told a rate of 1.
-    """
+    """A learning problem of N clients."""
 
     rounds: ClassVar[int]
-    rates: Rates
     start: torch.Tensor
 
-    def __init__(self, seed: int, rates: Rates) -> None:
-        """Draw the problem of a seed, for models of these local rates."""
+    def __init__(self, seed: int) -> None:
+        """Draw the problem of a seed."""
 
-    def local_changes(
-        self, models: torch.Tensor, scales: torch.Tensor, pushes: torch.Tensor, clients: Ids
+    def train(
+        self, model: torch.Tensor, factors: torch.Tensor, extra: torch.Tensor, lr: float, ids: Ids
     ) -> torch.Tensor:
-        """Return the changes of S clients in `STEPS` local steps, (M, S, R d).
+        """Return the changes of S clients in `STEPS` local steps from a model, (S, d).
 
         Args:
-            models: where they start, (M, R d).
-            scales: what multiplies their losses, (M, S).
-            pushes: what is added to their gradients, (M, S, R d).
-            clients: their numbers, (S,).
+            model: (d,).
+            factors: what multiplies their losses, (S,).
+            extra: what is added to their gradients, (S, d).
+            lr: the local rate.
+            ids: of the clients, (S,).
         """
 
     def figures(self, models: torch.Tensor, wanted: Numbers) -> Numbers:
-        """Return the wanted figure of models, (k, R d), by rate, (k, R)."""
+        """Return the wanted figure of models, (k, d), as (k,)."""
 
 
 class Quadratic:
@@ -144,44 +130,31 @@ class Quadratic:
 
     rounds = 500
 
-    def __init__(self, seed: int, rates: Rates) -> None:
-        self.rates = rates
+    def __init__(self, seed: int) -> None:
         random, d = np.random.default_rng([20, seed]), 20
         bases = np.linalg.qr(random.normal(size=(CLIENTS, d, d)))[0]
         values = np.exp(random.uniform(np.log(0.1), 0, (CLIENTS, d)))
         classes = random.normal(0.5, 1.0, (10, d))[np.arange(CLIENTS) * 10 // CLIENTS]
         self.centers = random.normal(classes, 0.3)
-        self.start = torch.zeros(d * len(rates), dtype=torch.float64)
-        self._bases, self._values = torch.from_numpy(bases), torch.from_numpy(values)
+        self.start = torch.zeros(d, dtype=torch.float64)
+        self.matrices = np.einsum("nij,nj,nkj->nik", bases, values, bases)
 
-    @property
-    def matrices(self) -> Numbers:
-        """A_n, shape (N, d, d)."""
-        found = torch.einsum("nij,nj,nkj->nik", self._bases, self._values, self._bases)
-        return np.asarray(found.numpy())
-
-    def local_changes(
-        self, models: torch.Tensor, scales: torch.Tensor, pushes: torch.Tensor, clients: Ids
+    def train(
+        self, model: torch.Tensor, factors: torch.Tensor, extra: torch.Tensor, lr: float, ids: Ids
     ) -> torch.Tensor:
-        """In the basis of A_n, each coordinate z moves by −γ λ z − push in each step."""
-        methods, size = scales.shape
-        bases, shape = self._bases[clients], (size, methods * len(self.rates), -1)
-        scaled = scales.T[:, :, None] * torch.tensor(self.rates, dtype=torch.float64)
-        slopes = self._values[clients][:, None, :] * scaled.reshape(*shape[:2], 1)
-        offsets = models.view(1, *shape[1:]) - torch.from_numpy(self.centers[clients])[:, None]
-        first, pushes = offsets @ bases, pushes.transpose(0, 1).reshape(shape) @ bases
-        moved = first
+        matrices = torch.from_numpy(self.matrices[ids]) * factors[:, None, None]
+        offset = model - torch.from_numpy(self.centers[ids])
+        moved = offset
         for _ in range(STEPS):
-            moved = moved - slopes * moved - pushes
-        changes = (moved - first) @ bases.transpose(1, 2)
-        return changes.view(size, methods, -1).transpose(0, 1)
+            moved = moved - lr * ((matrices @ moved[:, :, None])[:, :, 0] + extra)
+        return moved - offset
 
     def figures(self, models: torch.Tensor, wanted: Numbers) -> Numbers:
-        matrices, x = self.matrices, models.numpy().reshape(len(models), len(self.rates), -1)
-        mean = np.einsum("n,nij->ij", wanted, matrices)
-        best = np.linalg.solve(mean, np.einsum("n,nij,nj->i", wanted, matrices, self.centers))
-        excess = np.einsum("kri,ij,krj->kr", x - best, mean, x - best)
-        return np.asarray(excess / (best @ mean @ best))
+        mean = np.einsum("n,nij->ij", wanted, self.matrices)
+        slope = np.einsum("n,nij,nj->i", wanted, self.matrices, self.centers)
+        best = np.linalg.solve(mean, slope)
+        gaps = models.numpy() - best
+        return np.asarray(np.einsum("ki,ij,kj->k", gaps, mean, gaps) / (best @ mean @ best))
 
 
 class Digits:
@@ -193,8 +166,7 @@ class Digits:
 
     rounds = 400
 
-    def __init__(self, seed: int, rates: Rates) -> None:
-        self.rates = rates
+    def __init__(self, seed: int) -> None:
         data, self._random = load("digits"), np.random.default_rng([64, seed])
         labels = data.train.labels
         owners = labels * (CLIENTS // 10) + self._random.integers(CLIENTS // 10, size=len(labels))
@@ -206,91 +178,70 @@ class Digits:
         self._inputs, self._test = (_with_bias(part.features) for part in (data.train, data.test))
         self._targets = torch.nn.functional.one_hot(torch.from_numpy(labels)).float()
         self._test_labels = data.test.labels
-        self.shares = np.stack([np.bincount(labels[samples], minlength=10) for samples in held])
-        self.shares = self.shares / self._sizes[:, None]
-        self.start = torch.zeros(650 * len(rates))
+        shares = np.stack([np.bincount(labels[samples], minlength=10) for samples in held])
+        self._shares = shares / self._sizes[:, None]
+        self.start = torch.zeros(650)
 
-    def local_changes(
-        self, models: torch.Tensor, scales: torch.Tensor, pushes: torch.Tensor, clients: Ids
+    def train(
+        self, model: torch.Tensor, factors: torch.Tensor, extra: torch.Tensor, lr: float, ids: Ids
     ) -> torch.Tensor:
-        methods, size = scales.shape
-        heads = methods * len(self.rates)  # the last dimension: softmax over others is faster
-        first = models.view(methods, 650, -1).transpose(0, 1).reshape(1, 65, -1)
-        pushes = pushes.view(methods, size, 650, -1).permute(1, 2, 0, 3).reshape(size, 65, -1)
-        factors = scales.T[:, :, None] * torch.tensor(self.rates) / 8
-        factors = factors.reshape(size, 1, 1, heads).float()
-        chosen = self._random.random((STEPS, size, 8)) * self._sizes[clients][:, None]
-        chosen = self._samples[clients[:, None], chosen.astype(np.int64)]
-        moved = first.repeat(size, 1, 1)
+        chosen = self._random.random((STEPS, len(ids), 8)) * self._sizes[ids][:, None]
+        chosen = self._samples[ids[:, None], chosen.astype(np.int64)]
+        first = model.view(1, 65, 10)
+        moved, extra = first.repeat(len(ids), 1, 1), extra.view(-1, 65, 10)
+        scales = factors.float()[:, None, None] / 8
         for step in torch.from_numpy(chosen):
-            inputs, targets = self._inputs[step], self._targets[step][:, :, :, None]
-            outputs = (inputs @ moved).view(size, 8, 10, heads)
-            slopes = outputs.softmax(dim=2).sub_(targets).mul_(factors).view(size, 8, -1)
-            moved.baddbmm_(inputs.transpose(1, 2), slopes, alpha=-1).sub_(pushes)
-        changes = moved.sub_(first).view(size, 650, methods, -1).permute(2, 0, 1, 3)
-        return changes.reshape(methods, size, -1)
+            inputs, targets = self._inputs[step], self._targets[step]
+            slopes = ((inputs @ moved).softmax(dim=2) - targets) * scales
+            moved = moved - lr * (inputs.transpose(1, 2) @ slopes + extra)
+        return (moved - first).reshape(len(ids), -1)
 
     def figures(self, models: torch.Tensor, wanted: Numbers) -> Numbers:
-        outputs = self._test @ models.view(len(models), 65, -1)
-        outputs = outputs.view(len(models), len(self._test), 10, len(self.rates))
-        right = outputs.argmax(dim=2).numpy() == self._test_labels[:, None]
-        of_class = [right[:, self._test_labels == c].mean(axis=1) for c in range(10)]
-        errors = 1 - np.einsum("c,ckr->kr", wanted @ self.shares, of_class)
-        return np.where(np.isfinite(outputs.sum(dim=(1, 2))), errors, np.inf)
+        outputs = self._test @ models.view(len(models), 65, 10)
+        right = outputs.argmax(dim=2).numpy() == self._test_labels
+        of_class = np.stack([right[:, self._test_labels == c].mean(axis=1) for c in range(10)])
+        errors = 1 - (wanted @ self._shares) @ of_class
+        return np.where(np.isfinite(outputs.sum(dim=(1, 2)).numpy()), errors, np.inf)
 
 
 PROBLEMS: dict[str, type[Problem]] = {"quadratic": Quadratic, "digits": Digits}
 
 
-def train(name: str, law: str, listed: list[Settings], seed: int, rates: Rates) -> Numbers:
-    """Return the figure of a run of each method at each local rate, (M, R).
+def train(name: str, law: str, settings: Settings, seed: int, lr: float) -> float:
+    """Return the figure of a run.
 
-    A figure is the mean over evaluations in the last quarter of the rounds; infinite where the run
-    diverges. All methods see the same participation and the same minibatches.
+    It is the mean over evaluations in the last quarter of the rounds; infinite where the run
+    diverges, or cannot begin, as with rates of 0. All methods see the same participation and the
+    same minibatches.
     """
-    problem = PROBLEMS[name](seed, rates)
-    present = draw(law, problem.rounds, seed)
-    wanted = wanted_weights(law)
+    problem, wanted = PROBLEMS[name](seed), wanted_weights(law)
     # Σ a_n F_n is the mean of N a_n F_n; weights by samples are a_n themselves.
-    by_samples = torch.tensor([settings.get("weights") == "data" for settings in listed])
-    scales = torch.where(by_samples[:, None], 1.0, torch.from_numpy(CLIENTS * wanted))
-    population = Population(CLIENTS, samples=wanted)
-    drivers = [
-        RoundDriver(BUILDER.build(Algorithm, settings), problem.start, population)
-        for settings in listed
-    ]
-    models: list[list[torch.Tensor]] = [[] for _ in drivers]
-    for t, row in enumerate(present):
-        clients = np.flatnonzero(row)
-        if len(clients):
-            _run_cohort(problem, drivers, scales, wanted, clients)
-        for driver, kept in zip(drivers, models, strict=True):
-            driver.step(1.0)
-            if 4 * t >= 3 * problem.rounds and (problem.rounds - 1 - t) % EVERY == 0:
-                kept.append(driver.output)
+    factors = torch.from_numpy(CLIENTS * wanted)
+    if settings.get("weights") == "data":
+        factors = torch.ones(CLIENTS, dtype=torch.float64)
+    try:
+        method = BUILDER.build(Algorithm, settings)
+        driver = RoundDriver(method, problem.start, Population(CLIENTS, samples=wanted))
+    except InvalidInputError as error:
+        print(f"  {law}, {key(settings)}: {error}", flush=True)
+        return np.inf
+    samples, kept = torch.from_numpy(wanted), []
+    for t, row in enumerate(draw(law, problem.rounds, seed)):
+        if row.any():
+            clients = torch.from_numpy(np.flatnonzero(row))
+            order = driver.instruct(clients)
+            extra = order.correction
+            if extra is None:
+                extra = order.model.new_zeros(len(clients), len(problem.start))
+            deltas = problem.train(order.model, factors[clients], extra, lr, clients.numpy())
+            weights, steps = Cohort.uniform(clients).weights, torch.full((len(clients),), STEPS)
+            driver.absorb(ClientUpdates(clients, weights, deltas, lr, steps, samples[clients]))
+        driver.step(lr)
+        if 4 * t >= 3 * problem.rounds and (problem.rounds - 1 - t) % EVERY == 0:
+            kept.append(driver.output)
     with np.errstate(invalid="ignore", over="ignore"):
-        figures = [problem.figures(torch.stack(kept), wanted).mean(axis=0) for kept in models]
-    return np.where(np.isfinite(figures), figures, np.inf)
-
-
-def _run_cohort(
-    problem: Problem,
-    drivers: list[RoundDriver[Any]],
-    scales: torch.Tensor,
-    wanted: Numbers,
-    clients: Ids,
-) -> None:
-    """Train a cohort for each method, and pass on the updates."""
-    ids = torch.from_numpy(clients)
-    cohort = Cohort.uniform(ids)
-    orders = [driver.instruct(ids) for driver in drivers]
-    models = torch.stack([order.model for order in orders])
-    none = models.new_zeros(len(ids), models.shape[1])
-    pushes = [none if order.correction is None else order.correction for order in orders]
-    changes = problem.local_changes(models, scales[:, ids], torch.stack(pushes), clients)
-    steps, samples = torch.full((len(ids),), STEPS), torch.from_numpy(wanted)[ids]
-    for driver, deltas in zip(drivers, changes, strict=True):
-        driver.absorb(ClientUpdates(ids, cohort.weights, deltas, 1.0, steps, samples))
+        figure = float(problem.figures(torch.stack(kept), wanted).mean())
+    return figure if np.isfinite(figure) else np.inf
 
 
 def wanted_weights(law: str) -> Numbers:
@@ -347,106 +298,37 @@ def key(settings: Settings) -> str:
     return json.dumps(shorten(settings))
 
 
-class Record:
-    """The runs so far: one row for each problem, law, settings, seed and local rate."""
-
-    SCHEMA: ClassVar = {
-        "problem": pl.String,
-        "law": pl.String,
-        "settings": pl.String,
-        "seed": pl.Int32,
-        "lr": pl.Float64,
-        "figure": pl.Float64,
-    }
-
-    def __init__(self, laws: LawSet) -> None:
-        self._path, self.grids = laws.record, laws.grids
-        known = pl.DataFrame(schema=self.SCHEMA)
-        self.rows = pl.read_parquet(self._path) if self._path.exists() else known
-        self._known = set(self.rows.drop("figure").iter_rows())
-        self._saved = time.monotonic()
-
-    def missing(self, run: Run, rates: Rates) -> Rates:
-        """Return the rates at which a run is not in the record."""
-        return tuple(lr for lr in rates if (*run, lr) not in self._known)
-
-    def add(self, run: Run, rates: Rates, figures: Numbers) -> None:
-        """Add a run at several rates; the file is written every half a minute."""
-        rows = [(*run, lr, figure) for lr, figure in zip(rates, figures, strict=True)]
-        self.rows = self.rows.vstack(pl.DataFrame(rows, schema=self.SCHEMA, orient="row"))
-        self._known |= {row[:-1] for row in rows}
-        if time.monotonic() - self._saved > 30:
-            self.save()
-
-    def save(self) -> None:
-        """Write the file."""
-        self._path.parent.mkdir(exist_ok=True)
-        self.rows.sort("problem", "law", "settings", "seed", "lr").write_parquet(
-            self._path, compression="zstd"
-        )
-        self._saved = time.monotonic()
-
-    def list_figures(self, problem: str, law: str) -> dict[str, Numbers]:
-        """Return the figures of all settings at their tuned rates, by judged seed."""
-        rows, found = self.rows.filter(problem=problem, law=law), dict[str, Numbers]()
-        for (settings,), runs in rows.group_by("settings", maintain_order=True):
-            tuning = runs.filter(seed=TUNING).sort("figure", "lr")
-            if len(tuning) < len(self.grids[problem]):
-                continue
-            judged = runs.filter(pl.col("seed").is_in(JUDGED), lr=tuning["lr"][0]).sort("seed")
-            if len(judged) == len(JUDGED):
-                found[str(settings)] = judged["figure"].to_numpy()
-        return found
+RUN = ("problem", "law", "settings", "seed", "lr")
 
 
-def train_all(record: Record, problems: list[str], laws: list[str], methods: list[str]) -> None:
+def train_all(laws: LawSet, problems: list[str], chosen: list[str], methods: list[str]) -> None:
     """Train what the record lacks; no methods: all."""
-    for problem in problems:
-        grid = record.grids[problem]
-        for law in laws:
-            began = time.process_time()
-            result = audit_law(law, PROBLEMS[problem].rounds, LOGS[0])
-            asked = [s for s in candidates(result) if not methods or s["type"] in methods]
-            for seed in (TUNING, *JUDGED):
-                runs = [(problem, law, key(settings), seed) for settings in asked]
-                missing = [record.missing(run, grid) for run in runs]
-                for rates in sorted({rates for rates in missing if rates}):
-                    chosen = [place for place, lacked in enumerate(missing) if lacked == rates]
-                    listed = [asked[place] for place in chosen]
-                    found = train_or_fail(problem, law, listed, seed, rates)
-                    for place, figures in zip(chosen, found, strict=True):
-                        record.add(runs[place], rates, figures)
-            print(f"{problem}, {law}: {time.process_time() - began:.0f} s", flush=True)
-    record.save()
+    rows = pl.read_parquet(laws.record)
+    known = set(rows.select(RUN).iter_rows())
+    for problem, law in product(problems, chosen):
+        began, found = time.process_time(), []
+        listed = candidates(audit_law(law, PROBLEMS[problem].rounds, LOGS[0]))
+        listed = [one for one in listed if not methods or one["type"] in methods]
+        for settings, seed, lr in product(listed, (TUNING, *JUDGED), laws.grids[problem]):
+            run = (problem, law, key(settings), seed, lr)
+            if run not in known:
+                found.append((*run, train(problem, law, settings, seed, lr)))
+        rows = rows.vstack(pl.DataFrame(found, schema=rows.schema, orient="row"))
+        rows.sort(RUN).write_parquet(laws.record, compression="zstd")
+        print(f"{problem}, {law}: {time.process_time() - began:.0f} s", flush=True)
 
 
-def train_or_fail(
-    problem: str, law: str, listed: list[Settings], seed: int, rates: Rates
-) -> Numbers:
-    """Train; settings that cannot be run, such as rates of 0, have an infinite figure.
-
-    Auto's scale of a coordinate depends on all others, so it cannot train all rates as one model.
-    """
-    coupled = [settings["type"] == COUPLED for settings in listed]
-    if any(coupled) and (len(listed) > 1 or len(rates) > 1):
-        parts = [
-            np.hstack([train_or_fail(problem, law, [settings], seed, (lr,)) for lr in rates])
-            for settings in listed
-            if settings["type"] == COUPLED
-        ]
-        others = [settings for settings in listed if settings["type"] != COUPLED]
-        found = np.empty((len(listed), len(rates)))
-        found[np.array(coupled)] = np.vstack(parts)
-        if others:
-            found[~np.array(coupled)] = train_or_fail(problem, law, others, seed, rates)
-        return found
-    try:
-        return train(problem, law, listed, seed, rates)
-    except InvalidInputError as error:
-        if len(listed) == 1:
-            print(f"  {law}, {key(listed[0])}: {error}", flush=True)
-            return np.full((1, len(rates)), np.inf)
-        return np.vstack([train_or_fail(problem, law, [one], seed, rates) for one in listed])
+def list_figures(laws: LawSet, problem: str, law: str) -> dict[str, Numbers]:
+    """Return the figures of all settings at their tuned rates, by judged seed."""
+    rows, found = pl.read_parquet(laws.record).filter(problem=problem, law=law), {}
+    for (settings,), runs in rows.group_by("settings", maintain_order=True):
+        tuning = runs.filter(seed=TUNING).sort("figure", "lr")
+        if len(tuning) < len(laws.grids[problem]):
+            continue
+        judged = runs.filter(pl.col("seed").is_in(JUDGED), lr=tuning["lr"][0]).sort("seed")
+        if len(judged) == len(JUDGED):
+            found[str(settings)] = judged["figure"].to_numpy()
+    return found
 
 
 @dataclass(frozen=True)
@@ -481,7 +363,7 @@ class Verdict:
     worse: bool
 
 
-def judge(problem: str, law: str, record: Record) -> list[Verdict]:
+def judge(problem: str, law: str, laws: LawSet) -> list[Verdict]:
     """Return the verdicts on one law and problem, with and without memory.
 
     Settings that were not trained, such as other periods, stand for those of the same method.
@@ -490,7 +372,7 @@ def judge(problem: str, law: str, record: Record) -> list[Verdict]:
         LookupError: a method is missing in the record.
     """
     audits = [audit_law(law, PROBLEMS[problem].rounds, seed) for seed in LOGS]
-    trained = record.list_figures(problem, law)
+    trained = list_figures(laws, problem, law)
     fedavg = trained[key({"type": "fedavg"})]
     verdicts = []
     for memory in (True, False):
@@ -536,19 +418,6 @@ def _name(settings: Settings) -> tuple[Any, ...]:
     return settings["type"], settings.get("weights"), inner and _name(inner)
 
 
-def judge_all(record: Record, problems: list[str], laws: list[str]) -> list[Verdict]:
-    """Judge, print and return all verdicts."""
-    verdicts = []
-    for problem in problems:
-        for law in laws:
-            try:
-                verdicts += judge(problem, law, record)
-            except LookupError as error:
-                print(f"{problem}, {law}: {error}")
-    print(render(verdicts))
-    return verdicts
-
-
 def render(verdicts: list[Verdict]) -> str:
     """Return the part of docs/audit-methods.md that is generated: counts, and the misses."""
     lines = [
@@ -591,13 +460,6 @@ def describe(settings: Settings) -> str:
     return settings["type"] + (f" ({', '.join(shown)})" if shown else "")
 
 
-def replace_generated(page: str, text: str, marks: tuple[str, str]) -> str:
-    """Return the page with the text between the marks."""
-    begin, end = marks
-    before, rest = page.split(begin)
-    return f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}"
-
-
 def load_verdicts(path: Path) -> list[Verdict]:
     """Return the verdicts of the last `judge`."""
     return [Verdict(**one) for one in json.loads(path.read_text(encoding="utf-8"))]
@@ -613,19 +475,23 @@ def main() -> None:
     parser.add_argument("--laws", nargs="+", default=[], choices=ALL_LAWS)
     parser.add_argument("--methods", nargs="+", default=[], choices=ALGORITHMS)
     given = parser.parse_args()
-    chosen = UNSEEN if given.held_out else KNOWN
-    laws = [law for law in chosen.laws if law in given.laws or not given.laws]
+    laws = UNSEEN if given.held_out else KNOWN
+    chosen = [law for law in laws.laws if law in given.laws or not given.laws]
     torch.set_num_threads(1)
     if given.command == "train":
-        train_all(Record(chosen), given.problems, laws, given.methods)
+        train_all(laws, given.problems, chosen, given.methods)
     elif given.command == "judge":
-        verdicts = judge_all(Record(chosen), given.problems, laws)
+        judged = [judge(problem, law, laws) for problem, law in product(given.problems, chosen)]
+        verdicts = [one for pair in judged for one in pair]
+        print(render(verdicts))
         if not given.laws and given.problems == list(PROBLEMS):
             text = json.dumps([asdict(one) for one in verdicts], indent=1)
-            chosen.verdicts.write_text(text + "\n", encoding="utf-8")
+            laws.verdicts.write_text(text + "\n", encoding="utf-8")
     else:
-        text = render(load_verdicts(chosen.verdicts))
-        page = replace_generated(PAGE.read_text(encoding="utf-8"), text, chosen.marks)
+        page, text = PAGE.read_text(encoding="utf-8"), render(load_verdicts(laws.verdicts))
+        begin, end = f"<!-- {laws.name}: begin -->", f"<!-- {laws.name}: end -->"
+        before, rest = page.split(begin)
+        page = f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}"
         PAGE.write_text(page, encoding="utf-8")
 
 

@@ -81,17 +81,16 @@ def test_the_audit_advises_what_was_judged(advice):
         {"type": "amplified", "period": 6, "factor": 1.5, "inner": {"type": "fedau", "cutoff": 9}},
     ],
 )
-def test_training_at_several_rates_at_once_is_training_at_each(advice, monkeypatch, settings):
-    """`ft.simulate` runs the last of the rates alone, and the loss is that of its iterates."""
+def test_a_run_is_that_of_simulate(advice, monkeypatch, settings):
+    """Whose loss is that of its iterates."""
     monkeypatch.setattr(advice.Quadratic, "rounds", 24)
-    law, rates = "five groups in turn", advice.KNOWN.grids["quadratic"]
-    together = advice.train("quadratic", law, [{"type": "fedavg"}, settings], 3, rates)[1, -1]
-    problem, present = advice.Quadratic(3, rates), advice.draw(law, 24, 3)
+    law, lr = "five groups in turn", 0.3
+    problem, present = advice.Quadratic(3), advice.draw(law, 24, 3)
     result = ft.simulate(
         problem=ft.problems.Quadratic(matrices=problem.matrices, centers=problem.centers),
         participation=ft.participation.Table(weights=present / 5),
         algorithm=settings,
-        local={"steps": advice.STEPS, "lr": rates[-1]},
+        local={"steps": advice.STEPS, "lr": lr},
         rounds=24,
         dtype="float64",
         trainer="reference",
@@ -102,7 +101,16 @@ def test_training_at_several_rates_at_once_is_training_at_each(advice, monkeypat
     slope = np.einsum("nij,nj->i", problem.matrices, problem.centers) / advice.CLIENTS
     best = np.linalg.solve(mean, slope)
     excess = [(x - best) @ mean @ (x - best) for x in result.iterates]
-    assert together == pytest.approx(excess[24] / excess[0], rel=1e-9)
+    found = advice.train("quadratic", law, settings, 3, lr)
+    assert found == pytest.approx(excess[24] / excess[0], rel=1e-9)
+
+
+@pytest.mark.parametrize(("problem", "method"), [("quadratic", "scaffold"), ("digits", "auto")])
+def test_a_run_of_the_record_is_repeated(advice, problem, method):
+    run = {"problem": problem, "law": "three time zones", "settings": f'{{"type": "{method}"}}'}
+    row = pl.read_parquet(advice.KNOWN.record).filter(seed=1, lr=0.3, **run)
+    found = advice.train(problem, run["law"], {"type": method}, 1, 0.3)
+    assert found == pytest.approx(row["figure"].item(), rel=0.02)
 
 
 def test_laws_do_what_they_say(advice):

@@ -243,7 +243,7 @@ def test_recorded_weights_make_the_headline() -> None:
     rows = [(t, n, w) for t in range(40) for n, w in ((0, 0.75), (1, 0.25))]
     log = pl.DataFrame(rows, schema=["round", "client", "weight"], orient="row")
     lines = list_lines(ft.audit(log, clients=2))
-    assert "averaging with the weights in the log, 25% of the" in lines["WHOSE MODEL"]
+    assert "averaging with the log's weights leaves 25% of the" in lines["WHOSE MODEL"]
     assert "averaging without the log's weights: L1 skew 0.00" in lines["NEXT RUN"]
 
 

@@ -72,7 +72,7 @@ def list_lines(audit: Findings) -> dict[str, str]:
 def describe_verdict(audit: Findings) -> str:
     """Return whose model averaging trains, in words that need no explanation."""
     objectives, size = audit.objectives, quantify(audit.log.size, "client")
-    averaging = "averaging with the weights in the log" if has_own_weights(audit) else "averaging"
+    averaging = "averaging with the log's weights" if has_own_weights(audit) else "averaging"
     whole, recent = objectives.in_force, objectives.recent
     if audit.favours_clients is None:
         return f"not known: too few rounds to tell whether {averaging} favours some clients"
@@ -83,18 +83,20 @@ def describe_verdict(audit: Findings) -> str:
             return f"everyone's, as far as this log shows: {averaging} favours no clients"
         return f"nearly everyone's: {averaging} favours some clients, but only a little"
     if is_biased(whole.correctable):
+        text = (
+            f"mostly that of some clients: {averaging} leaves {_share(whole)} of the influence on "
+            "the model in the wrong hands"
+        )
+        if audit.wanted_source != "equal":
+            return text
         weights = np.sort(whole.weights)[::-1]
         half = int(np.searchsorted(np.cumsum(weights), 0.5 - _ROUNDING)) + 1
-        return (
-            f"mostly that of some clients: with {averaging}, {_share(whole)} of the influence on "
-            f"the model is in the wrong hands; {half:,} of {size} "
-            f"{'has' if half == 1 else 'have'} half of it"
-        )
+        return f"{text}; {half:,} of {size} {'has' if half == 1 else 'have'} half of all"
     if recent is not None and is_biased(recent.objective.correctable):
         last = "round" if recent.window == 1 else quantify(recent.window, "round")
         return (
-            f"lately that of some clients: in the last {last}, with {averaging}, "
-            f"{_share(recent.objective)} of the influence on the model is in the wrong hands"
+            f"lately that of some clients: in the last {last}, {averaging} left "
+            f"{_share(recent.objective)} of the influence on the model in the wrong hands"
         )
     skews = [whole.skew, *([] if recent is None else [recent.objective.skew])]
     if any(map(is_biased, skews)):
@@ -141,6 +143,8 @@ def describe_advice(audit: Findings) -> str:
     light = next((one for one in audit.advice if one.memory == "light"), first)
     if light is not first:
         text += f"; if nothing may be kept for each client, {format_short(light)}"
+    if first.algorithm != "fedavg":
+        text += "; --strategy FILE.py or --experiment FILE.yaml writes it"
     if never := len(audit.coverage.never):
         text += f"; no method reaches the {quantify(never, 'client')} without an update"
     if audit.left_out:

@@ -14,9 +14,10 @@ Settings = dict[str, Any]
 
 _USUAL = 0.99
 """The quantile of the cohort sizes that is the number asked: a few rounds may be larger."""
-_OFTEN = 1 / 3
+_OFTEN = 0.5
 """A number is fixed if this share of the rounds comes within a standard deviation of it, that of
-cohorts of independent clients, a tenth of which come so near to their quantile."""
+cohorts of independent clients, a tenth of which come so near to their quantile (of a handful of
+clients, whose number is lumpy, up to half)."""
 _NEARLY_ALL = 0.9
 """The share of the rounds that have the same number of updates if that number closes a round."""
 _MISFIT = 0.25
