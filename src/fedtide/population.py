@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.errors import InvalidInputError
-from fedtide.validation import require_nonnegative, require_one_per_client, require_whole_number
+from fedtide.validation import require_one_per_client, require_whole_number
 
 Names = NDArray[Any]
 """The names of N clients, each at most once: whole numbers, or strings."""
@@ -36,9 +35,8 @@ class Population:
             None: there is none, as in a federation.
 
     Raises:
-        InvalidInputError: the number of clients is not a whole number of at least 1, an array does
-            not have N rows, a rate is outside [0, 1], or names are repeated, or neither all whole
-            numbers nor all strings.
+        InvalidInputError: the number of clients is not a whole number of at least 1, or an array
+            does not have N rows.
 
     >>> Population(clients=2, names=np.array(["ann", "bob"])).names_of(np.array([1]))
     array(['bob'], dtype='<U3')
@@ -58,10 +56,6 @@ class Population:
             if array is not None:
                 require_one_per_client(name, array, self.clients)
                 object.__setattr__(self, name, read_only(array))
-        if self.rates is not None:
-            _check_rates(self.rates)
-        if self.names is not None:
-            _check_names(self.names)
 
     def names_of(self, clients: NDArray[np.int64]) -> Names:
         """Return the names of these clients; their ids if clients are only numbered."""
@@ -78,24 +72,3 @@ def read_only(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
     view = np.asarray(array).view()
     view.setflags(write=False)
     return view
-
-
-def _check_rates(rates: NDArray[np.float64]) -> None:
-    """Refuse rates outside [0, 1], up to rounding errors of their computation."""
-    found = require_nonnegative("rates", rates)
-    if found.max() > 1 + 1e-9:
-        raise InvalidInputError(f"rates: {found.max():g} is not within [0, 1]; give probabilities")
-
-
-def _check_names(names: Names) -> None:
-    listed = names.tolist()
-    if names.dtype.kind not in "iuU" and not all(isinstance(name, str) for name in listed):
-        raise InvalidInputError(
-            "names: neither all whole numbers nor all strings; convert them to one type"
-        )
-    if len(set(listed)) < len(listed):
-        values, counts = np.unique(names, return_counts=True)
-        raise InvalidInputError(
-            f"names: {values[counts > 1].tolist()[0]!r} names {counts.max()} clients; "
-            "give each its own name"
-        )

@@ -171,20 +171,9 @@ def test_names_for_clients_without_names_must_be_all_or_none(clients: int) -> No
     assert Replay(LOG).begin(Population(5), seed=0).round(0).clients.tolist() == [0, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    ("names", "complaint"),
-    [
-        (["a"], "1 entry for 2 clients"),
-        (["a", "a"], "'a' names 2 clients"),
-        ([4, 4], "4 names 2 clients"),
-        (np.array([1, "1"], dtype=object), "neither all whole numbers nor all strings"),
-        (np.array(["a", None], dtype=object), "neither all whole numbers nor all strings"),
-        ([0.5, 1.0], "neither all whole numbers nor all strings"),
-    ],
-)
-def test_invalid_names_are_rejected(names: object, complaint: str) -> None:
-    with pytest.raises(InvalidInputError, match=f"^names: {complaint}.*; "):
-        Population(2, names=np.asarray(names))
+def test_every_client_has_a_name() -> None:
+    with pytest.raises(InvalidInputError, match=r"^names: 1 entry for 2 clients; "):
+        Population(2, names=np.asarray(["a"]))
 
 
 def test_names_of_many_clients_are_found_quickly() -> None:

@@ -4,14 +4,12 @@ import errno
 import logging
 import multiprocessing
 import os
-import shutil
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 import fedtide as ft
-from fedtide.simulation.loop import Run
 from fedtide.simulation.run_folder import RunFolder
 
 # One run at a time.
@@ -107,12 +105,6 @@ def test_a_damaged_part_of_the_log_invalidates_later_checkpoints(
     assert results(killed) == results(whole)
 
 
-def test_a_checkpoint_of_another_version_is_refused(fields, killed, monkeypatch):
-    monkeypatch.setattr(Run, "restore", lambda run, checkpoint: checkpoint.tensors["other"])
-    with pytest.raises(ft.InvalidInputError, match=r"^resume: .*round 6.*version.*'other'.*; "):
-        ft.simulate(**fields, out=killed, resume=True)
-
-
 @pytest.mark.parametrize("text", ["rounds: [", "just words", "\0", ""])
 def test_a_damaged_experiment_file_is_refused(text, fields, killed):
     (killed / "experiment.yaml").write_text(text)
@@ -172,42 +164,6 @@ def test_later_files_that_cannot_be_removed_are_refused(fields, killed, monkeypa
 
 
 # Finished runs.
-
-
-def test_a_finished_run_without_checkpoints_can_be_read(fields, tmp_path):
-    fields |= {"record_iterates": True}
-    first = ft.simulate(**fields, out=tmp_path)
-    again = ft.simulate(**fields, out=tmp_path, resume=True)
-    assert again.iterates.tobytes() == first.iterates.tobytes()
-    shutil.rmtree(tmp_path / "checkpoints")
-    bare = ft.simulate(**fields, out=tmp_path, resume=True)
-    for result in (again, bare):
-        assert result.model.tobytes() == first.model.tobytes()
-        assert result.metrics.equals(first.metrics)
-        assert result.clients.equals(first.clients)
-        assert result.participation.equals(first.participation)
-    assert (bare.state, bare.iterates) == (None, None)
-
-
-def test_a_finished_run_with_a_damaged_last_checkpoint_can_be_read(fields, finished):
-    first = ft.simulate(**fields, out=finished, resume=True)
-    damage(finished / "checkpoints" / "000000012.safetensors", "edited")
-    again = ft.simulate(**fields, out=finished, resume=True)
-    assert again.model.tobytes() == first.model.tobytes()
-    assert again.state is None
-
-
-@pytest.mark.parametrize("how", ["torn", "emptied", "removed"])
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "metrics.parquet", "participation.parquet", "timings.json"]
-)
-def test_damaged_results_are_refused(name, how, fields, finished):
-    damage(finished / name, how)
-    with pytest.raises(ft.InvalidInputError) as error:
-        ft.simulate(**fields, out=finished, resume=True)
-    assert str(error.value).startswith(f"out: {finished} ")
-    assert "cannot be read" in str(error.value).partition("; ")[0]
-    assert "another folder" in str(error.value).partition("; ")[2]
 
 
 def test_parts_of_the_log_left_by_a_kill_at_the_end_are_removed(fields, finished):

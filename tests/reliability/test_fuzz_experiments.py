@@ -480,17 +480,3 @@ def test_aliases_are_allowed(folder):
         "participation: full\nalgorithm: fedavg\nlocal: {steps: 1, lr: 0.1}\nrounds: 2\n"
     )
     assert np.shape(load(folder / "e.yaml").problem.matrices) == (3, 1, 1)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"local": {"steps": 10**13, "lr": 0.1}},
-        {"problem": REGRESSION | {"samples": 10**13}},
-        {"problem": DIGITS | {"model": {"type": "mlp", "hidden": [10**12]}}},
-    ],
-    ids=str,
-)
-def test_experiments_larger_than_memory_are_refused(changes):
-    with pytest.raises(ft.InvalidInputError, match=r"^problem: .*memory.*; give fewer"):
-        ft.simulate(**BASE | changes)

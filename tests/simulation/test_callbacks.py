@@ -278,9 +278,8 @@ def test_invalid_callbacks_are_refused(regression):
         ft.simulate(**regression, callbacks=[EarlyStopping("los")])
     with pytest.raises(ft.InvalidInputError, match=r"^patience: 0 "):
         EarlyStopping(patience=0)
-    for wrong in (print, [print], EarlyStopping()):
-        with pytest.raises(ft.InvalidInputError, match=r"^callbacks: .*; .*in a list"):
-            ft.simulate(**regression, callbacks=wrong)
+    with pytest.raises(ft.InvalidInputError, match=r"^callbacks: .*; .*in a list"):
+        ft.simulate(**regression, callbacks=[print])
 
 
 def test_an_error_in_a_callback_ends_the_run_with_that_error(regression, tmp_path):

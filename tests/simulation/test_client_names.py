@@ -218,7 +218,7 @@ def test_a_resumed_run_is_the_same(data, tmp_path, killed_at, results):
 
 def test_divergence_names_the_clients(data):
     fields = experiment(data, local={"steps": 50, "lr": 1e38, "batch_size": 1})
-    with pytest.raises(ft.InvalidInputError, match=r"\(clients user_\d{4}(, user_\d{4})*\)"):
+    with pytest.raises(ft.InvalidInputError, match=r"\(clients 'user_\d{4}'(, 'user_\d{4}')*"):
         ft.simulate(**fields)
 
 

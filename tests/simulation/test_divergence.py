@@ -37,7 +37,7 @@ def test_stop_names_the_round_and_the_client(trainer):
 
 def test_stop_keeps_the_last_good_checkpoint(tmp_path):
     out = tmp_path / "run"
-    with pytest.raises(ft.InvalidInputError, match="checkpoint of round 4"):
+    with pytest.raises(ft.InvalidInputError, match="update in round 4"):
         ft.simulate(**experiment(), out=out)
     kept = load_newest(out / "checkpoints")
     assert kept.round == 4

@@ -12,8 +12,8 @@ from torch import nn
 
 import fedtide as ft
 from fedtide.report import write_report
-from fedtide.simulation.task_cache import clear_task_cache, prepare_cached
-from fedtide.spec import session
+from fedtide.simulation.inputs import prepare_cached
+from fedtide.spec import PROCESS, session
 
 ROWS = 40
 
@@ -101,7 +101,7 @@ def test_a_result_gives_its_network_after_the_data_have_changed():
     expected = result.module().state_dict()
     frame["user"] = "nobody"
     nn.init.zeros_(net[0].weight)
-    clear_task_cache()
+    PROCESS.prepared.clear()
     module = result.module()
     assert all(torch.equal(value, expected[name]) for name, value in module.state_dict().items())
     parameters = nn.utils.parameters_to_vector(module.parameters())
@@ -283,23 +283,3 @@ def test_a_sparse_buffer_gives_the_run_of_a_dense_one_and_is_saved(trainer, tmp_
     other.output = dense.output
     with pytest.raises(ft.InvalidInputError, match=r"^resume: .*problem\.model \(other content"):
         simulate(table(), other, trainer=trainer, out=folder, resume=True)
-
-
-@pytest.mark.parametrize(
-    ("message", "is_explained"),
-    [
-        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes", True),
-        ("CUDA out of memory. Tried to allocate 9 GiB", True),
-        ("unsupported memory format option Contiguous", False),
-    ],
-)
-def test_only_a_lack_of_memory_is_called_one(message, is_explained):
-    def fail(outputs, target):
-        if len(target) > 2:  # not in the trial
-            raise RuntimeError(message)
-        return (outputs.squeeze(1) - target) ** 2
-
-    error = ft.InvalidInputError if is_explained else RuntimeError
-    with pytest.raises(error, match=message) as caught:
-        simulate(table(), nn.Linear(3, 1), loss=fail)
-    assert isinstance(caught.value, ft.InvalidInputError) == is_explained

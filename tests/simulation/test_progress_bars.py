@@ -8,16 +8,8 @@ from rich.console import Console
 import fedtide as ft
 from fedtide.activity import COMPILING, MEASURING, activity, listen
 from fedtide.callbacks import Callback
-from fedtide.simulation import progress_bars
-from fedtide.simulation.progress_bars import Pace, ProgressBars, format_seconds
-from fedtide.simulation.run_progress import Progress, RunProgress
-
-
-class Runs:
-    """Stands for a sweep with these runs."""
-
-    def __init__(self, **runs):
-        self.runs = runs
+from fedtide.simulation import progress as progress_bars
+from fedtide.simulation.progress import Progress, ProgressBars, RunStatus
 
 
 class Clock:
@@ -44,112 +36,34 @@ def terminal(monkeypatch):
     return screen
 
 
-def test_the_first_round_and_compiling_count_neither_as_rounds_nor_as_time():
-    """A second shape is compiled during the fourth round."""
-    pace, seconds_per_round, compiling = Pace(), 0.5, 40.0
-    now = 0.0
-    pace.update(now, 0, True)
-    now += compiling + seconds_per_round
-    pace.update(now, 1, False)
-    assert pace.rate is None
-    for t in range(2, 8):
-        if t == 4:
-            pace.update(now, t - 1, True)
-            now += compiling
-            pace.update(now, t - 1, False)
-        now += seconds_per_round
-        pace.update(now, t, False)
-        assert pace.rate == pytest.approx(1 / seconds_per_round)
-    assert pace.seconds_left(100) == pytest.approx(50)
-
-
-def test_no_remaining_time_is_shown_before_a_second_was_measured():
-    pace = Pace()
-    for i in range(5):
-        pace.update(i / 10, i + 1, False)
-    assert pace.seconds_left(10) is None
-    pace.update(2.0, 20, False)
-    assert pace.seconds_left(10) == pytest.approx(10 / (19 / 2))
-
-
-def test_rounds_before_a_resumption_are_not_counted():
-    run = RunProgress(400)
-    run.start()
-    run.update(120, None)
-    run.update(130, None)
-    assert (run.observed, run.left) == (10, 270)
-    run.start()  # its worker was lost: it continues from its last checkpoint
-    run.update(120, None)
-    run.update(125, None)
-    assert (run.observed, run.left) == (15, 275)
-    run.finish("done")
-    assert (run.observed, run.ended, run.left) == (290, 400, 0)
-
-
-def test_a_run_that_had_finished_is_not_counted():
-    run = RunProgress(400)
-    run.finish("done")
-    assert (run.observed, run.ended) == (0, 400)
-
-
-def test_a_failed_run_has_ended_no_further_round():
-    run = RunProgress(5)
-    run.start()
-    run.finish("failed")
-    assert (run.ended, run.left) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "1 s"), (59, "59 s"), (61, "1 min 1 s"), (86_400, "24 h 0 min")]
-)
-def test_durations_have_two_units(seconds, text):
-    assert format_seconds(seconds) == text
-
-
-def test_lines_without_a_terminal_say_what_is_compiled_and_a_sane_remaining_time(clock, capsys):
-    run = RunProgress(400)
-    runs = Runs(one=run)
+def test_lines_without_a_terminal_say_what_is_compiled_and_the_remaining_time(clock, capsys):
+    """The first round that ends here counts neither as a round nor as time."""
     with ProgressBars("name") as bars:
-        run.start()
-        bars(runs)
-        run.activity = COMPILING
-        bars(runs)
+        progress = Progress(bars)
+        progress.add("one", 400)
+        progress.start("one")
+        progress.set_status("one", RunStatus(COMPILING))
         assert capsys.readouterr().err == "name: round 0 of 400, compiling the local steps\n"
         clock.now += 25
-        run.activity = ""
-        run.update(0, None)
-        run.update(1, 0.7)
-        bars(runs)
-        assert capsys.readouterr().err == "name: round 1 of 400, loss 0.7\n"
-        for t in range(2, 24):
+        progress.set_status("one", RunStatus(ended=120, loss=0.7))
+        assert capsys.readouterr().err == "name: round 120 of 400, loss 0.7\n"
+        for ended in range(121, 142):
             clock.now += 0.5
-            run.update(t, 0.7)
-            bars(runs)
+            progress.set_status("one", RunStatus(ended=ended, loss=0.7))
         assert capsys.readouterr().err == (
-            "name: round 22 of 400, 2.00 rounds/s, loss 0.7, 3 min 9 s left\n"
+            "name: round 141 of 400, 2.00 rounds/s, loss 0.7, 0:02:10 left\n"
         )
 
 
-def test_a_load_that_fails_prints_no_rounds(clock, capsys):
-    run = RunProgress(5)
-    with ProgressBars("name") as bars:
-        run.start()
-        bars(Runs(one=run))
-        clock.now += 60
-        run.finish("failed")
-        bars(Runs(one=run))
-    assert capsys.readouterr().err == "name: round 0 of 5, failed\n"
-
-
 def test_several_runs_are_counted(clock, capsys):
-    runs = {name: RunProgress(10) for name in "abc"}
-    for name, state in (("a", "done"), ("b", "failed")):
-        runs[name].start()
-        runs[name].finish(state)
-    clock.now += 60
     with ProgressBars("name") as bars:
-        bars._last_line = 0.0
-        bars(Runs(**runs))
+        progress = Progress()
+        for name in "abc":
+            progress.add(name, 10)
+        progress.finish("a", "done")
+        progress.finish("b", "failed")
+        clock.now += 60
+        bars(progress)
     assert capsys.readouterr().err == (
         "name: round 10 of 30, 1 done, 0 running, 1 failed of 3 runs\n"
     )

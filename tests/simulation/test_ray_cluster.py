@@ -148,8 +148,11 @@ def test_any_number_of_workers_gives_the_bits_of_a_run_alone(cluster, connected)
     with open_cluster(cluster, workers=4) as opened:
         for workers in (4, 2, 1):
             pool = opened.start_workers(run, "reference")
-            while len(pool._workers) > workers:  # starting others takes much longer
-                connected.kill(pool._workers.pop().actor)
+            while len(pool._actors) > workers:  # starting others takes much longer
+                gone = pool._actors.pop()
+                connected.kill(gone)
+                pool._free = [actor for actor in pool._free if actor is not gone]
+                pool._starting = {r: a for r, a in pool._starting.items() if a is not gone}
             assert_same(execute(run, cluster=opened), alone)
             assert opened.start_workers(run, "reference") is pool  # the data are still there
 

@@ -18,7 +18,7 @@ import yaml
 
 import fedtide as ft
 from fedtide.algorithms import ALGORITHMS
-from fedtide.errors import Interrupted, InvalidInputError
+from fedtide.errors import Interrupted
 from fedtide.simulation import checkpoint as checkpoint_module
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 from fedtide.simulation.early_end import Interruption
@@ -301,13 +301,12 @@ def test_fewer_rounds_than_the_folder_has(regression, tmp_path):
     assert contents(tmp_path) == before
 
 
-def test_more_rounds_need_a_checkpoint(regression, tmp_path):
-    whole = ft.simulate(**regression, out=tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
+@pytest.mark.parametrize("rounds", [12, 20])
+def test_a_finished_run_needs_its_last_checkpoint(rounds, regression, tmp_path):
+    ft.simulate(**regression, out=tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "000000012.safetensors").unlink()
     with pytest.raises(ft.InvalidInputError, match="no intact checkpoint"):
-        ft.simulate(**(regression | {"rounds": 20}), out=tmp_path / "run", resume=True)
-    again = ft.simulate(**regression, out=tmp_path / "run", resume=True)
-    assert again.metrics.equals(whole.metrics)
+        ft.simulate(**(regression | {"rounds": rounds}), out=tmp_path / "run", resume=True)
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"PAR1")])
@@ -341,17 +340,6 @@ def test_tables_that_are_missing_do_not_matter_to_more_rounds(regression, tmp_pa
         (tmp_path / "run" / f"{name}.parquet").unlink()
     longer = ft.simulate(**regression, out=tmp_path / "run", resume=True)
     assert longer.metrics["round"].to_list() == [0, 5, 8, 10, 12]
-
-
-def test_a_run_that_a_callback_has_stopped_gets_no_more_rounds(regression, tmp_path):
-    class Stop(ft.callbacks.Callback):
-        def on_round_end(self, run):
-            if run.round == 4:
-                run.stop("enough")
-
-    ft.simulate(**regression, out=tmp_path / "run", callbacks=[Stop()])
-    with pytest.raises(ft.InvalidInputError, match=r"callback .*rounds \(was 12, is 20\)"):
-        ft.simulate(**(regression | {"rounds": 20}), out=tmp_path / "run", resume=True)
 
 
 def test_a_run_is_killed_again_and_again(regression, results, killed_at, tmp_path):
@@ -415,15 +403,6 @@ def test_a_folder_that_is_not_empty(regression, tmp_path):
         with pytest.raises(ft.InvalidInputError, match=r"^out: .* is not empty; it holds no run"):
             ft.simulate(**regression, out=tmp_path, resume=resume)
     assert contents(tmp_path) == before
-
-
-@pytest.mark.skipif(os.name != "posix", reason="elsewhere names are no bytes")
-@pytest.mark.parametrize("name", [b"L\xe4ufe", b"L\xe4ufe/run"])
-def test_a_folder_whose_name_is_not_utf_8(name, regression, tmp_path):
-    path = os.fsencode(tmp_path) + b"/" + name
-    with pytest.raises(InvalidInputError, match=r"out: the path of .*L\\udce4ufe.* is not UTF-8"):
-        ft.simulate(**regression, out=os.fsdecode(path))
-    assert not [*tmp_path.iterdir()]
 
 
 def test_a_file_instead_of_a_folder(regression, tmp_path):
@@ -529,18 +508,6 @@ def test_a_full_disk(regression, results, tmp_path, monkeypatch):
     assert {file.name for file in (tmp_path / "run").rglob(".*")} <= {".lock"}
     ft.simulate(**regression, out=tmp_path / "run", resume=True)
     assert results(tmp_path / "run") == results(tmp_path / "whole")
-
-
-def test_a_checkpoint_that_memory_does_not_hold_is_not_called_one_of_another_version(
-    regression, killed_at, tmp_path, monkeypatch
-):
-    def restore(run, checkpoint):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    killed_at(8, regression, tmp_path / "run")
-    monkeypatch.setattr(Run, "restore", restore)
-    with pytest.raises(ft.InvalidInputError, match="not enough memory"):
-        ft.simulate(**regression, out=tmp_path / "run", resume=True)
 
 
 def test_a_copied_folder_goes_on(regression, results, killed_at, tmp_path):

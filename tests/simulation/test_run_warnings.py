@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedtide as ft
-from fedtide.simulation.run_warnings import find_warnings
+from fedtide.simulation.divergence import find_warnings
 
 QUADRATIC = {"type": "quadratic", "matrices": [[[1.0]], [[2.0]]], "centers": [[0.0], [1.0]]}
 

@@ -172,7 +172,7 @@ def test_any_value_in_any_field_is_taken_or_refused_in_a_sentence(cls):
         (lambda: ft.LocalTraining(steps=2.0), "steps: 2.0 is of type float; give a whole number"),
         (
             lambda: ft.LocalTraining(steps=torch.nn.Identity()),
-            "steps: Identity() is of type torch.nn.Identity; give a whole number or None",
+            "steps: Identity() is of type Identity; give a whole number or None",
         ),
         (lambda: a.FedAU(cutoff="a"), "cutoff: 'a' is of type str; give a whole number or None"),
         (lambda: a.FedAU(groups=[0, None]), "groups[1]: None is of type NoneType; give a whole"),

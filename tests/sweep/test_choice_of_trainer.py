@@ -10,7 +10,7 @@ import torch
 import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.simulation import local_round
-from fedtide.simulation.task_cache import count_alike
+from fedtide.simulation.inputs import count_alike
 from fedtide.sweep import run_sweep
 from fedtide.training.trainers import select
 

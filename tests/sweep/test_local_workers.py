@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import fedtide as ft
-from fedtide.simulation.run_progress import Progress, StatusReporter
+from fedtide.simulation.progress import Progress, StatusReporter
 from fedtide.sweep import Sweep, run_sweep
 from fedtide.sweep.job import INTERRUPTED, Job
 from fedtide.sweep.local_workers import run_in_processes
@@ -272,7 +272,7 @@ def test_rounds_are_reported_at_intervals(base, tmp_path, monkeypatch):
             clock[0] += 0.03
 
     monkeypatch.setattr(
-        "fedtide.simulation.run_progress.time", SimpleNamespace(monotonic=lambda: clock[0])
+        "fedtide.simulation.progress.time", SimpleNamespace(monotonic=lambda: clock[0])
     )
     seen = []
     callbacks = [StatusReporter(seen.append), Tick()]

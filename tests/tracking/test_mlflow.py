@@ -2,12 +2,8 @@
 
 import json
 import os
-import re
 import shutil
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -55,23 +51,6 @@ def test_the_store_that_the_environment_names_is_the_default(tmp_path, monkeypat
     assert make_tracker(f"mlflow:{other}", tmp_path / "runs" / "one", "experiment").uri == other
 
 
-def test_a_new_store_logs_no_steps_of_its_creation(tmp_path):
-    code = (
-        "from pathlib import Path; from fedtide.tracking import make_tracker; "
-        "make_tracker('mlflow', Path('runs'), 'experiment')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    assert "INFO" not in done.stdout + done.stderr
-    assert (tmp_path / "mlflow.db").exists()
-
-
 def test_parameters_metrics_and_tags_can_be_read_back(tracked):
     out, tracks, run_id = tracked
     run = mlflow.MlflowClient(tracks.uri).get_run(run_id)
@@ -106,19 +85,6 @@ def test_a_run_is_tracked_once(tracked):
     out, tracks, run_id = tracked
     assert tracks.log_run(out) == run_id
     assert make_tracker("mlflow", out, "experiment").log_run(out) == run_id
-
-
-@pytest.mark.parametrize("name", ["it's", 'a "b"', 'c\'s \\ "d"', "50%_e"])
-def test_a_folder_of_any_name_is_tracked_once(tracked, tmp_path, name):
-    _, tracks, _ = tracked
-    alike = re.sub("['\"%]", "x", name)
-    folders = [tmp_path / alike / "one", tmp_path / name / "one"]
-    ids = []
-    for folder in folders:
-        ft.simulate(**FIELDS, seed=1, out=folder)
-        ids.append(tracks.log_run(folder))
-    assert len(set(ids)) == 2
-    assert [tracks.log_run(folder) for folder in folders] == ids
 
 
 def test_a_server_that_does_not_answer_is_given_up_within_a_minute(tmp_path, monkeypatch):
@@ -185,22 +151,6 @@ def test_a_failed_run_is_tagged_with_its_error_and_replaced_when_tracked_again(t
     again = tracks.log_run(out)
     assert again != run_id
     assert client.get_run(run_id).info.lifecycle_stage == "deleted"
-
-
-@pytest.mark.parametrize(
-    ("wanted", "word"),
-    [
-        ("mlflw", "'mlflow'"),
-        ("mlflow:nonsense://x", "nonsense://x"),
-        ("mlflow:sqlite:///notes.txt", "sqlite:///notes.txt"),
-    ],
-)
-def test_a_store_that_cannot_be_used_is_refused(wanted, word, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("notes.txt").write_text("no database")
-    with pytest.raises(ft.InvalidInputError, match=r"^track: .*; ") as error:
-        make_tracker(wanted, tmp_path / "out", "experiment")
-    assert word in str(error.value)
 
 
 def test_names_that_mlflow_refuses_do_not_keep_a_run_from_the_store(tracked, tmp_path):

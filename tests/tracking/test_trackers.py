@@ -184,16 +184,6 @@ def test_wandb_has_every_metric_and_the_configuration(live, wandb, tmp_path):
     assert tracker.log_run(out) == tracker.find_logged(tracker_folder(out))
 
 
-def test_wandb_finds_a_run_that_was_resumed_within_a_second(wandb, tmp_path):
-    """The library adds a number to the name of the second folder of the same run and second."""
-    tracker, out = WandbTracker("project", tmp_path / "wb"), tmp_path / "one"
-    ft.simulate(**FIELDS, out=out, callbacks=[tracker])
-    wandb(tmp_path / "wb")
-    (first,) = (tmp_path / "wb").glob("wandb/offline-run-*")
-    first.rename(first.with_name(f"{first.name}-1"))
-    assert tracker.find_logged(tracker_folder(out)) is not None
-
-
 def tracker_folder(out):
     from fedtide.simulation.run_folder import RunFolder
 
@@ -216,14 +206,6 @@ def test_a_missing_library_is_named_with_its_extra(kind, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ft.InvalidInputError, match=rf"^track: .*'fedtide\[{kind}\]'"):
         make_tracker(kind, tmp_path / "runs", "experiment")
-
-
-def test_a_library_that_is_installed_but_broken_says_why(tmp_path, monkeypatch):
-    (tmp_path / "wandb.py").write_text("from math import descriptors")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    with pytest.raises(ft.InvalidInputError, match=r"cannot import name 'descriptors' from 'math'"):
-        make_tracker("wandb", tmp_path / "runs", "experiment")
 
 
 def test_an_unknown_tracker_is_refused(tmp_path):
@@ -291,23 +273,6 @@ def test_a_run_survives_its_store_and_missing_evaluations_follow(begin, end, cap
     store.fails = set()
     store.log_run(out)
     assert store.rounds[-5:] == [0, 1, 2, 3, 4]
-
-
-def test_a_store_that_cannot_open_a_run_ends_it_and_the_others_do_not_hide_the_error(tmp_path):
-    first, store, last = Memory(), Memory(), Memory()
-    store.fails = {"open"}
-    with pytest.raises(ConnectionError, match="no answer to open"):
-        ft.simulate(**FIELDS, out=tmp_path / "one", callbacks=[first, store, last])
-    assert first.calls == ["open", "close: no answer to open for an hour"]
-    assert (store.calls, last.calls) == (["open"], [])
-
-
-def test_the_error_of_a_run_is_not_hidden_by_that_of_its_store(tmp_path):
-    store = Memory()
-    store.fails = {"close: no luck"}
-    with pytest.raises(ZeroDivisionError, match="no luck"):
-        ft.simulate(**FIELDS, callbacks=[store, Fails()])
-    assert store.calls[-1] == "close: no luck"
 
 
 def test_an_interruption_passes_through_a_tracker():

@@ -13,7 +13,8 @@ from fedtide.algorithms import Instructions
 from fedtide.problems import Classification, Iid, Regression, Supervised
 from fedtide.problems.synthetic import RegressionTask
 from fedtide.problems.weighted_objective import weigh_objective
-from fedtide.simulation.task_cache import clear_task_cache, prepare_cached
+from fedtide.simulation.inputs import prepare_cached
+from fedtide.spec import PROCESS
 from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
 from fedtide.training.projection import Projection
@@ -39,7 +40,7 @@ def captured(monkeypatch):
 
     monkeypatch.setattr(block_runner, "capture", counting)
     block_runner._SHARED.clear()
-    clear_task_cache()
+    PROCESS.prepared.clear()
     return calls
 
 
@@ -138,7 +139,7 @@ def test_shared_steps_do_not_keep_a_task_in_memory(captured):
     watched = weakref.ref(task)
     del task
     captured.clear()
-    clear_task_cache()
+    PROCESS.prepared.clear()
     gc.collect()
     assert watched() is None
 
@@ -178,7 +179,7 @@ def test_compiled_steps_are_kept_by_the_number_of_threads_that_is_compiled_in(
 
     monkeypatch.setattr(block_runner, "compile_graph", compile_graph)
     monkeypatch.setattr(stacked, "_CORE_BYTES", 0)  # chunks run on all cores, one after another
-    clear_task_cache()
+    PROCESS.prepared.clear()
     block_runner._SHARED.clear()
     task = prepare(REGRESSION, 1)
     for threads in (2, 1, 2):

@@ -122,10 +122,9 @@ def _class(place: str, cls: type) -> Iterator[Part]:
 def _near(name: str) -> str:
     """Return the hint for an unknown name: similar names, or else where to look."""
     places = {place: cls for section in SECTIONS for place, cls in section.classes.items()}
-    known = {section.key for section in SECTIONS} | {*places, *_OF_SWEEPS}
-    known |= {place.partition(".")[2] for place in places} - {""}
+    known = {section.key for section in SECTIONS} | {*_OF_SWEEPS, *places}
     for place, cls in places.items():
-        known |= {name for key in fields(cls) for name in (key, f"{place}.{key}")}
+        known |= {place.partition(".")[2] or place, *fields(cls)}
     near = difflib.get_close_matches(name, sorted(known), n=_NEAR, cutoff=0.6)
     return f"did you mean {', '.join(near)}?" if near else "begin with those of: fedtide keys"
 

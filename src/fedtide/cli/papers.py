@@ -22,7 +22,7 @@ from fedtide.papers.rows import compare
 from fedtide.papers.terminal_tables import claims_table, comparison_table, experiments_table
 from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import save_figure
-from fedtide.simulation.progress_bars import ProgressBars
+from fedtide.simulation.progress import ProgressBars
 from fedtide.sweep.records import record_text
 from fedtide.training.devices import require_device
 from fedtide.validation import require_choice, require_suffix

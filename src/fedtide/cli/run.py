@@ -16,7 +16,7 @@ from fedtide.plotting.saving import save_figure
 from fedtide.report.comparison import print_comparison
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import load_runs
-from fedtide.simulation.progress_bars import ProgressBars
+from fedtide.simulation.progress import ProgressBars
 from fedtide.sweep import Sweep, run_sweep
 from fedtide.validation import expand_home
 

@@ -17,7 +17,7 @@ from fedtide.cli.options import ForceResume, Overrides, Track, Workers, runs_fol
 from fedtide.examples import find_example
 from fedtide.plotting.console import new_console
 from fedtide.plotting.wide_table import WideTable
-from fedtide.simulation.progress_bars import ProgressBars
+from fedtide.simulation.progress import ProgressBars
 from fedtide.sweep import Sweep, run_sweep
 from fedtide.sweep.result_table import RESULTS_FILE
 from fedtide.sweep.sweep_spec import BEST_FILE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,9 +25,9 @@ from fedtide.participation.log.client_ids import number_clients
 from fedtide.population import Population
 from fedtide.simulation.experiment import BUILDER, HOW, Experiment
 from fedtide.simulation.experiment_files import flatten, read_yaml
-from fedtide.simulation.fingerprints import Fingerprints
+from fedtide.simulation.inputs import Fingerprints
 from fedtide.simulation.run_folder import RunFolder, UnreadableFileError, numbered, read_frame
-from fedtide.spec import canonical, fields, replace_opaque
+from fedtide.spec import canonical, fields, without_addresses
 from fedtide.validation import expand_home
 
 _OWN_TEST_METRIC = re.compile(r"test_(?!(accuracy|loss)$|recall_).+")
@@ -464,7 +465,7 @@ def _describe_problem(run: LoadedRun) -> dict[str, Any]:
     What these cannot describe is represented by its name: it may differ only because it was
     created again for each run.
     """
-    problem = replace_opaque(run.experiment["problem"], lambda one: one.name)
+    problem = json.loads(without_addresses(json.dumps(run.experiment["problem"], default=str)))
     if not isinstance(problem, Mapping):
         problem = {"type": problem}
     return {"problem": problem, "objective": run.experiment.get("objective")}

@@ -20,7 +20,7 @@ from fedtide.report.loading import LoadedRun, find_repeats, load_runs
 from fedtide.report.table_file import write_table
 from fedtide.simulation import Result, Results
 from fedtide.simulation.run_folder import RunFolder
-from fedtide.spec import tell_apart
+from fedtide.spec import without_addresses
 from fedtide.validation import expand_home
 
 _logger = getLogger("fedtide")
@@ -114,10 +114,9 @@ def compare(*runs: Comparable, **labelled: Comparable) -> Comparison:
     loaded = [(label, run) for label, one in given for run in _load(one)]
     if not loaded:
         raise InvalidInputError("runs: nothing to compare; give results or folders of runs")
-    plains = tell_apart(run.experiment for _, run in loaded)
     found = [
-        replace(run, experiment=plain | {"name": label or _name(plain)})
-        for (label, run), plain in zip(loaded, plains, strict=True)
+        replace(run, experiment={**run.experiment, "name": label or _name(run.experiment)})
+        for label, run in loaded
     ]
     if repeats := find_repeats(found):
         listed = [f"{run.experiment['name']}, seed {run.experiment['seed']}" for run in repeats]
@@ -161,4 +160,5 @@ def _name(plain: Mapping[str, Any]) -> str:
     name, algorithm = plain["name"], plain["algorithm"]
     if name != _DEFAULT_NAME:
         return str(name)
-    return str(algorithm.get("type", name) if isinstance(algorithm, Mapping) else algorithm)
+    method = algorithm.get("type", name) if isinstance(algorithm, Mapping) else algorithm
+    return without_addresses(str(method))

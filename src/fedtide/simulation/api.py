@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,11 @@ from fedtide.simulation.experiment import (
     LogStage,
     OnNonfinite,
 )
+from fedtide.simulation.inputs import count_alike
+from fedtide.simulation.progress import Progress, ProgressBars, StatusReporter
 from fedtide.simulation.result import Result, Results
 from fedtide.simulation.run_folder import Resume, RunFolder
-from fedtide.simulation.run_progress import Progress, StatusReporter
 from fedtide.simulation.runner import execute
-from fedtide.simulation.task_cache import count_alike
 from fedtide.spec import session
 from fedtide.training import LocalTraining
 from fedtide.training.trainers.select import TrainerName
@@ -211,35 +211,28 @@ def _execute(
 @contextmanager
 def _shown(wanted: bool | None, runs: Sequence[Experiment]) -> Iterator[Progress]:
     """Yield the progress of the runs, which is shown if wanted."""
-    if wanted is False:
-        progress = Progress()
-        bars: AbstractContextManager[Any] = nullcontext()
-    else:
-        from fedtide.simulation.progress_bars import ProgressBars  # rich takes a moment
-
-        bars = ProgressBars(runs[0].name)
-        progress = Progress(bars if wanted or bars.is_interactive else None)
+    bars = ProgressBars(runs[0].name)
+    is_shown = bars.is_interactive if wanted is None else wanted
+    progress = Progress(bars if is_shown else None)
     for run in runs:
         progress.add(f"seed {run.seed}", run.rounds)
-    with bars:
+    with bars if is_shown else nullcontext():
         yield progress
 
 
-def _check_seeds(seeds: Any, seed: int) -> list[int]:
+def _check_seeds(seeds: Iterable[int], seed: int) -> list[int]:
     """Return the seeds as a list.
 
     Raises:
-        InvalidInputError: not a list of different whole numbers, or given together with `seed`.
+        InvalidInputError: not different whole numbers, or given together with `seed`.
     """
-    hint = "give different numbers, such as seeds=[0, 1, 2]"
-    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
-        raise InvalidInputError(f"seeds: {seeds!r:.60} is not a list; {hint}")
-    given = list(seeds)
-    for one in given:
+    listed = list(seeds)
+    for one in listed:
         require_whole_number("seeds", one, low=0)
-    listed = [int(one) for one in given]
     if not listed or len(set(listed)) < len(listed):
-        raise InvalidInputError(f"seeds: {given!r:.60} is empty or names a seed twice; {hint}")
+        raise InvalidInputError(
+            f"seeds: {listed!r:.60} is empty or names a seed twice; give different numbers"
+        )
     if seed != 0:
         raise InvalidInputError("seed: given besides seeds; give one of them")
-    return listed
+    return [int(one) for one in listed]

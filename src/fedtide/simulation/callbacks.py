@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import polars as pl
@@ -35,19 +33,7 @@ class RunView:
     def __init__(self, run: Run, out: Path | None = None) -> None:
         self._run = run
         self.out = out
-        self._stops: list[str] = []
         self._metrics: list[dict[str, Any]] = []
-
-    def for_another(self) -> RunView:
-        """Return a view of the same run whose copies no other callback has changed."""
-        view = RunView(self._run, self.out)
-        view._stops = self._stops
-        return view
-
-    @property
-    def stopped(self) -> str:
-        """Why a callback ended the run; empty otherwise."""
-        return self._stops[-1] if self._stops else ""
 
     @property
     def experiment(self) -> Experiment:
@@ -97,7 +83,7 @@ class RunView:
         Args:
             reason: why, for the summary of the run.
         """
-        self._stops.append(reason)
+        self._run.stopped = reason
 
 
 class Callback:
@@ -156,80 +142,16 @@ def check_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
     """Return the callbacks as a tuple.
 
     Raises:
-        InvalidInputError: not a list, or something in it is not a callback.
+        InvalidInputError: something in the list is not a callback.
     """
-    watchers = tuple(callbacks) if isinstance(callbacks, Iterable) else (callbacks,)
+    watchers = tuple(callbacks)
     for watcher in watchers:
-        if not isinstance(watcher, Callback) or not isinstance(callbacks, Iterable):
+        if not isinstance(watcher, Callback):
             raise InvalidInputError(
-                f"callbacks: {watcher!r:.60} is not a list of callbacks; give objects of classes "
-                "derived from ft.callbacks.Callback, in a list"
+                f"callbacks: {watcher!r:.60} is not a callback; give objects of classes derived "
+                "from ft.callbacks.Callback, in a list"
             )
     return watchers
-
-
-class WatchedRun(AbstractContextManager["WatchedRun"]):
-    """A run that tells its callbacks what happens; as a context manager, it reports errors as well.
-
-    Args:
-        run: the run.
-        callbacks: the callbacks.
-        out: its folder; None in memory.
-
-    Attributes:
-        view: the run as one more callback would see it.
-    """
-
-    def __init__(self, run: Run, callbacks: Sequence[Callback], out: Path | None = None) -> None:
-        self.run, self.view = run, RunView(run, out)
-        self._watchers = [(callback, self.view.for_another()) for callback in callbacks]
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            self._tell("on_error", error)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all rounds have ended, or a callback has stopped the run."""
-        ended = self.run.ended
-        return ended == self.run.experiment.rounds or (ended > 0 and bool(self.view.stopped))
-
-    def start(self) -> None:
-        """Evaluate the initial model, if the experiment asks for it."""
-        self._tell("on_start")
-        self._evaluate_if_due()
-
-    def advance(self) -> None:
-        """Run a round and evaluate if that is due."""
-        self.run.round()
-        self._evaluate_if_due()
-        self._tell("on_round_end")
-
-    def finish(self) -> None:
-        """Evaluate the last model of a run that was stopped between two evaluations."""
-        if not self.run.is_evaluated:
-            self._evaluate()
-
-    def tell_end(self) -> None:
-        """Tell the callbacks that the results are complete."""
-        self._tell("on_end")
-
-    def _evaluate_if_due(self) -> None:
-        if self.run.is_evaluation_due:
-            self._evaluate()
-
-    def _evaluate(self) -> None:
-        self.run.evaluate()
-        self._tell("on_evaluation")
-
-    def _tell(self, event: str, *details: object) -> None:
-        for callback, view in self._watchers:
-            getattr(callback, event)(view, *details)
 
 
 @dataclass

@@ -1,22 +1,28 @@
-"""Handling of updates, steps and losses that are not finite."""
+"""Runs that diverge: updates, steps and losses that are not finite, and warnings at the end."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedtide.algorithms import Algorithm, ClientUpdates, RoundInfo
-from fedtide.errors import InvalidInputError, quantify
+from fedtide.algorithms import Algorithm, Amplification, ClientUpdates, RoundInfo
+from fedtide.errors import InvalidInputError, list_names, quantify
 from fedtide.participation import Ids
 from fedtide.population import Population
 from fedtide.problems import Evaluation
 from fedtide.simulation.experiment import OnNonfinite
-from fedtide.simulation.run_warnings import list_step_sizes
 from fedtide.training import devices
+
+RISE = 5.0
+"""A run diverged if its last loss exceeds the initial model's by more than this factor."""
+
+AMPLIFIED_RISE = 2.0
+"""Amplification steps are harmful if they typically multiply the loss by more than this factor."""
 
 Flags = tuple[torch.Tensor, torch.Tensor]
 """Clients, shape (S,), and, on the device, whether each one's update is finite, shape (S,)."""
@@ -38,10 +44,9 @@ def drop_or_raise_nonfinite(
     Raises:
         DivergenceError: an update is not finite, and `on_nonfinite` is "stop".
     """
-    rows = _rows(updates, buffers)
-    if all(map(has_finite_sum, rows)):
+    if all(map(has_finite_sum, _rows(updates, buffers))):
         return updates, buffers
-    finite = _are_finite(rows)
+    _, finite = flag_finite(updates, buffers)
     if bool(finite.all()):  # only their sum overflows
         return updates, buffers
     if on_nonfinite == "stop":
@@ -56,17 +61,13 @@ def has_finite_sum(tensor: torch.Tensor | None) -> bool:
 
 def flag_finite(updates: ClientUpdates, buffers: torch.Tensor | None) -> Flags:
     """Return the clients, and which of their updates are finite, without waiting for a GPU."""
-    return updates.clients, _are_finite(_rows(updates, buffers))
+    finite = [torch.isfinite(row).all(dim=1) for row in _rows(updates, buffers)]
+    return updates.clients, torch.stack(finite).all(dim=0)
 
 
 def _rows(updates: ClientUpdates, buffers: torch.Tensor | None) -> list[torch.Tensor]:
     """Return all tensors that the clients sent with one row per client, such as (S, d)."""
     return [r for r in (updates.deltas, updates.gradients, buffers) if r is not None]
-
-
-def _are_finite(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return for which clients all numbers are finite, shape (S,)."""
-    return torch.stack([torch.isfinite(row).all(dim=1) for row in rows]).all(dim=0)
 
 
 def check_step(
@@ -100,7 +101,7 @@ def check_step(
     elif has_finite_sum(info.direction) or bool(torch.isfinite(info.direction).all()):
         return
     named = _list_clients(info.clients.numpy(), population)
-    too_high = list_step_sizes(algorithm)
+    too_high = _list_step_sizes(algorithm)
     raise DivergenceError(f"local.lr: the step of round {t} is not finite{named}; lower {too_high}")
 
 
@@ -113,18 +114,19 @@ def check_loss(
         DivergenceError: it is not.
     """
     loss = evaluation.metrics.get("loss", 0.0)
-    if not np.isfinite(loss):
-        losses = evaluation.clients.get("loss", np.zeros(0))
-        named = _list_clients(np.flatnonzero(~np.isfinite(losses)), population)
-        if ended == 0:
-            raise DivergenceError(
-                f"problem: the loss is {loss} before any training{named}; check the loss function, "
-                "the data and the initial model"
-            )
+    if np.isfinite(loss):
+        return
+    losses = evaluation.clients.get("loss", np.zeros(0))
+    named = _list_clients(np.flatnonzero(~np.isfinite(losses)), population)
+    if ended == 0:
         raise DivergenceError(
-            f"local.lr: the loss is {loss} after {quantify(ended, 'round')}{named}; "
-            f"lower {list_step_sizes(algorithm)}"
+            f"problem: the loss is {loss} before any training{named}; check the loss function, "
+            "the data and the initial model"
         )
+    raise DivergenceError(
+        f"local.lr: the loss is {loss} after {quantify(ended, 'round')}{named}; "
+        f"lower {_list_step_sizes(algorithm)}"
+    )
 
 
 def _not_finite(clients: Ids, t: int, population: Population) -> DivergenceError:
@@ -139,6 +141,83 @@ def _list_clients(clients: Ids, population: Population) -> str:
     """Return the names of the first few of these clients in parentheses, for an error message."""
     if len(clients) == 0:
         return ""
-    more = ", ..." if len(clients) > 8 else ""
-    names = map(str, population.names_of(clients[:8]).tolist())
-    return f" (clients {', '.join(names)}{more})"
+    return f" (clients {list_names(population.names_of(clients).tolist())})"
+
+
+def find_warnings(
+    algorithm: Algorithm[Any],
+    metrics: Sequence[Mapping[str, Any]],
+    start_loss: float,
+    reports: int,
+    moved: bool,
+    entered: bool = False,
+) -> list[str]:
+    """Return a sentence on everything about a finished run that its user should be warned of.
+
+    Args:
+        algorithm: the method of the run.
+        metrics: one row per evaluation.
+        start_loss: the loss of the initial model.
+        reports: the number of rounds in which at least one client reported.
+        moved: whether the model differs from the initial one.
+        entered: whether any update entered a step with a weight other than 0.
+    """
+    rounds, loss = metrics[-1]["round"], metrics[-1].get("loss", 0.0)
+    if not moved and reports == 0:
+        return [
+            "participation: no client took part in any round, so the model is the "
+            "initial one; choose higher rates or more rounds"
+        ]
+    if not moved and entered:
+        return [
+            f"problem: the model is the initial one after {quantify(rounds, 'round')}, because all "
+            "updates are 0 or too small to change it; check whether the loss can fall, and if it "
+            "can, raise lr"
+        ]
+    if not moved:
+        return [
+            f"algorithm: the model is the initial one after {quantify(rounds, 'round')}, although "
+            f"clients took part in {reports:,} of them; if the method waits for the end of a "
+            "period or for all clients, let it wait for less or run more rounds"
+        ]
+    amplified, found = algorithm.traits.amplification, []
+    if amplified is not None and (rise := _typical_rise(amplified, metrics)) > AMPLIFIED_RISE:
+        found.append(
+            f"algorithm.{amplified.field}: amplification steps raise the loss to {rise:.3g} times "
+            "its value before them (median); lower factor or local.lr"
+        )
+    if not np.isfinite(loss) or 0 < RISE * start_loss < loss:
+        found.append(
+            f"local.lr: the loss ended at {loss:,.3g}, from {start_loss:.3g} of the initial model: "
+            f"the run diverged; lower {_list_step_sizes(algorithm)}"
+        )
+        return found
+    scored = {n: v for n, v in metrics[-1].items() if n.startswith(("train_", "test_"))}
+    if undefined := [name for name, value in scored.items() if not np.isfinite(value)]:
+        found.append(
+            f"problem: {', '.join(undefined)} ended as NaN or infinity, although the loss is "
+            "finite; a metric must give a finite number for every sample, and a class needs test "
+            "samples"
+        )
+    return found
+
+
+def _list_step_sizes(algorithm: Algorithm[Any]) -> str:
+    """Return the fields to lower when a run with this method diverges, for a message."""
+    amplified = algorithm.traits.amplification
+    return "lr" if amplified is None else f"lr or algorithm.{amplified.field}"
+
+
+def _typical_rise(amplified: Amplification, metrics: Sequence[Mapping[str, Any]]) -> float:
+    """Return the median of loss after / loss before over the evaluated amplification steps.
+
+    A step counts as evaluated if there is an evaluation right after it and another one earlier in
+    its period. Return 0 if there is no such step.
+    """
+    rises = []
+    for before, after in pairwise(metrics):
+        ended, since = after["round"] - amplified.start, after["round"] - before["round"]
+        is_step = ended > 0 and ended % amplified.period == 0 and since < amplified.period
+        if is_step and before.get("loss", 0.0) > 0:
+            rises.append(after["loss"] / before["loss"])
+    return float(np.median(rises)) if rises else 0.0

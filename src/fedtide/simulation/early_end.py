@@ -5,16 +5,16 @@ from __future__ import annotations
 import signal
 import threading
 import traceback
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from fedtide.errors import Interrupted, InvalidInputError
 from fedtide.simulation.divergence import DivergenceError
 
 
-class Interruption:
+class Interruption(ExitStack):
     """A context in which Ctrl-C and SIGTERM only set `requested`; a second Ctrl-C ends at once.
 
     Only the main thread can handle signals; in other threads the context does nothing.
@@ -24,23 +24,14 @@ class Interruption:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.requested = False
-        self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._request)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+                self.callback(signal.signal, number, signal.signal(number, self._request))
+        return super().__enter__()
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
@@ -64,10 +55,8 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """Return the failure that an error describes; a user's code may raise anything."""
+        """Return the failure that an error describes."""
         if isinstance(error, InvalidInputError):
             return cls(str(error), permanent=isinstance(error, DivergenceError))
-        sentence = type(error).__name__
-        with suppress(Exception):  # even `str` of an exception may fail
-            sentence = " ".join(f"{sentence}: {error}".split())
+        sentence = " ".join(f"{type(error).__name__}: {error}".split())
         return cls(sentence, trace="".join(traceback.format_exception(error)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
@@ -260,16 +260,16 @@ class Experiment:
                 )
         return cls.from_dict(plain)
 
-    def to_dict(self, opaque: Callable[[Any], Any] | None = None) -> dict[str, Any]:
+    def to_dict(self, in_memory: bool = False) -> dict[str, Any]:
         """Return the experiment as plain data, including all defaults.
 
         Args:
-            opaque: returns what stands for what plain data cannot describe; None: it is refused.
+            in_memory: whether labels stand for what plain data cannot describe.
 
         Raises:
-            InvalidInputError: a part that plain data cannot describe.
+            InvalidInputError: a part that plain data cannot describe, unless `in_memory`.
         """
-        plain: dict[str, Any] = BUILDER.to_plain(self, opaque)
+        plain: dict[str, Any] = BUILDER.to_plain(self, in_memory)
         return plain
 
 

@@ -19,21 +19,14 @@ def read_yaml(
     Raises:
         InvalidInputError: no such file, not YAML, or not a mapping.
     """
-    file = expand_home(path)
-    if file.is_dir():
-        raise InvalidInputError(f"{path}: is a folder; give the file in it")
     try:
-        plain = parse(file.read_text(encoding="utf-8"))
-    except YamlError as error:
-        raise InvalidInputError(f"{path}: {error}; correct the file") from None
-    except UnicodeDecodeError as error:
+        plain = parse(expand_home(path).read_text(encoding="utf-8"))
+    except OSError as error:
         raise InvalidInputError(
-            f"{path}: not UTF-8 text ({first_line(error)}); save it as UTF-8"
+            f"{path}: cannot be read ({error.strerror}); check the path"
         ) from None
-    except (OSError, ValueError) as error:
-        raise InvalidInputError(
-            f"{path}: cannot be read ({type(error).__name__}); check the path"
-        ) from None
+    except ValueError as error:  # not YAML, or not UTF-8
+        raise InvalidInputError(f"{path}: {first_line(error)}; correct the file") from None
     if not isinstance(plain, dict):
         raise InvalidInputError(f"{path}: not a mapping; {hint}")
     return plain

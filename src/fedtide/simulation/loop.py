@@ -37,6 +37,7 @@ from fedtide.simulation.divergence import (
     flag_finite,
 )
 from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.inputs import prepare_task
 from fedtide.simulation.local_round import (
     LocalRound,
     TrainChunks,
@@ -50,7 +51,6 @@ from fedtide.simulation.metrics import (
 )
 from fedtide.simulation.process_settings import Execution, describe_execution
 from fedtide.simulation.round_plan import RoundPlanner
-from fedtide.simulation.task_cache import prepare_task
 from fedtide.training import devices
 from fedtide.training.trainers.select import TrainerName
 
@@ -92,6 +92,7 @@ class Run:
         trainer_choice: the trainer and why it was chosen, as text.
         metrics: one mapping per evaluation.
         log: the rows of the participation log that have not been written yet.
+        stopped: why a callback ended the run; empty otherwise.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Run:
         # 3. The method, and what else changes with the rounds.
         self.buffers = Buffers.of_task(self.task, self._centralised)
         self.driver = self._start_driver()
-        self.ended = 0
+        self.ended, self.stopped = 0, ""
         # Finding out whether an update is finite waits for a GPU: it is done once, after the step.
         on_gpu = not devices.is_cpu(self.task.start)
         self._checks_late = experiment.on_nonfinite == "stop" and on_gpu
@@ -248,6 +249,7 @@ class Run:
             "trainer": self.trainer_name,
             "timings": asdict(self.timings),
             "executions": self.executions,
+            "stopped": self.stopped,
         }
         return Checkpoint(self.ended, tensors, facts)
 
@@ -266,7 +268,7 @@ class Run:
             self.buffers.values = tensors["buffers"].to(device)
         if self.iterates:
             self.iterates = list(tensors["iterates"].to(device))
-        self.ended = checkpoint.round
+        self.ended, self.stopped = checkpoint.round, checkpoint.facts.get("stopped", "")
         self.timings = Timings(**checkpoint.facts["timings"])
         self.executions = checkpoint.facts["executions"]
 

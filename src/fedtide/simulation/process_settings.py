@@ -19,62 +19,37 @@ from fedtide.training import devices
 class ProcessSettings:
     """The settings of a process on which the results of a run depend.
 
-    The precision settings are None if the script uses `torch.backends.*.fp32_precision`: PyTorch
-    then refuses to report them, and the worker keeps its own.
-
     Args:
         folder: the working directory, where relative paths of data and user modules start.
         dtype: PyTorch's default.
-        matmul_precision: of `torch.set_float32_matmul_precision`.
-        tf32_convolutions: whether convolutions may use TF32.
-        deterministic: whether PyTorch must use deterministic algorithms.
-        warns_only: whether PyTorch only warns if an operation has none.
+        precision: of `torch.set_float32_matmul_precision`.
+        determinism: PyTorch's mode: 0, 1 (warns), or 2 (must use deterministic algorithms).
     """
 
     folder: str
     dtype: torch.dtype
-    matmul_precision: str | None
-    tf32_convolutions: bool | None
-    deterministic: bool
-    warns_only: bool
+    precision: str
+    determinism: int
 
     @classmethod
     def current(cls) -> Self:
         """Return the settings of this process."""
-        matmul_precision = tf32_convolutions = None
-        with suppress(RuntimeError):
-            matmul_precision = torch.get_float32_matmul_precision()
-        with suppress(RuntimeError):
-            tf32_convolutions = torch.backends.cudnn.allow_tf32
-        return cls(
-            str(Path.cwd()),
-            torch.get_default_dtype(),
-            matmul_precision,
-            tf32_convolutions,
-            *_determinism(),
-        )
+        precision = torch.get_float32_matmul_precision()
+        determinism = torch.get_deterministic_debug_mode()
+        return cls(str(Path.cwd()), torch.get_default_dtype(), precision, determinism)
 
     def apply(self) -> None:
         """Apply the settings to this process; without access to `folder`, it stays where it is."""
         with suppress(OSError):
             os.chdir(self.folder)
         torch.set_default_dtype(self.dtype)
-        if self.matmul_precision is not None:
-            torch.set_float32_matmul_precision(self.matmul_precision)
-        if self.tf32_convolutions is not None:
-            torch.backends.cudnn.allow_tf32 = self.tf32_convolutions
-        determinism = (self.deterministic, self.warns_only)
-        if determinism != _determinism():  # setting it takes seconds: it imports TorchInductor
+        torch.set_float32_matmul_precision(self.precision)
+        # setting it takes seconds: it imports TorchInductor
+        if self.determinism != torch.get_deterministic_debug_mode():
             keep_compiled()
-            torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
-
-
-def _determinism() -> tuple[bool, bool]:
-    """Return whether PyTorch must use deterministic algorithms, and whether it only warns."""
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+            torch.use_deterministic_algorithms(
+                self.determinism > 0, warn_only=self.determinism == 1
+            )
 
 
 Execution = dict[str, Any]

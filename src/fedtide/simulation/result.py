@@ -17,7 +17,6 @@ from torch import nn
 from fedtide.errors import InvalidInputError, did_you_mean, quantify
 from fedtide.metric_direction import is_share
 from fedtide.simulation.experiment import Experiment
-from fedtide.simulation.task_cache import prepare_cached
 from fedtide.summary_text import Summary
 
 if TYPE_CHECKING:
@@ -34,21 +33,19 @@ class Result:
             metrics, and the spread of each client metric.
         participation: the log: round, client, stage, weight.
         clients: one row per client: samples, participation, mean weight and last metrics.
-        state: the algorithm's final state; None if read from a finished run without checkpoints.
+        state: the algorithm's final state.
         trainer: the trainer that was used, and why.
         timings: seconds spent, and rounds per second.
         experiment: what was run.
         plain: the same as plain data, from when the run started: data and networks, which may have
-            been changed since, are described by hashes. `Unnamed` stands for what has no import
+            been changed since, are described by hashes. labels stand for what has no import
             path.
         buffers: the running statistics of the network, (d_b,), or (N, d_b) if every client keeps
-            its own; None if it has none. If read from a finished run without checkpoints, clients'
-            own ones are replaced by their mean.
-        iterates: x_0, ..., x_T, shape (rounds + 1, d); None unless `record_iterates` is set, and
-            whenever `state` is None.
+            its own; None if it has none.
+        iterates: x_0, ..., x_T, shape (rounds + 1, d); None unless `record_iterates` is set.
         out: the run folder; None for a run in memory.
         stopped: why a callback ended the run before its last round; empty otherwise.
-        network: the trained network, for `module`; None: it is rebuilt from the experiment.
+        network: the trained network, for `module`; None: the problem has none.
         classes: the class names, in the order of the network's outputs; None: the target is not
             text.
     """
@@ -117,28 +114,19 @@ class Result:
                 f"model: it has shape {np.shape(model)}, and that of this run {self.model.shape}; "
                 "give a model of this run"
             )
-        x = torch.as_tensor(self.model if model is None else model)
-        if self.network is not None:
-            network = copy.deepcopy(self.network)
-            if model is not None:
-                trained = [p for p in network.parameters() if p.requires_grad]
-                nn.utils.vector_to_parameters(x.to(trained[0], copy=True), trained)
-            return network
-        experiment = self.experiment
-        task = prepare_cached(
-            experiment.problem, experiment.seed, experiment.device, experiment.dtype
-        )
-        buffers = None if self.buffers is None else torch.as_tensor(self.buffers).to(task.start)
-        return task.module(x.to(task.start), buffers)
+        if self.network is None:
+            raise InvalidInputError("problem: it has no network; use the model vector itself")
+        network = copy.deepcopy(self.network)
+        if model is not None:
+            trained = [p for p in network.parameters() if p.requires_grad]
+            x = torch.as_tensor(model).to(trained[0], copy=True)
+            nn.utils.vector_to_parameters(x, trained)
+        return network
 
     def _rounds(self) -> str:
         """Return the number of rounds as text, such as "40 of 100 rounds" if stopped early."""
-        ended, rounds = int(self.metrics["round"][-1]), self.experiment.rounds
-        return (
-            f"{ended:,} of {quantify(rounds, 'round')}"
-            if self.stopped
-            else quantify(rounds, "round")
-        )
+        rounds = quantify(self.experiment.rounds, "round")
+        return f"{int(self.metrics['round'][-1]):,} of {rounds}" if self.stopped else rounds
 
 
 class Results(Sequence[Result]):

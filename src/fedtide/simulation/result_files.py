@@ -1,4 +1,4 @@
-"""The results of a run: collected in memory, written to its folder, and read back."""
+"""The results of a run: collected in memory, and written to its folder."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import polars as pl
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import nn
 
 from fedtide.atomic_io import write_atomically, write_frame, write_json
-from fedtide.errors import InvalidInputError, first_line
+from fedtide.errors import InvalidInputError
 from fedtide.metric_direction import lower_is_better
+from fedtide.simulation.divergence import find_warnings
 from fedtide.simulation.loop import Run
 from fedtide.simulation.metrics import clients_table, declared_directions, personalised_figures
 from fedtide.simulation.result import Result
-from fedtide.simulation.run_folder import RunFolder, finite_row, read_frame
-from fedtide.simulation.run_warnings import find_warnings
+from fedtide.simulation.run_folder import RunFolder, finite_row
 from fedtide.training.trainers.select import choose_trainer
 
 _logger = logging.getLogger(__name__)
@@ -35,7 +34,6 @@ def collect_result(
     participation: pl.DataFrame,
     clients: pl.DataFrame,
     out: Path | None,
-    stopped: str,
 ) -> Result:
     """Return the result of a run after its last round.
 
@@ -45,7 +43,6 @@ def collect_result(
         participation: its participation log.
         clients: its table of clients.
         out: its folder; None in memory.
-        stopped: why a callback ended it; empty otherwise.
     """
     return Result(
         model=run.driver.output.cpu().numpy(),
@@ -57,16 +54,16 @@ def collect_result(
         timings=_timings(run),
         experiment=run.experiment,
         plain=plain,
-        buffers=_as_array(run.buffer_values),
-        iterates=_iterates(run),
+        buffers=None if run.buffer_values is None else run.buffer_values.cpu().numpy(),
+        iterates=np.stack([x.cpu().numpy() for x in run.iterates]) if run.iterates else None,
         out=out,
-        stopped=stopped,
+        stopped=run.stopped,
         network=_network(run),
         classes=run.task.class_names,
     )
 
 
-def write_results(run: Run, folder: RunFolder, stopped: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+def write_results(run: Run, folder: RunFolder) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Write the results of a run; return the log and the table of clients.
 
     The summary, written last, marks the results as complete. The warnings in it are looked for when
@@ -75,7 +72,6 @@ def write_results(run: Run, folder: RunFolder, stopped: str) -> tuple[pl.DataFra
     Args:
         run: the run, after its last round.
         folder: its folder.
-        stopped: why a callback ended it; empty otherwise.
 
     Raises:
         InvalidInputError: a file cannot be written.
@@ -95,8 +91,8 @@ def write_results(run: Run, folder: RunFolder, stopped: str) -> tuple[pl.DataFra
         "lower_is_better": _lower_is_better(run, clients.columns),
         "warnings": warn(run),
     }
-    if stopped:
-        summary["stopped"] = stopped
+    if run.stopped:
+        summary["stopped"] = run.stopped
     if run.task.class_names is not None:  # what the network's outputs stand for
         summary["classes"] = list(run.task.class_names)
     write_json(folder.summary, summary)
@@ -126,53 +122,6 @@ def _saved_model(run: Run) -> dict[str, torch.Tensor]:
         for name, tensor in named.items()
     }  # the file format has no sparse tensors, and refuses the shared memory of tied parameters
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in dense.items()}
-
-
-def read_result(run: Run, plain: Mapping[str, Any], folder: RunFolder) -> Result:
-    """Return the result that a finished run left in its folder.
-
-    Args:
-        run: the run, restored from its last checkpoint if there is one.
-        plain: its experiment as plain data.
-        folder: its folder.
-
-    Raises:
-        InvalidInputError: a file is missing or damaged.
-    """
-    try:
-        timings, summary = folder.read_json(folder.timings), folder.read_json(folder.summary)
-        named = safetensors.torch.load_file(folder.model, device=run.experiment.device)
-        metrics, log, clients = map(
-            read_frame, (folder.metrics, folder.participation, folder.clients)
-        )
-        model = run.task.layout.flatten(named).cpu().numpy()
-        layout = run.task.buffer_layout
-        shared = None if layout is None else layout.flatten(named).to(run.task.start)
-        whole = run.ended == summary["rounds"]  # only a checkpoint contains the state
-    except InvalidInputError:
-        raise
-    except (OSError, SafetensorError, pl.exceptions.PolarsError, ValueError, KeyError) as error:
-        raise InvalidInputError(
-            f"out: {folder.path} is finished, but its results cannot be read "
-            f"({first_line(error)}); start again in another folder"
-        ) from None
-    timings.pop("executions", None)
-    return Result(
-        model=model,
-        metrics=metrics,
-        participation=log,
-        clients=clients,
-        state=run.driver.state if whole else None,
-        trainer=timings.pop("trainer", ""),
-        timings=timings,
-        experiment=run.experiment,
-        plain=plain,
-        buffers=_as_array(run.buffer_values if whole else shared),
-        iterates=_iterates(run) if whole else None,
-        out=folder.path,
-        stopped=summary.get("stopped", ""),
-        classes=run.task.class_names,
-    )
 
 
 def final_clients(run: Run) -> pl.DataFrame:
@@ -246,11 +195,3 @@ def _network(run: Run) -> nn.Module | None:
         return run.task.module(run.driver.output, run.buffer_values)
     except InvalidInputError:  # the problem has no network
         return None
-
-
-def _as_array(tensor: torch.Tensor | None) -> NDArray[Any] | None:
-    return None if tensor is None else tensor.cpu().numpy()
-
-
-def _iterates(run: Run) -> NDArray[Any] | None:
-    return np.stack([x.cpu().numpy() for x in run.iterates]) if run.iterates else None

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import reduce
@@ -29,7 +28,7 @@ from fedtide.locking import LOCK_FILE, lock_folder
 from fedtide.simulation.early_end import Failure
 from fedtide.simulation.experiment import list_differences
 from fedtide.simulation.experiment_files import read_yaml
-from fedtide.simulation.fingerprints import Fingerprints, list_changes
+from fedtide.simulation.inputs import Fingerprints, list_changes
 from fedtide.validation import expand_home
 
 _logger = logging.getLogger("fedtide")
@@ -91,16 +90,21 @@ class RunFolder:
         """Whether the run is complete, that is, has a summary: the last file to be written."""
         return self.summary.exists()
 
+    @property
+    def rounds(self) -> int:
+        """How many rounds a finished run has."""
+        return int(self.read_json(self.summary, ["rounds"])["rounds"])
+
     def has_ended(self, rounds: int) -> bool:
         """Return whether the run is finished, with this many rounds or stopped by a callback.
 
         Raises:
             UnreadableFileError: the summary of a finished run is damaged.
         """
-        if not self.finished:
-            return False
-        summary = self.read_json(self.summary, ["rounds"])
-        return "stopped" in summary or summary["rounds"] >= rounds
+        return self.finished and (self._was_stopped() or self.rounds >= rounds)
+
+    def _was_stopped(self) -> bool:
+        return self.finished and "stopped" in self.read_json(self.summary)
 
     def read_json(self, file: Path, keys: Iterable[str] = ()) -> dict[str, Any]:
         """Return the content of one of the JSON files.
@@ -134,54 +138,45 @@ class RunFolder:
         trace, permanent = str(note.get("trace", "")), bool(note.get("permanent", False))
         return Failure(str(note["sentence"]), permanent, trace)
 
-    def check(self, experiment: dict[str, Any], resume: Resume) -> None:
+    # An experiment and its folder.
+
+    def check(self, experiment: Mapping[str, Any], resume: Resume) -> None:
         """Check that the folder can hold this experiment.
 
         Raises:
             InvalidInputError: it is not a folder; it is not empty, without `resume`; with `resume`,
                 it holds another experiment, unless that only has fewer rounds, another name or
-                other checkpoints; or its path is too long, or below a folder that cannot be
-                entered.
+                other checkpoints; or it cannot be entered.
         """
         with folder_errors(self.path):
-            self._check(experiment, resume)
-
-    def _check(self, experiment: dict[str, Any], resume: Resume) -> None:
-        try:
-            os.path.realpath(self.path).encode()
-        except UnicodeEncodeError:  # libraries in Rust take no such path
-            raise InvalidInputError(
-                f"out: the path of {self.path} is not UTF-8; choose another"
-            ) from None
-        if self.path.exists() and not self.path.is_dir():
-            raise InvalidInputError(f"out: {self.path} is a file; give a folder")
-        if self.experiment.exists() and resume:
-            before, rounds = read_yaml(self.experiment), experiment["rounds"]
-            if self._is_longer(experiment, before):
-                if self.has_ended(rounds):
+            if self.path.exists() and not self.path.is_dir():
+                raise InvalidInputError(f"out: {self.path} is a file; give a folder")
+            if self.experiment.exists() and resume:
+                before = self._continued(read_yaml(self.experiment), experiment)
+                if changed := list_differences(before, experiment):
                     raise InvalidInputError(
-                        f"resume: a callback has stopped the run in {self.path}, so it gets no "
-                        f"more rounds (was {before['rounds']}, is {rounds}); give the same number "
-                        "or another folder"
+                        f"resume: {self.path} holds another experiment: {'; '.join(changed)}; "
+                        "give the same experiment or another folder"
                     )
-                before["rounds"] = rounds
-            before |= {key: experiment[key] for key in _CHANGEABLE if key in experiment}
-            if changed := list_differences(before, experiment):
-                raise InvalidInputError(
-                    f"resume: {self.path} holds another experiment: {'; '.join(changed)}; "
-                    "give the same experiment or another folder"
-                )
-        elif self.path.exists() and any(p not in self._initial_files for p in self.path.iterdir()):
-            hint = "it holds no run; choose another"
-            if self.experiment.exists():
-                hint = "choose another, or continue with --resume (in Python resume=True)"
-            raise InvalidInputError(f"out: {self.path} is not empty; {hint}")
+            elif self.path.exists() and {*self.path.iterdir()} - {*self._initial_files}:
+                hint = "it holds no run; choose another"
+                if self.experiment.exists():
+                    hint = "choose another, or continue with --resume (in Python resume=True)"
+                raise InvalidInputError(f"out: {self.path} is not empty; {hint}")
 
-    @staticmethod
-    def _is_longer(experiment: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-        """Return whether an experiment has more rounds than the one in the folder."""
+    def update_experiment(self, experiment: Mapping[str, Any]) -> None:
+        """Write the experiment if it differs from the one in the folder, as `check` allows."""
+        before = read_yaml(self.experiment)
+        if (now := self._continued(before, experiment)) != before:
+            write_yaml(self.experiment, now)
+
+    def _continued(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the experiment in the folder with whatever may change; rounds may only grow."""
+        may_change = [name for name in _CHANGEABLE if name in now]
         rounds = before.get("rounds")
-        return isinstance(rounds, int) and experiment["rounds"] > rounds
+        if isinstance(rounds, int) and now["rounds"] > rounds and not self._was_stopped():
+            may_change.append("rounds")
+        return {**before, **{name: now[name] for name in may_change}}
 
     def check_fingerprints(self, now: Fingerprints, resume: Resume) -> None:
         """Check that data, files and code are the same as when the run in the folder began.
@@ -204,21 +199,28 @@ class RunFolder:
             )
         _logger.warning("%s; continuing nevertheless", changed)
 
-    def truncate_after(self, ended: int) -> None:
-        """Remove what was written after the checkpoint of round `ended`, and unfinished files.
+    @contextmanager
+    def lock(
+        self, experiment: dict[str, Any], resume: Resume, fingerprints: Fingerprints
+    ) -> Iterator[None]:
+        """Create the folder for this experiment and lock it against other processes.
+
+        The fingerprints are written when a run begins, and when it continues with changed ones.
 
         Raises:
-            InvalidInputError: a file cannot be removed.
+            InvalidInputError: as for `check`, or the folder is in use or cannot be written.
         """
-        later = [
-            file
-            for folder, suffix in ((self.log_parts, "parquet"), (self.checkpoints, "safetensors"))
-            for file in numbered(folder, suffix)
-            if int(file.stem) > ended
-        ]
-        for pattern in DRAFT_PATTERNS:
-            later += filter(Path.is_file, self.path.rglob(pattern))
-        _remove(later)
+        with lock_folder(self.path, "out", "wait for it or choose another"):
+            self.check(experiment, resume)
+            if not self.has_ended(experiment["rounds"]) and not (
+                self.fingerprints.exists() and self.read_json(self.fingerprints) == fingerprints
+            ):
+                write_json(self.fingerprints, dict(fingerprints))
+            if not self.experiment.exists():
+                write_yaml(self.experiment, experiment)
+            yield
+
+    # The participation log: numbered parts, each of which ends at the round of a checkpoint.
 
     def add_to_log(self, ended: int, rows: pl.DataFrame) -> None:
         """Write the rows since the last call as the next part of the log, up to round `ended`."""
@@ -248,6 +250,8 @@ class RunFolder:
     def read_log(self) -> list[pl.DataFrame]:
         """Return the parts of the log in order."""
         return [read_frame(part) for part in numbered(self.log_parts, "parquet")]
+
+    # The metrics of a run under way.
 
     def start_live_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the metrics so far: none, or those up to the checkpoint to resume from."""
@@ -284,6 +288,15 @@ class RunFolder:
         rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be torn
         return pl.DataFrame(rows, infer_schema_length=None)
 
+    # What is removed.
+
+    def truncate_after(self, ended: int) -> None:
+        """Remove what was written after the checkpoint of round `ended`, and unfinished files."""
+        numbers = numbered(self.log_parts, "parquet") + numbered(self.checkpoints, "safetensors")
+        _remove(file for file in numbers if int(file.stem) > ended)
+        for pattern in DRAFT_PATTERNS:
+            _remove(filter(Path.is_file, self.path.rglob(pattern)))
+
     def drop_partial_results(self) -> None:
         """Remove the parts of the log and the live metrics, once the whole tables are written."""
         for file in (self.live_metrics, *numbered(self.log_parts, "parquet")):
@@ -293,59 +306,13 @@ class RunFolder:
             self.log_parts.rmdir()
 
     def drop_results(self) -> None:
-        """Remove the summary and then the tables of a finished run that is to continue.
-
-        Raises:
-            InvalidInputError: a file cannot be removed.
-        """
+        """Remove the summary and then the tables of a finished run that is to continue."""
         _remove([self.summary, self.metrics, self.participation, self.clients])
-
-    @contextmanager
-    def lock(
-        self, experiment: dict[str, Any], resume: Resume, fingerprints: Fingerprints
-    ) -> Iterator[None]:
-        """Create the folder for this experiment and lock it against other processes.
-
-        The fingerprints are written when a run begins, and when it continues with changed ones.
-
-        Raises:
-            InvalidInputError: as for `check`, or the folder is in use or cannot be written.
-        """
-        with lock_folder(self.path, "out", "wait for it or choose another"):
-            self.check(experiment, resume)
-            if not self.has_ended(experiment["rounds"]):
-                self._write_fingerprints(fingerprints)
-            if not self.experiment.exists():
-                write_yaml(self.experiment, experiment)
-            yield
-
-    def update_experiment(self, experiment: dict[str, Any]) -> None:
-        """Write the experiment if it differs from the one in the folder, as `check` allows."""
-        before = read_yaml(self.experiment)
-        now = experiment if self._is_longer(experiment, before) else before
-        now = now | {key: experiment[key] for key in _CHANGEABLE if key in experiment}
-        if now != before:
-            write_yaml(self.experiment, now)
-
-    def _write_fingerprints(self, now: Fingerprints) -> None:
-        """Write the fingerprints of a run that begins, or that continues with changed ones."""
-        if not (self.experiment.exists() and self.fingerprints.exists()):
-            if not numbered(self.checkpoints, "safetensors"):  # else the start is unknown
-                write_json(self.fingerprints, dict(now))
-            return
-        before = self.read_json(self.fingerprints)
-        if list_changes(before, now):
-            earlier = [*before.pop("earlier", []), before]
-            write_json(self.fingerprints, {**now, "earlier": earlier})
 
 
 @contextmanager
 def folder_errors(path: Path) -> Iterator[None]:
-    """Turn operating-system errors from inspecting the output folder into an InvalidInputError.
-
-    Raises:
-        InvalidInputError: the operating system raises an error.
-    """
+    """Turn errors of the operating system about an output folder into an InvalidInputError."""
     try:
         yield
     except OSError as error:
@@ -358,16 +325,9 @@ def read_frame(file: Path) -> pl.DataFrame:
 
 
 def _remove(files: Iterable[Path]) -> None:
-    """Remove files.
-
-    Raises:
-        InvalidInputError: a file cannot be removed.
-    """
     for file in files:
-        try:
+        with folder_errors(file):
             file.unlink(missing_ok=True)
-        except OSError as error:
-            raise unwritable("out", file, error) from None
 
 
 def _chain(before: str, part: Path) -> str:

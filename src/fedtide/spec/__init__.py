@@ -23,12 +23,10 @@ from fedtide.spec.content import fingerprint, hash_file, is_data, is_network
 from fedtide.spec.fields import Field, equal, field_meanings, fields, spec
 from fedtide.spec.identity import PROCESS, Session, is_changeable, key, session
 from fedtide.spec.plain import (
-    Opaque,
     canonical,
     describe,
     diff,
-    replace_opaque,
-    tell_apart,
+    without_addresses,
 )
 from fedtide.spec.visit import Code, Kind, Source, kind_of, visit
 
@@ -40,7 +38,6 @@ __all__ = [
     "Constraint",
     "Field",
     "Kind",
-    "Opaque",
     "Positive",
     "Registries",
     "Session",
@@ -65,9 +62,8 @@ __all__ = [
     "kind_of",
     "refuse_missing_keys",
     "refuse_unknown_keys",
-    "replace_opaque",
     "session",
     "spec",
-    "tell_apart",
     "visit",
+    "without_addresses",
 ]

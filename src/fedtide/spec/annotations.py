@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 
-from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.errors import did_you_mean
 
 _WORDS = {
     bool: ("True or False", "True or False"),
@@ -189,35 +188,6 @@ def _is_exact(kind: Any, value: Any) -> bool:
     return fits(kind, value) and not (base is float and type(value) is int)
 
 
-def label_to_mapping(name: str, kind: Any, value: Any) -> Any:
-    """Return a pandas column with labels as a mapping, if the annotation `kind` takes one.
-
-    Anything else is returned as it is.
-
-    Raises:
-        InvalidInputError: labels that may only number rows, or that are not unique.
-    """
-    if Mapping not in map(origin, members(kind)) or not _is_labelled(value):
-        return value
-    if value.index.name is None and value.index.dtype.kind in "iuf":
-        raise InvalidInputError(
-            f"{name}: its index may number rows or clients; give its to_numpy() if it is "
-            "in the order of the ids, or its to_dict() if the index names the clients"
-        )
-    if not value.index.is_unique:
-        raise InvalidInputError(f"{name}: its index has a name twice; give each client one value")
-    return value.to_dict()
-
-
-def _is_labelled(value: Any) -> bool:
-    """Return whether this is a pandas column whose index is not just its positions."""
-    index: Any = getattr(value, "index", None)
-    has_index = hasattr(value, "to_dict") and hasattr(index, "is_unique")
-    if not has_index or getattr(value, "ndim", 0) != 1:
-        return False
-    return index.name is not None or not np.array_equal(index, np.arange(len(index)))
-
-
 def explain_mismatch(name: str, kind: Any, value: Any) -> str:
     """Explain why a value does not fit an annotation, and what would.
 
@@ -243,7 +213,7 @@ def explain_mismatch(name: str, kind: Any, value: Any) -> str:
     is_integer = isinstance(value, Integral) and not isinstance(value, bool)
     if is_integer and {int, float} & {*members(kind)}:
         return f"{name}: {given} is too large; give a number below 2**63"
-    return f"{name}: {given} is of type {_class_name(type(value))}; give {name_kind(kind)}"
+    return f"{name}: {given} is of type {type(value).__name__}; give {name_kind(kind)}"
 
 
 def name_kind(kind: Any, plural: bool = False) -> str:
@@ -265,16 +235,7 @@ def name_kind(kind: Any, plural: bool = False) -> str:
         return _WORDS[base][plural]
     if base is Any or not isinstance(base, type):
         return "values" if plural else "a value"
-    word = _class_name(base)
+    word = base.__name__
     if plural:
         return f"{word} objects"
     return f"{'an' if word[0] in 'AEIOUaeiou' else 'a'} {word}"
-
-
-def _class_name(cls: type) -> str:
-    """Return the name of a class, with its package if it is neither Python's nor fedtide's."""
-    package = cls.__module__.partition(".")[0]
-    known = package == "fedtide" or package in sys.stdlib_module_names
-    if cls.__module__.startswith("torch.nn."):
-        package = "torch.nn"
-    return cls.__name__ if known else f"{package}.{cls.__name__}"

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
-from types import FunctionType
 from typing import Any, Protocol
 
 import numpy as np
 
-from fedtide.errors import InvalidInputError, first_line
+from fedtide.errors import InvalidInputError
 from fedtide.import_paths import code_name
 
 _BATCH = 10_000  # rows of a data set that are hashed together
@@ -96,16 +94,6 @@ def _class_key(cls: type[object]) -> str | None:
     return next((name for name in names if name in _HASHERS), None)
 
 
-def count_rows(thing: Any) -> int:
-    """Return the number of rows of a table or data set."""
-    try:
-        return len(thing)
-    except TypeError:
-        raise InvalidInputError(
-            f"out: a {type(thing).__name__} object has no length; give a data set that has one"
-        ) from None
-
-
 def _update(digest: _Digest, value: Any) -> None:
     """Add a value to the digest, with its type and size."""
     name = data_type(value)
@@ -161,38 +149,15 @@ def _hash_tensor(digest: _Digest, tensor: Any) -> None:
 def _hash_network(digest: _Digest, network: Any) -> None:
     """Hash the layers of a network, their settings, and all parameters and buffers.
 
-    The settings of a layer are those of its attributes that are plain data or hold such. Functions
-    and other objects count by their names: their code is hashed with the module that defines it.
+    The settings of a layer are what its `repr` shows and those of its attributes that are plain
+    values. Code counts by its name: it is hashed with the module that defines it.
     """
     for name, layer in network.named_modules():
         is_frozen = network.training and not layer.training  # else it is trained as a whole
-        settings = {
-            key: list(value.values()) if "hooks" in key and value else value  # numbered by process
-            for key, value in vars(layer).items()
-            if key not in _STATE
-        }
-        _update(digest, [name, code_name(type(layer)), is_frozen, _setting(settings)])
+        plain = {k: v for k, v in vars(layer).items() if isinstance(v, _PLAIN) and k != "training"}
+        _update(digest, [name, code_name(type(layer)), is_frozen, layer.extra_repr(), plain])
     _update(digest, {name: [p.requires_grad, p] for name, p in network.named_parameters()})
     _update(digest, dict(network.named_buffers()))
-
-
-_STATE = ("training", "_parameters", "_buffers", "_modules")
-"""The attributes of a layer that are hashed otherwise."""
-
-
-def _setting(value: Any) -> Any:
-    """Return what is hashed of an attribute of a layer."""
-    if isinstance(value, Mapping):
-        return [[str(key), _setting(part)] for key, part in value.items()]
-    if isinstance(value, list | tuple):
-        return [_setting(part) for part in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(repr, value))
-    if isinstance(value, _PLAIN) or (is_data(value) and not is_network(value)):
-        return value
-    if isinstance(value, type | FunctionType):
-        return code_name(value)
-    return re.sub(" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _hash_arrow(digest: _Digest, table: Any) -> None:
@@ -211,16 +176,8 @@ def _hash_table(digest: _Digest, table: Any) -> None:
     import pyarrow as pa
 
     frame = table.to_frame() if hasattr(table, "to_frame") else table
-    try:
-        if "Object" in map(str, frame.dtypes):  # of Polars: Arrow stores them as addresses
-            raise TypeError("a column of Python objects")
-        is_polars = hasattr(frame, "to_arrow")
-        arrow = frame.to_arrow() if is_polars else pa.Table.from_pandas(frame, preserve_index=False)
-    except Exception as error:  # a column of mixed types
-        raise InvalidInputError(
-            f"out: a table has no fingerprint ({first_line(error, 120)}); give each column one "
-            "type, or run without a folder"
-        ) from None
+    is_polars = hasattr(frame, "to_arrow")
+    arrow = frame.to_arrow() if is_polars else pa.Table.from_pandas(frame, preserve_index=False)
     _hash_arrow(digest, arrow)
 
 
@@ -234,7 +191,7 @@ def _hash_samples(digest: _Digest, data: Any) -> None:
     if type(data).__module__.startswith("torch.") and hasattr(data, "tensors"):
         _update(digest, list(data.tensors))  # a class derived from it may return anything
         return
-    for i in range(count_rows(data)):
+    for i in range(len(data)):
         _update(digest, data[i])
 
 

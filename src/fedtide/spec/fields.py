@@ -21,7 +21,6 @@ from fedtide.spec.annotations import (
     is_flat,
     is_list,
     is_union,
-    label_to_mapping,
     members,
     name_kind,
     origin,
@@ -87,11 +86,8 @@ def spec(cls: type[T]) -> type[T]:
     Lists, mappings and arrays are copied if the annotation names them, so that changing them later
     does not change the object; arrays are then read-only, and columns and tensors become arrays.
     Data that only `Any` or the name of their class allows, such as tables and networks, are not
-    copied, as they may be large.
-
-    If a field takes a list or a mapping by name, a pandas column whose index is not 0, 1, ... is a
-    mapping. If the index has other numbers, it must be named (as `value_counts` does), because
-    otherwise it may just number the rows of a table.
+    copied, as they may be large. A pandas column whose index is not 0, 1, ... is a mapping, if the
+    field takes one.
 
     Two objects are equal if their fields are: arrays by value, and data without plain equality
     (tables of pandas or Polars) only if they are the same object.
@@ -187,15 +183,19 @@ def field_meanings(cls: type) -> dict[str, str]:
 
 
 def _take(field: Field, value: Any) -> Any:
-    """Return a value as the object keeps it: lists and arrays copied, numbers as Python's.
+    """Return a value as the object keeps it: lists and columns copied, numbers as Python's.
 
-    Labelled columns become mappings, and other columns arrays.
+    A pandas column becomes a mapping where that is allowed, unless its index only numbers its rows.
     """
-    value = label_to_mapping(field.name, field.kind, value)
+    index: Any = getattr(value, "index", None)
+    is_column = hasattr(value, "to_dict") and getattr(value, "ndim", 0) == 1
+    takes_names = is_column and Mapping in map(origin, members(field.kind))
+    if takes_names and not np.array_equal(index, np.arange(len(index))):
+        value = value.to_dict()
     copied = [kind for kind in members(field.kind) if origin(kind) in _COPIED]
     if copied:
-        is_column = hasattr(value, "__array__") and not hasattr(value, "columns") and is_list(value)
-        is_array = is_column and any(fits(kind, value) for kind in copied)
+        is_array = hasattr(value, "__array__") and not hasattr(value, "columns") and is_list(value)
+        is_array = is_array and any(fits(kind, value) for kind in copied)
         value = _copy(to_array(value) if is_array else value)
     return _to_python(value)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from fedtide.errors import InvalidInputError
 from fedtide.import_paths import code_name, import_path_of
 from fedtide.spec.annotations import is_flat
-from fedtide.spec.content import count_rows, data_type, fingerprint, is_network
+from fedtide.spec.content import data_type, fingerprint, is_network
 from fedtide.spec.fields import Field
 from fedtide.spec.identity import fingerprint_once
 from fedtide.spec.visit import ANYTHING, Kind, children, is_tensor, kind_of
@@ -21,49 +21,26 @@ _LISTED = 10_000
 """Arrays with more numbers are described by a fingerprint where no object is built from them."""
 
 
-@dataclass(frozen=True, eq=False)
-class Opaque:
-    """Stands in plain data for what these cannot describe, such as a class of a notebook.
+def label(thing: Any) -> str:
+    """Return a text that tells an object in memory apart from all others, and says its name.
 
-    Two are equal if they stand for the same object, and for a network if it had the same values.
+    The label of a network changes with its values.
 
-    Args:
-        thing: the object, class or function.
-        values: a hash of a network's parameters and buffers, which may be changed afterwards.
-        number: tells apart those that have the same name; 0: none other has it.
+    >>> label(lambda: 0).partition(" at ")[0]
+    '<lambda>'
     """
+    name = getattr(thing, "__name__", type(thing).__name__)
+    values = f", {fingerprint(dict(thing.state_dict()))[:8]}" if is_network(thing) else ""
+    return f"{name} at {id(thing):#x}{values}"
 
-    thing: object
-    values: str = ""
-    number: int = 0
 
-    @classmethod
-    def of(cls, thing: Any) -> Opaque:
-        """Return what stands for an object as it is now."""
-        return cls(thing, fingerprint(dict(thing.state_dict())) if is_network(thing) else "")
-
-    @property
-    def name(self) -> str:
-        """The name of the class or function, or that of the object's class."""
-        return str(getattr(self.thing, "__name__", type(self.thing).__name__))
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.number}" if self.number else self.name
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Opaque):
-            return False
-        return other.thing is self.thing and other.values == self.values
-
-    def __hash__(self) -> int:
-        return hash((id(self.thing), self.values))
+def without_addresses(text: str) -> str:
+    """Return a text without what tells labels of the same name apart."""
+    return re.sub(r" at 0x[0-9a-f]+(, [0-9a-f]{8})?", "", text)
 
 
 def to_plain(
-    thing: Any,
-    name_type: Callable[[type], Any],
-    opaque: Callable[[Any], Any] | None = None,
-    field: Field = ANYTHING,
+    thing: Any, name_type: Callable[[type], Any], in_memory: bool = False, field: Field = ANYTHING
 ) -> Any:
     """Return plain data from which `build` makes an equal object.
 
@@ -74,29 +51,29 @@ def to_plain(
     Args:
         thing: the object.
         name_type: returns the `type` of a class; None if the field that holds it implies it.
-        opaque: returns what stands for what plain data cannot describe, such as `Opaque.of`; large
-            arrays are then described by a fingerprint. None: such objects are refused.
+        in_memory: whether a label stands for what plain data cannot describe, and a fingerprint for
+            large arrays; otherwise such objects are refused.
         field: the field that holds the object.
 
     Raises:
         InvalidInputError: an object that plain data cannot describe.
     """
     try:
-        return _to_plain(thing, name_type, opaque, field)
-    except Exception:  # a user's class may raise anything as it is described
-        if opaque is None:
+        return _to_plain(thing, name_type, in_memory, field)
+    except InvalidInputError:
+        if not in_memory:
             raise
-        return opaque(thing)
+        return label(thing)
 
 
 def _to_plain(
     thing: Any,
     name_type: Callable[[type], Any],
-    opaque: Callable[[Any], Any] | None,
+    in_memory: bool,
     field: Field,
 ) -> Any:
     def inner(part: Any, holder: Field) -> Any:
-        return to_plain(part, name_type, opaque, holder)
+        return to_plain(part, name_type, in_memory, holder)
 
     kind = kind_of(thing, field)
     if kind is Kind.FILE:
@@ -122,7 +99,7 @@ def _to_plain(
     if isinstance(thing, list | tuple):
         return list(thing) if is_flat(thing) else [inner(part, field) for part in thing]
     if isinstance(thing, np.ndarray | np.generic) or is_tensor(thing):
-        return describe(thing) if opaque and np.size(thing) > _LISTED else thing.tolist()
+        return describe(thing) if in_memory and np.size(thing) > _LISTED else thing.tolist()
     return thing
 
 
@@ -139,39 +116,9 @@ def describe(thing: Any) -> dict[str, Any]:
     elif name in ("numpy.ndarray", "torch.Tensor"):
         about = {"in_memory": type(thing).__name__}
     else:
-        rows = count_rows(next(iter(thing.values())) if name == "dict" else thing)
+        rows = len(next(iter(thing.values())) if name == "dict" else thing)
         about = {"in_memory": name, "rows": rows}
     return about | {"sha256": fingerprint_once(thing)}
-
-
-def replace_opaque(plain: Any, change: Callable[[Opaque], Any]) -> Any:
-    """Return plain data with `change(one)` for every `Opaque`."""
-    if isinstance(plain, Opaque):
-        return change(plain)
-    if isinstance(plain, Mapping):
-        return {key: replace_opaque(value, change) for key, value in plain.items()}
-    if isinstance(plain, list) and not is_flat(plain):
-        return [replace_opaque(value, change) for value in plain]
-    return plain
-
-
-def tell_apart(plains: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return plain data in which different `Opaque` with the same name have numbers."""
-    given, known = list(plains), dict[str, list[Opaque]]()
-
-    def meet(one: Opaque) -> Opaque:
-        alike = known.setdefault(one.name, [])
-        if one not in alike:
-            alike.append(one)
-        return one
-
-    def number(one: Opaque) -> Opaque:
-        alike = known[one.name]
-        return replace(one, number=1 + alike.index(one) if len(alike) > 1 else 0)
-
-    for plain in given:
-        replace_opaque(plain, meet)
-    return [replace_opaque(plain, number) for plain in given]
 
 
 def canonical(plain: Any) -> str:

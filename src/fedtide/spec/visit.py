@@ -103,16 +103,15 @@ def children(thing: Any, field: Field = ANYTHING) -> Iterator[tuple[str, Any, Fi
         if not is_flat(thing) or _holds_code(field) or _holds_files(field):
             yield from ((str(i), value, field) for i, value in enumerate(thing))
     elif dataclasses.is_dataclass(thing) and kind_of(thing, field) is Kind.SPEC:
-        known = fields_or_none(type(thing))
+        known = _fields_or_none(type(thing))
         for one in dataclasses.fields(thing):
             yield one.name, getattr(thing, one.name), known.get(one.name, ANYTHING)
 
 
-def fields_or_none(cls: type) -> Mapping[str, Field]:
-    """Return the fields of a dataclass; {} if an annotation cannot be evaluated."""
+def _fields_or_none(cls: type) -> Mapping[str, Field]:
     try:
         return fields(cls)
-    except (NameError, TypeError):  # an import for type checkers only
+    except NameError:  # of an import for type checkers only
         return {}
 
 

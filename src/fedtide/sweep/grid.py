@@ -61,15 +61,15 @@ def _parse_axis(field: Any, values: Any) -> list[Point]:
     """Return the points of one field, given a list of values or a mapping from label to value."""
     _check_field("grid", field)
     if isinstance(values, dict) and values and "type" not in values:
-        named = {_check_label(f"grid.{field}", name): value for name, value in values.items()}
-        _refuse_equal_folders(f"grid.{field}", map(str, values))
-        return [Point(f"{field}={n}", {field: v}, {field: n}) for n, v in named.items()]
+        for name in map(str, values):
+            require_folder_name(f"grid.{field}", name)
+        return [Point(f"{field}={n}", {field: v}, {field: str(n)}) for n, v in values.items()]
     if not isinstance(values, list) or not values:
         raise InvalidInputError(
             f"grid.{field}: {values!r:.40} is not a list of values; write [0.1, 0.3]"
         )
     points = [_point(field, value) for value in values]
-    _refuse_equal_folders(f"grid.{field}", [point.label for point in points])
+    _refuse_repeated(f"grid.{field}", [point.label for point in points])
     return points
 
 
@@ -80,7 +80,7 @@ def _parse_list(entries: Any) -> list[Point]:
     points = [_parse_entry(i, entry) for i, entry in enumerate(entries)]
     if any("name" in entry for entry in entries):
         points = [replace(point, shown={"name": point.label, **point.shown}) for point in points]
-    _refuse_equal_folders("list", [point.label for point in points])
+    _refuse_repeated("list", [point.label for point in points])
     return points
 
 
@@ -93,7 +93,8 @@ def _parse_entry(i: int, entry: Any) -> Point:
     points = [_point(field, value) for field, value in changes.items()]
     label = _shorten(",".join(point.label for point in points))
     if "name" in entry:
-        label = _check_label(f"list[{i}].name", entry["name"])
+        label = str(entry["name"])
+        require_folder_name(f"list[{i}].name", label)
     shown = {field: value for point in points for field, value in point.shown.items()}
     return Point(label, changes, shown, "list")
 
@@ -130,27 +131,10 @@ def _check_field(where: str, field: Any) -> None:
         raise InvalidInputError(f"{where}.{field}: cannot be varied here; {instead}")
 
 
-def _check_label(where: str, name: Any) -> str:
-    text = str(name)
-    if not _FOLDER_NAME.fullmatch(text) or text.startswith(".") or len(text) > _MAX_LABEL_LENGTH:
-        raise InvalidInputError(f"{where}: {text!r:.80} cannot be a folder name; choose another")
-    return text
-
-
-def _refuse_equal_folders(where: str, names: Iterable[str]) -> None:
-    """Raise InvalidInputError if names differ only in case or in surrounding blanks or points.
-
-    They would look alike in tables, and be one folder on some file systems.
-    """
-    known = dict[str, str]()
-    for name in names:
-        folder = name.strip(" .").casefold()
-        if folder in known:
-            raise InvalidInputError(
-                f"{where}: {known[folder]!r:.60} and {name!r:.60} would be one folder on some file "
-                "systems; change or name one"
-            )
-        known[folder] = name
+def _refuse_repeated(where: str, names: Iterable[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise InvalidInputError(f"{where}: {name!r:.60} is given twice; remove or name one")
 
 
 def _shorten(label: str) -> str:
@@ -181,7 +165,6 @@ def parse_methods(methods: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
             "methods: not a mapping from names to changed keys; write fedau: {algorithm: fedau}, "
             "or fedau: false to leave it out"
         )
-    _refuse_equal_folders("methods", kept)
     for method, changes in kept.items():
         require_folder_name("methods", method)
         for key, source in (("seed", "`seeds`"), ("name", "the method's name")):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from fedtide.errors import Interrupted
 from fedtide.simulation.cluster.ray_cluster import RayCluster
 from fedtide.simulation.early_end import Failure
 from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.progress import RunState, RunStatus, StatusReporter
 from fedtide.simulation.run_folder import Resume, RunFolder
-from fedtide.simulation.run_progress import RunState, RunStatus, StatusReporter
 from fedtide.simulation.runner import execute
 
 MAX_ATTEMPTS = 3
@@ -38,6 +37,31 @@ class Job:
     force: bool = False
     alike: float = 1
 
+    def run(
+        self, on_status: Callable[[RunStatus], None], cluster: RayCluster | None = None
+    ) -> Outcome:
+        """Run to the end and return the outcome; exceptions become failures.
+
+        With a cluster, its workers train the clients.
+        """
+        reporter = StatusReporter(on_status)
+        resume: Resume = "force" if self.force else True  # also after the loss of a worker
+        try:
+            execute(self.experiment, self.folder, resume, [reporter], cluster, self.alike)
+        except Interrupted as error:
+            return Outcome(interrupted=error.what)
+        except Exception as error:  # a user's model may raise anything; the other runs continue
+            return Outcome(Failure.of(error))
+        return Outcome()
+
+    def write_failure(self, failure: Failure) -> None:
+        """Record in the run's folder why it failed, even if it never started."""
+        folder = RunFolder(self.folder)
+        make_folder(folder.path)
+        if not folder.experiment.exists():
+            write_yaml(folder.experiment, self.experiment.to_dict())
+        write_json(folder.failure, asdict(failure))
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -58,47 +82,17 @@ class Outcome:
             return "interrupted"
         return "done" if self.failure is None else "failed"
 
+    @classmethod
+    def lost(cls, job: Job, how: str) -> Outcome:
+        """Return the outcome of a job whose worker process was lost too often."""
+        sentence = (
+            f"workers: {job.path} lost its process {MAX_ATTEMPTS} times ({how}); if memory is "
+            "short, use fewer workers"
+        )
+        return cls(Failure(sentence))
+
 
 INTERRUPTED = Outcome(interrupted="interrupted")
 
 OnFinished = Callable[[Job, Outcome], None]
 """Called with every run that has ended."""
-
-
-def run_job(
-    job: Job, on_status: Callable[[RunStatus], None], cluster: RayCluster | None = None
-) -> Outcome:
-    """Run a job to its end and return its outcome; exceptions become failures.
-
-    With a cluster, its workers train the clients.
-    """
-    try:
-        with suppress(OSError):  # a folder that cannot be written is an error of `execute`
-            RunFolder(job.folder).failure.unlink()
-        reporter = StatusReporter(on_status)
-        resume: Resume = "force" if job.force else True  # also after the loss of a worker
-        execute(job.experiment, job.folder, resume, [reporter], cluster, job.alike)
-    except Interrupted as error:
-        return Outcome(interrupted=error.what)
-    except Exception as error:  # a user's model may raise anything; the other runs continue
-        return Outcome(Failure.of(error))
-    return Outcome()
-
-
-def lost_worker(job: Job, how: str) -> Outcome:
-    """Return the outcome of a job whose worker process was lost too often."""
-    return Outcome(
-        Failure(
-            f"workers: {job.path} lost its process {MAX_ATTEMPTS} times ({how}); if memory is "
-            "short, use fewer workers"
-        )
-    )
-
-
-def write_failure(job: Job, failure: Failure) -> None:
-    """Record in a run's folder why it failed, even if it never started."""
-    folder = RunFolder(job.folder)
-    make_folder(folder.path)
-    if not folder.experiment.exists():
-        write_yaml(folder.experiment, job.experiment.to_dict())
-    write_json(folder.failure, asdict(failure))

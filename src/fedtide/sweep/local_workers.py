@@ -1,7 +1,7 @@
 """Runs jobs on this machine: one after another, or in several worker processes.
 
 The processes are those of loky, which comes with joblib: they import neither the user's script nor
-a notebook, and get the classes defined there by value.
+a notebook, and get the classes defined there by value. A thread of this process serves each.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import os
 import signal
 import sys
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing import Pipe, connection
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, Queue, SimpleQueue
 
 import torch
 from joblib.externals.loky.backend import get_context, reduction
@@ -27,20 +27,10 @@ from fedtide.errors import InvalidInputError, first_line
 from fedtide.simulation.cluster.ray_cluster import RayCluster
 from fedtide.simulation.early_end import Failure
 from fedtide.simulation.process_settings import ProcessSettings
-from fedtide.simulation.run_progress import Progress, RunStatus
-from fedtide.simulation.task_cache import clear_task_cache
+from fedtide.simulation.progress import Progress, RunStatus
 from fedtide.spec import session
-from fedtide.sweep.job import (
-    INTERRUPTED,
-    MAX_ATTEMPTS,
-    Job,
-    OnFinished,
-    Outcome,
-    lost_worker,
-    run_job,
-)
+from fedtide.sweep.job import INTERRUPTED, MAX_ATTEMPTS, Job, OnFinished, Outcome
 
-_EXIT_SECONDS = 5.0
 _POLL_SECONDS = 0.2  # between two checks whether to stop
 
 
@@ -59,7 +49,7 @@ def run_sequentially(
         if stopped():
             return
         progress.start(job.path)
-        on_finished(job, run_job(job, partial(progress.set_status, job.path), cluster))
+        on_finished(job, job.run(partial(progress.set_status, job.path), cluster))
 
 
 def run_in_processes(
@@ -80,47 +70,42 @@ def run_in_processes(
     Raises:
         InvalidInputError: a job holds an object that cannot be sent to other processes.
     """
-    clear_task_cache()  # the workers prepare their own tasks
-    pool = _WorkerPool(threads, progress, on_finished)
+    waiting, events = deque([(job, _pickle(job)) for job in jobs]), _Events()
+    with _ctrl_c_ignored():
+        pool = [_Worker(threads, waiting, events) for _ in range(workers)]
+    for worker in pool:
+        worker.start()
+    unfinished = len(jobs)
     try:
-        pool.run(deque(jobs), workers, stopped)
-    finally:
-        pool.close()
+        while unfinished:
+            if stopped():
+                unfinished -= len(waiting)
+                waiting.clear()
+                for worker in pool:  # repeatedly, as a run listens only after its start
+                    worker.stop()
+            with suppress(Empty):
+                job, event = events.get(timeout=_POLL_SECONDS)
+                if event is None:
+                    progress.start(job.path)
+                elif isinstance(event, RunStatus):
+                    progress.set_status(job.path, event)
+                else:
+                    unfinished -= 1
+                    on_finished(job, event)
+    finally:  # after an error, runs end at once, and can be resumed
+        waiting.clear()
+        for worker in pool:
+            worker.close()
 
 
-class _Worker:
-    """A process that runs one job at a time.
-
-    Attributes:
-        job: the active job; None while idle.
-        has_begun: whether the job has reported a status; before that, there is nothing to save.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self.pipe, theirs = Pipe()
-        script = getattr(sys.modules["__main__"], "__file__", None)
-        self.process = get_context("loky").Process(
-            target=_worker_main,
-            args=(theirs, threads, ProcessSettings.current(), script),
-            daemon=True,
-        )
-        with _ctrl_c_ignored():
-            self.process.start()
-        theirs.close()
-        self.job: Job | None = None
-        self.has_begun = False
-
-    def assign(self, job: Job) -> None:
-        """Send a job."""
-        try:
-            content = reduction.dumps(job)
-        except Exception as error:  # an object of the user's may raise anything
-            raise InvalidInputError(
-                f"workers: an object of the experiment cannot be sent to worker processes "
-                f"({first_line(error, with_type=True)}); give workers=1"
-            ) from error
-        self.pipe.send_bytes(content)
-        self.job, self.has_begun = job, False
+def _pickle(job: Job) -> bytes:
+    try:
+        return bytes(reduction.dumps(job))
+    except Exception as error:  # an object of the user's may raise anything
+        raise InvalidInputError(
+            f"workers: an object of the experiment cannot be sent to worker processes "
+            f"({first_line(error, with_type=True)}); give workers=1"
+        ) from error
 
 
 @contextmanager
@@ -136,94 +121,78 @@ def _ctrl_c_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-class _WorkerPool:
-    """Worker processes and their jobs."""
+_Events = Queue[tuple[Job, RunStatus | Outcome | None]]
+"""What happens to jobs: that one starts (None), its status, and how it ends."""
 
-    def __init__(self, threads: int, progress: Progress, on_finished: OnFinished) -> None:
-        self._threads, self._progress, self._on_finished = threads, progress, on_finished
-        self._workers: list[_Worker] = []
-        self._losses = Counter[str]()
 
-    def run(self, waiting: deque[Job], size: int, stopped: Callable[[], bool]) -> None:
-        """Run all waiting jobs on at most `size` workers."""
-        while True:
-            stopping = stopped()
-            if stopping:
-                self._stop()
-            else:
-                self._assign_jobs(waiting, size)
-            if not self._busy():
-                return
-            self._receive(waiting, stopping)
+class _Worker(threading.Thread):
+    """A process that runs one waiting job after another, and the thread that serves it."""
+
+    def __init__(self, threads: int, waiting: deque[tuple[Job, bytes]], events: _Events) -> None:
+        super().__init__(daemon=True)
+        self._threads, self._waiting, self._events = threads, waiting, events
+        self._is_stopping = self._has_begun = False
+        self._start_process()
+
+    def _start_process(self) -> None:
+        self._pipe, theirs = Pipe()
+        script = getattr(sys.modules["__main__"], "__file__", None)
+        self._process = get_context("loky").Process(
+            target=_worker_main,
+            args=(theirs, self._threads, ProcessSettings.current(), script),
+            daemon=True,
+        )
+        self._process.start()
+        theirs.close()
+
+    def run(self) -> None:
+        """Serve the process until no job waits."""
+        with suppress(IndexError):  # the deque is empty
+            while True:
+                job, content = self._waiting.popleft()
+                self._events.put((job, None))
+                self._events.put((job, self._run_job(job, content)))
+
+    def stop(self) -> None:
+        """Ask the active run to end; before it has begun, there is nothing to save."""
+        self._is_stopping = True
+        if self._has_begun:
+            self._process.terminate()
+        else:
+            self._kill()
 
     def close(self) -> None:
-        """End all workers: idle ones exit, and busy ones, whose pipe closes, exit at once."""
-        for worker in self._workers:
-            with suppress(OSError):
-                worker.pipe.send_bytes(b"") if worker.job is None else worker.pipe.close()
-        for worker in self._workers:
-            worker.process.join(_EXIT_SECONDS)
-            worker.pipe.close()
+        """End the process: it ends with its pipe."""
+        self._is_stopping = True
+        self._kill()
+        self._process.join()
 
-    def _busy(self) -> list[_Worker]:
-        return [worker for worker in self._workers if worker.job is not None]
+    def _kill(self) -> None:
+        with suppress(OSError):  # it has ended
+            os.kill(self._process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
-    def _stop(self) -> None:
-        """Ask active runs to end; called repeatedly, as a run listens only after its start."""
-        for worker in self._busy():
-            worker.process.terminate()
-            if not worker.has_begun:
-                self._workers.remove(worker)
-                worker.pipe.close()
-                assert worker.job is not None
-                self._on_finished(worker.job, INTERRUPTED)
-
-    def _assign_jobs(self, waiting: deque[Job], size: int) -> None:
-        while waiting and len(self._busy()) < size:
-            idle = next((worker for worker in self._workers if worker.job is None), None)
-            if idle is None:
-                idle = _Worker(self._threads)
-                self._workers.append(idle)
-            job = waiting.popleft()
-            idle.assign(job)
-            self._progress.start(job.path)
-
-    def _receive(self, waiting: deque[Job], stopping: bool) -> None:
-        """Handle the workers' messages, after waiting a moment for the first."""
-        by_pipe = {worker.pipe: worker for worker in self._busy()}
-        for pipe in connection.wait(list(by_pipe), timeout=_POLL_SECONDS):
-            worker = by_pipe[pipe]  # type: ignore[index]
-            job = worker.job
-            assert job is not None
-            try:
-                message = worker.pipe.recv()
-            except (EOFError, OSError):
-                self._replace(worker, job, waiting, stopping)
-                continue
-            if isinstance(message, Outcome):
-                worker.job = None
-                self._on_finished(job, message)
-            else:
-                worker.has_begun = True
-                self._progress.set_status(job.path, message)
-
-    def _replace(self, worker: _Worker, job: Job, waiting: deque[Job], stopping: bool) -> None:
-        """Drop a worker whose process has ended; retry its job, or record it as failed."""
-        worker.process.join()
-        self._workers.remove(worker)
-        self._losses[job.path] += 1
-        if stopping:
-            self._on_finished(job, INTERRUPTED)
-        elif self._losses[job.path] < MAX_ATTEMPTS:
-            waiting.appendleft(job)
-        else:
-            self._on_finished(job, lost_worker(job, f"exit code {worker.process.exitcode}"))
+    def _run_job(self, job: Job, content: bytes) -> Outcome:
+        """Run a job; if its process is lost, in a new one."""
+        for attempt in range(MAX_ATTEMPTS):
+            if attempt:
+                self._start_process()
+            self._has_begun = False
+            with suppress(EOFError, OSError):
+                self._pipe.send_bytes(content)
+                while not isinstance(event := self._pipe.recv(), Outcome):
+                    self._has_begun = True
+                    self._events.put((job, event))
+                return event
+            self._process.join()
+            if self._is_stopping:
+                return INTERRUPTED
+        return Outcome.lost(job, f"exit code {self._process.exitcode}")
 
 
 def _worker_main(
     pipe: Connection, threads: int, settings: ProcessSettings, script: str | None
 ) -> None:
-    """Run the jobs that arrive through the pipe until an empty one comes, or its other end closes.
+    """Run the jobs that arrive through the pipe until its other end closes.
 
     Args:
         pipe: the connection to the parent.
@@ -234,6 +203,7 @@ def _worker_main(
     """
     torch.set_num_threads(threads)
     settings.apply()
+    sys.path.insert(0, str(Path.cwd()))
     del sys.modules["__main__"].__file__  # loky's
     if script is not None:
         sys.modules["__main__"].__file__ = script
@@ -242,8 +212,8 @@ def _worker_main(
     jobs = SimpleQueue[bytes]()
     threading.Thread(target=_listen, args=(pipe, jobs), daemon=True).start()
     with session():  # the jobs of one sweep share their tasks
-        while content := jobs.get():
-            pipe.send(_run(content, pipe))
+        while True:
+            pipe.send(_run(jobs.get(), pipe))
 
 
 def _listen(pipe: Connection, jobs: SimpleQueue[bytes]) -> None:
@@ -256,17 +226,13 @@ def _listen(pipe: Connection, jobs: SimpleQueue[bytes]) -> None:
 
 def _run(content: bytes, pipe: Connection) -> Outcome:
     """Run a pickled job, reporting its status through the pipe."""
-    folder = str(Path.cwd())
-    sys.path.insert(0, folder)  # while the job is unpickled, as `import_object` does
     try:
         job: Job = ForkingPickler.loads(content)
     except Exception as error:  # a module of the user's may raise anything
         return Outcome(Failure.of(error))
-    finally:
-        sys.path.remove(folder)
 
     def send(status: RunStatus) -> None:
         with suppress(OSError):  # the parent has died, which `_listen` notices
             pipe.send(status)
 
-    return run_job(job, send)
+    return job.run(send)

@@ -21,16 +21,8 @@ from fedtide.errors import InvalidInputError
 from fedtide.simulation.cluster.ray_connection import connect_ray
 from fedtide.simulation.early_end import Failure
 from fedtide.simulation.process_settings import ProcessSettings
-from fedtide.simulation.run_progress import Progress
-from fedtide.sweep.job import (
-    INTERRUPTED,
-    MAX_ATTEMPTS,
-    Job,
-    OnFinished,
-    Outcome,
-    lost_worker,
-    run_job,
-)
+from fedtide.simulation.progress import Progress
+from fedtide.sweep.job import INTERRUPTED, MAX_ATTEMPTS, Job, OnFinished, Outcome
 
 _POLL_SECONDS = 0.5
 
@@ -88,7 +80,7 @@ def run_on_ray(
                 except ray.exceptions.TaskCancelledError:
                     outcome = INTERRUPTED
                 except ray.exceptions.RayError as error:  # our own errors come back as outcomes
-                    outcome = lost_worker(job, type(error).__name__)
+                    outcome = Outcome.lost(job, type(error).__name__)
                 on_finished(job, outcome)
 
 
@@ -106,7 +98,7 @@ def _run_on_node(job: Job, settings: ProcessSettings) -> Outcome:
     settings.apply()
     try:
         with suppress(KeyboardInterrupt):
-            return run_job(job, lambda status: None)
+            return job.run(lambda status: None)
         return INTERRUPTED
     finally:  # the process may run other tasks of the user's program next
         own.apply()

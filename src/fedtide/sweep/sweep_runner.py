@@ -19,13 +19,12 @@ from fedtide.simulation.cluster.ray_cluster import open_cluster
 from fedtide.simulation.early_end import Failure, Interruption
 from fedtide.simulation.experiment import BUILDER
 from fedtide.simulation.experiment_files import read_yaml
-from fedtide.simulation.fingerprints import fingerprint_experiment
+from fedtide.simulation.inputs import count_alike, fingerprint_experiment
+from fedtide.simulation.progress import Progress
 from fedtide.simulation.run_folder import Resume, RunFolder, folder_errors
-from fedtide.simulation.run_progress import Progress
-from fedtide.simulation.task_cache import count_alike
 from fedtide.spec import session
 from fedtide.sweep.grid import Configuration, SweepRun
-from fedtide.sweep.job import Job, OnFinished, Outcome, write_failure
+from fedtide.sweep.job import Job, OnFinished, Outcome
 from fedtide.sweep.local_workers import run_in_processes, run_sequentially
 from fedtide.sweep.result_table import RESULTS_FILE, read_results
 from fedtide.sweep.sweep_spec import BEST_FILE, SWEEP_FILE, Sweep
@@ -136,13 +135,11 @@ def _check_folders(sweep: Sweep, out: Path, resume: Resume) -> None:
         folder.check(run.experiment.to_dict(), resume)
         if folder.experiment.exists():
             folder.check_fingerprints(fingerprint_experiment(run.experiment), resume)
-    if file.is_file() and not sweep.is_single_run:
-        there = read_yaml(file)
-        is_record = "base" not in there and file.read_text(encoding="utf-8") == dump(there)
-        if not is_record and there != BUILDER.to_plain(sweep.plain):
-            raise InvalidInputError(
-                f"out: {file} is not a record of a sweep, and would be replaced; choose another"
-            )
+    is_written = file.is_file() and not sweep.is_single_run
+    if is_written and file.read_text(encoding="utf-8") != dump(read_yaml(file)):
+        raise InvalidInputError(
+            f"out: {file} is not a record of a sweep, and would be replaced; choose another"
+        )
 
 
 @dataclass
@@ -173,19 +170,13 @@ class _Execution:
     def run(self) -> None:
         """Execute the runs that the sweep lists, or those that its strategy requests."""
         if not self.sweep.is_single_run:
-            self._write_record()
+            write_yaml(self.out / SWEEP_FILE, BUILDER.to_plain(self.sweep.plain))
         if self.sweep.strategy is None:
             self._execute(self.sweep.runs)
             return
         found = self.sweep.strategy.search(self.sweep.configurations, self._scores)
         self.best = {best.label for _, best in found}
         write_yaml(self.out / BEST_FILE, BUILDER.to_plain(self.sweep.best_methods(found)))
-
-    def _write_record(self) -> None:
-        """Write the specification, unless a file has it, which may be the user's, with comments."""
-        file, plain = self.out / SWEEP_FILE, BUILDER.to_plain(self.sweep.plain)
-        if not (file.exists() and read_yaml(file) == plain):
-            write_yaml(file, plain)
 
     def results(self) -> pl.DataFrame:
         """Return one row per run requested so far; a strategy adds the column `best`."""
@@ -306,5 +297,5 @@ class _Execution:
             self.failed = self.failed or (job.path, outcome.failure)
             return
         if outcome.failure is not None:
-            write_failure(job, outcome.failure)
+            job.write_failure(outcome.failure)
         self._call_done(self.runs[job.path])

@@ -15,7 +15,6 @@ from fedtide.errors import first_line
 from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.experiment_files import read_yaml
 from fedtide.simulation.run_folder import RunFolder
-from fedtide.spec import Opaque, replace_opaque
 
 _logger = logging.getLogger("fedtide")
 
@@ -77,7 +76,7 @@ class Tracker(Callback):
 
     def on_start(self, run: RunView) -> None:
         folder, self._logged = None if run.out is None else RunFolder(run.out), None
-        self.open(TrackedRun(replace_opaque(run.experiment.to_dict(Opaque.of), str), folder))
+        self.open(TrackedRun(run.experiment.to_dict(in_memory=True), folder))
         self._logged, self._has_failed = 0, False
         self._log_missing(run)
 

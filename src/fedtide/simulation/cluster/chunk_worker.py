@@ -26,10 +26,9 @@ from fedtide.algorithms.base import WeightedTotal
 from fedtide.errors import InvalidInputError
 from fedtide.participation import Full
 from fedtide.simulation.experiment import Experiment
-from fedtide.simulation.fingerprints import fingerprint_experiment
+from fedtide.simulation.inputs import fingerprint_experiment, prepare_task
 from fedtide.simulation.local_round import LocalRound
 from fedtide.simulation.process_settings import ProcessSettings
-from fedtide.simulation.task_cache import prepare_task
 from fedtide.spec import key, session
 from fedtide.training.trainers.select import TrainerName
 

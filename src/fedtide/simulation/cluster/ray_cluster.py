@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from fedtide.activity import STARTING_WORKERS, activity
-from fedtide.errors import InvalidInputError, first_line, quantify
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.simulation.cluster.chunk_worker import (
     ChunkOrder,
     ChunkWorker,
@@ -23,21 +20,10 @@ from fedtide.simulation.experiment import Experiment
 from fedtide.training.trainers.select import TrainerName
 from fedtide.validation import require_at_least
 
-_logger = logging.getLogger("fedtide")
-
 _ATTEMPTS = 3  # how often a chunk may lose its worker
 _QUEUED = 2  # chunks per worker: one in training, and one that arrives meanwhile
 _AHEAD = 4  # chunks per worker that may wait for an earlier one
 _START_SECONDS = 180.0  # within which some worker must answer
-_POLL_SECONDS = 1.0
-
-
-@dataclass(eq=False)
-class _Worker:
-    """An actor, and the references to the results of the chunks that it has."""
-
-    actor: Any
-    chunks: set[Any] = field(default_factory=set)
 
 
 class WorkerPool:
@@ -66,10 +52,6 @@ class WorkerPool:
                 "OMP_NUM_THREADS to a smaller number"
             )
         self.size = min(workers or room, room)
-        if workers is not None and workers > room:
-            _logger.warning(
-                "cluster: it has room for %s, not %d", quantify(room, "worker"), workers
-            )
         try:
             self._setup = [ray.put(setup)]
         except TypeError as error:  # Ray's own message contains all data
@@ -81,17 +63,16 @@ class WorkerPool:
         actor_class = ray.remote(**options, max_restarts=-1, max_task_retries=_ATTEMPTS - 1)(
             _WorkerActor
         )
-        actors = [actor_class.remote() for _ in range(self.size)]
+        self._actors = [actor_class.remote() for _ in range(self.size)]
         # by the references that say that they are ready
-        self._starting = {actor.prepare.remote(self._setup): _Worker(actor) for actor in actors}
-        self._workers: list[_Worker] = []
+        self._starting = {actor.prepare.remote(self._setup): actor for actor in self._actors}
+        self._free: list[Any] = []  # every worker once for each chunk that it may get
         self.training_seconds = 0.0
 
     def close(self) -> None:
         """End all workers."""
-        for worker in (*self._starting.values(), *self._workers):
-            self._ray.kill(worker.actor)
-        self._starting, self._workers = {}, []
+        for actor in self._actors:
+            self._ray.kill(actor)
 
     def put(self, thing: Any) -> Any:
         """Return a reference to an object that all workers may read; each node gets it once."""
@@ -107,40 +88,51 @@ class WorkerPool:
             InvalidInputError: a worker cannot train this run, a chunk has lost its worker three
                 times, or no worker answers.
         """
-        self._await_worker()
+        running: dict[Any, Any] = {}  # the worker of each chunk
         results: deque[Any] = deque()  # references, in the order of the chunks
         try:
-            while True:
-                worker = min(self._workers, key=lambda worker: len(worker.chunks))
-                has_room = len(worker.chunks) < _QUEUED and len(results) < _AHEAD * self.size
-                if has_room and (order := next(orders, None)) is not None:
-                    results.append(worker.actor.train.remote(self._setup, *order))
-                    worker.chunks.add(results[-1])
-                elif not results:
-                    return
-                elif any(results[0] in worker.chunks for worker in self._workers):
-                    self._wait()
-                else:
-                    trained: TrainedChunk = self._get(results.popleft())
-                    self.training_seconds += trained.seconds
-                    yield trained
+            for order in orders:
+                self._await_room(running)
+                actor = self._free.pop(0)
+                results.append(actor.train.remote(self._setup, *order))
+                running[results[-1]] = actor
+                while results and (results[0] not in running or len(results) == _AHEAD * self.size):
+                    yield self._take(results.popleft(), running)
+            while results:
+                yield self._take(results.popleft(), running)
         finally:  # after an error, no one waits for the chunks that are left
-            for worker in self._workers:
-                worker.chunks.clear()
+            self._free += running.values()
 
-    def _wait(self) -> None:
-        """Wait a moment for any worker to be ready, or to have trained a chunk.
+    def _take(self, reference: Any, running: dict[Any, Any]) -> TrainedChunk:
+        """Return the trained chunk of a reference."""
+        trained: TrainedChunk = self._get(reference)
+        if reference in running:
+            self._free.append(running.pop(reference))
+        self.training_seconds += trained.seconds
+        return trained
 
-        A worker that reports an error still counts as starting, so that `close` ends it.
-        """
-        under_way = [reference for worker in self._workers for reference in worker.chunks]
-        ready, _ = self._ray.wait([*under_way, *self._starting], timeout=_POLL_SECONDS)
+    def _await_room(self, running: dict[Any, Any]) -> None:
+        """Wait until a worker may get a chunk, and look for workers that have started."""
+        if self._starting:
+            self._greet()
+        if not self._free:
+            for reference in self._ray.wait([*running])[0]:
+                self._free.append(running.pop(reference))
+
+    def _greet(self) -> None:
+        """Let workers that have started take chunks; wait for the first of them."""
+        is_first = len(self._starting) == self.size
+        with activity(STARTING_WORKERS) if is_first else nullcontext():
+            timeout = _START_SECONDS if is_first else 0
+            ready, _ = self._ray.wait([*self._starting], timeout=timeout)
+        if is_first and not ready:
+            raise InvalidInputError(
+                f"cluster: no worker has started within {_START_SECONDS:.0f} seconds; the cores "
+                "may be in use (see `ray status`)"
+            )
         for reference in ready:
-            for worker in self._workers:
-                worker.chunks.discard(reference)
-            if reference in self._starting:
-                self._get(reference)
-                self._workers.append(self._starting.pop(reference))
+            self._get(reference)
+            self._free += [self._starting.pop(reference)] * _QUEUED
 
     def _get(self, reference: Any) -> Any:
         """Return a result; an error in a worker is raised without Ray's wrapping."""
@@ -155,18 +147,6 @@ class WorkerPool:
                 "memory is short, give fewer workers or a smaller chunk; install the same on all "
                 "nodes"
             ) from None
-
-    def _await_worker(self) -> None:
-        """Wait until a worker is prepared."""
-        end = time.monotonic() + _START_SECONDS
-        with activity(STARTING_WORKERS):
-            while not self._workers:
-                if time.monotonic() > end:
-                    raise InvalidInputError(
-                        f"cluster: no worker has started within {_START_SECONDS:.0f} seconds; the "
-                        "cores may be in use (see `ray status`)"
-                    )
-                self._wait()
 
 
 class _WorkerActor:

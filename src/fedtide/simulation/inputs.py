@@ -1,10 +1,11 @@
-"""Prepared tasks, which the methods of a sweep share."""
+"""What an experiment is computed from: its prepared task, and fingerprints of all that it reads."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -12,7 +13,11 @@ from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.problems import Problem, Task
 from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.simulation.experiment import Experiment
-from fedtide.spec import PROCESS, Session, is_changeable, key
+from fedtide.spec import PROCESS, Session, hash_code, hash_files, is_changeable, key
+
+Fingerprints = Mapping[str, Any]
+"""SHA-256 hashes. `data`: of the problem's data, or None; `files`: of the files that the
+participation names; `code`: of the modules of imported classes and functions."""
 
 
 def prepare_task(experiment: Experiment) -> Task:
@@ -37,7 +42,6 @@ def prepare_cached(problem: Problem, seed: int, device: str, dtype: str) -> Task
     objects, which may change unseen, share it only within a session (see `fedtide.spec.Session`).
     """
     content, changeable = key(problem), is_changeable(problem)
-    store = Session.current() if changeable else PROCESS
 
     def prepare() -> Task:
         task = problem.prepare(seed, torch.device(device), getattr(torch, dtype))
@@ -45,6 +49,7 @@ def prepare_cached(problem: Problem, seed: int, device: str, dtype: str) -> Task
             task.seed_family = (content, device, dtype)
         return task
 
+    store = Session.current() if changeable else PROCESS
     return store.prepare((content, seed, device, dtype), prepare)
 
 
@@ -65,6 +70,30 @@ def count_alike(experiments: Sequence[Experiment]) -> list[int]:
     return [counts[one] for one in keys]
 
 
-def clear_task_cache() -> None:
-    """Free the memory of the tasks that outlive a session."""
-    PROCESS.prepared.clear()
+def fingerprint_experiment(experiment: Experiment) -> Fingerprints:
+    """Return the SHA-256 of the data, files and code that an experiment uses.
+
+    Raises:
+        InvalidInputError: the data cannot be read.
+    """
+    problem = experiment.problem
+    with error_prefix("problem"):
+        data = Session.current().once(("data", key(problem)), problem.fingerprint)
+    names = ("participation", "selection", "dropout")
+    reading = {name: getattr(experiment, name) for name in names}
+    code = hash_code((*reading.values(), problem, experiment.algorithm, experiment.local))
+    return {"data": data, "files": hash_files(reading), "code": code}
+
+
+def list_changes(before: Fingerprints, now: Fingerprints) -> list[str]:
+    """Return what differs between two fingerprints of the same experiment, in words.
+
+    >>> list_changes({"data": "a", "code": {"m": "b"}}, {"data": "a", "code": {"m": "c"}})
+    ['the code of m']
+    """
+    changes = ["the data of the problem"] if before.get("data") != now.get("data") else []
+    for kind, words in (("files", "the file of"), ("code", "the code of")):
+        old, new = before.get(kind, {}), now.get(kind, {})
+        names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+        changes += [f"{words} {name}" for name in names]
+    return changes
