@@ -254,7 +254,7 @@ def test_keys_are_those_of_the_classes(fedtide):
         _, out, _ = fedtide("keys", name)
         assert "ω_t^n is the mean length of the intervals" in " ".join(out.split())
         assert re.search(
-            r"^ cutoff +whole number or null +50 +K >= 1; None is ∞", out, re.MULTILINE
+            r"^ cutoff +a whole number or null +50 +K >= 1; None is ∞", out, re.MULTILINE
         )
     for key, registry in (("selection", SELECTIONS), ("algorithm", ft.algorithms.ALGORITHMS)):
         _, out, _ = fedtide("keys", key)

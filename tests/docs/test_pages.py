@@ -105,7 +105,7 @@ def test_links_of_a_table_lead_to_the_page_of_keys():
     assert "| `inner` | [algorithm](../reference.md#algorithms) |" in class_text(
         ALGORITHMS["amplified"], "../reference.md"
     )
-    assert "| `cutoff` | whole number or null | `50` |" in class_text(FedAU)
+    assert "| `cutoff` | a whole number or null | `50` |" in class_text(FedAU)
 
 
 def test_every_command_has_its_help():

@@ -254,12 +254,6 @@ def test_a_column_of_pandas_names_the_clients_by_its_index() -> None:
     index = pandas.Index([5, 7], name="client")
     with pytest.raises(InvalidInputError, match=r"^rates: no client is called '5', '7' "):
         Bernoulli(rates=in_order[:2].set_axis(index)).known_rates(population, seed=0)
-    table = pandas.DataFrame({"client": [2, 0, 1], "rate": [0.1, 0.2, 0.3]})
-    for rows in (table.sort_values("client"), table[1:], table[::-1]):
-        with pytest.raises(InvalidInputError, match=r"^rates: its index may number rows or "):
-            Bernoulli(rates=rows["rate"])
-    with pytest.raises(InvalidInputError, match=r"^rates: its index has a name twice"):
-        Bernoulli(rates=by_name.set_axis(["ann", "ann", "bob"]))
 
 
 def test_names_in_numbers_of_numpy_are_written_as_numbers() -> None:

@@ -6,15 +6,11 @@ The documentation site and `fedtide keys` show them.
 from __future__ import annotations
 
 import inspect
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
-
-import numpy as np
-import torch
-from torch import nn
+from typing import Any, NamedTuple
 
 from fedtide.algorithms import ALGORITHMS, Algorithm
 from fedtide.differential_privacy import MECHANISMS, Mechanism
@@ -34,9 +30,9 @@ from fedtide.problems.datasets.catalogue import KNOWN
 from fedtide.problems.losses import LOSSES
 from fedtide.problems.models import MODEL_TYPES, Model
 from fedtide.problems.sample_metrics import METRICS
-from fedtide.simulation.experiment import Checkpoints, Evaluate, Experiment
+from fedtide.simulation.experiment import BUILDER, Checkpoints, Evaluate, Experiment
 from fedtide.spec import Field, fields
-from fedtide.spec.annotations import is_union
+from fedtide.spec.annotations import members, name_kind, origin
 from fedtide.sweep import Sweep
 from fedtide.sweep.strategies import TwoStage
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
@@ -137,71 +133,23 @@ _PART = re.compile(r"^(?:Args|Attributes|Raises|Returns|Yields):$|^>>>", re.MULT
 
 
 def _kind(kind: Any, home: str) -> str:
-    """Return what a field of this annotation takes, in words."""
-    if is_union(kind):
-        members = [member for member in get_args(kind) if member is not Any]
-        return _either(dict.fromkeys(_kind(member, home) for member in members))
-    base = get_origin(kind) or kind
-    if base is Literal:
-        return _either([f"`{option}`" for option in get_args(kind)])
-    for section in SECTIONS:
-        if section.base is base:
-            return f"[{section.key}]({home}#{anchor(section.title)})"
-    if base in (Sequence, list, tuple):
-        inner = (*get_args(kind), Any)[0]
-        return "list" if inner is Any else f"list of {_plural(_kind(inner, home))}"
-    if base is Callable or getattr(base, "__name__", "") == "Callable":
-        return _WORDS[Callable]
-    return _WORDS.get(base, f"{getattr(base, '__name__', base)} (Python)")
-
-
-def _plural(kind: str) -> str:
-    """Return the plural of what a field takes.
-
-    >>> _plural("whole number or text"), _plural("list of numbers")
-    ('whole numbers or texts', 'lists of numbers')
-    """
-    if kind.startswith("list of "):
-        return kind.replace("list", "lists", 1)
-    return " or ".join(f"{one}s" for one in kind.split(" or "))
-
-
-_WORDS: dict[Any, str] = {
-    bool: "true or false",
-    int: "whole number",
-    float: "number",
-    str: "text",
-    Path: "path",
-    type(None): "null",
-    Mapping: "mapping",
-    Any: "any value",
-    nn.Module: "network (Python)",
-    Callable: "function",
-    np.ndarray: "list",
-    torch.Tensor: "list",
-}
-
-
-def _either(options: Iterable[str]) -> str:
-    *others, last = options
-    return f"{', '.join(others)} or {last}" if others else last
+    """Return what a field of this annotation takes, in words, with links to sections."""
+    words = []
+    for member in members(kind):
+        homes = (section for section in SECTIONS if section.base is origin(member))
+        section = next(homes, None)
+        link = "" if section is None else f"[{section.key}]({home}#{anchor(section.title)})"
+        words.append(link or name_kind(member).replace("None", "null"))
+    return " or ".join(dict.fromkeys(words))
 
 
 def _default(field: Field) -> str:
     if field.default is None:
         return REQUIRED
-    value = field.default()
-    names = {cls: name for r in (SELECTIONS, DROPOUTS, ALGORITHMS) for name, cls in r.items()}
-    if type(value) in names:
-        return f"`{names[type(value)]}`"
-    if isinstance(value, Evaluate | Checkpoints):
-        return "its defaults"
-    plain = {None: "null", True: "true", False: "false"}
-    if value is None or isinstance(value, bool):
-        return f"`{plain[value]}`"
-    if isinstance(value, tuple | list):
-        return f"`[{', '.join(map(str, value))}]`"
-    return f"`{value}`"
+    plain = BUILDER.to_plain(field.default())
+    if isinstance(plain, dict):
+        return f"`{plain['type']}`" if "type" in plain else "its defaults"
+    return f"`{plain if isinstance(plain, str) else json.dumps(plain)}`"
 
 
 def _functions(functions: Mapping[str, Callable[..., Any]]) -> KeyTable:

@@ -125,6 +125,7 @@ def _near(name: str) -> str:
     known = {section.key for section in SECTIONS} | {*_OF_SWEEPS, *places}
     for place, cls in places.items():
         known |= {place.partition(".")[2] or place, *fields(cls)}
+        known |= {f"{place}.{key}" for key in fields(cls)}
     near = difflib.get_close_matches(name, sorted(known), n=_NEAR, cutoff=0.6)
     return f"did you mean {', '.join(near)}?" if near else "begin with those of: fedtide keys"
 

@@ -147,7 +147,8 @@ def convert(kind: Any, value: Any) -> Any:
     """Return a value of plain data as an annotation wants it; what does not fit is unchanged.
 
     Whole numbers become decimal ones and vice versa, text becomes a number where text does not
-    fit (YAML reads 1e-3 as text), and lists become tuples.
+    fit (YAML reads 1e-3 as text), lists become tuples, and arrays lists unless the field takes
+    arrays.
 
     >>> convert(float, "1e-3"), convert(int | None, 5.0), convert(tuple[float, ...], [1, 2])
     (0.001, 5, (1.0, 2.0))
@@ -155,6 +156,10 @@ def convert(kind: Any, value: Any) -> Any:
     -1e+30
     """
     options = members(kind)
+    classes = {*map(origin, options)}
+    is_array = hasattr(value, "tolist") and not hasattr(value, "to_dict")  # no column of pandas
+    if is_array and Sequence in classes and np.ndarray not in classes:
+        value = value.tolist()
     if isinstance(value, bool) or any(_is_exact(option, value) for option in options):
         return value
     for option in options:

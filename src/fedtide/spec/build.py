@@ -12,21 +12,16 @@ from contextlib import nullcontext
 from dataclasses import is_dataclass
 from typing import Any
 
-import numpy as np
-
 from fedtide.errors import InvalidInputError, did_you_mean, error_prefix
 from fedtide.import_paths import import_object, is_import_path
 from fedtide.spec.annotations import (
     convert,
-    explain_mismatch,
-    fits,
     members,
     origin,
     split_annotation,
 )
 from fedtide.spec.fields import fields
 from fedtide.spec.plain import to_plain
-from fedtide.spec.visit import is_tensor
 
 Registries = Mapping[type, Mapping[str, type]]
 """For each base class, the classes derived from it by their `type` name."""
@@ -56,7 +51,9 @@ class Builder:
             path: where in the experiment the value stands, for error messages.
 
         Raises:
-            InvalidInputError: the value does not fit; names the path of the field.
+            InvalidInputError: a key or `type` is unknown or missing, or an object refuses its
+                fields; names their path. A plain value that does not fit is returned as it is: the
+                object that takes it checks it.
         """
         if isinstance(value, Mapping) and "in_memory" in value:
             raise InvalidInputError(
@@ -67,7 +64,7 @@ class Builder:
         options = members(kind)
         takes_mapping = Mapping in map(origin, options)
         if takes_mapping and isinstance(value, Mapping) and "type" not in value:
-            return _check(kind, value, path)
+            return convert(kind, value)
         for option in map(origin, options):
             if not isinstance(option, type):
                 continue
@@ -82,7 +79,7 @@ class Builder:
                 raise InvalidInputError(
                     f"{path}: {value!r:.60} is not a mapping; give its keys ({keys})"
                 )
-        return _check(kind, value, path)
+        return convert(kind, value)
 
     def to_plain(self, thing: Any, in_memory: bool = False) -> Any:
         """Return plain data from which `build` makes an equal object; see `plain.to_plain`."""
@@ -249,15 +246,3 @@ def _means_number(text: str) -> bool:
     except ValueError:
         return text.lstrip(" +-.,")[:1].isdigit()
     return True
-
-
-def _check(kind: Any, value: Any, path: str) -> Any:
-    """Return a value of a plain type, converted if necessary (`"1e-3"` becomes a number)."""
-    options = [*map(origin, members(kind))]
-    is_array = isinstance(value, np.ndarray) or is_tensor(value)
-    if is_array and Sequence in options and np.ndarray not in options:
-        value = value.tolist()
-    value = convert(kind, value)
-    if not fits(kind, value):
-        raise InvalidInputError(explain_mismatch(path, kind, value))
-    return value
