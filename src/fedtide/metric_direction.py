@@ -8,10 +8,6 @@ from collections.abc import Mapping
 _LOWER = re.compile(
     r"(^|_)(loss|error|err|mse|rmse|mae|mape|nll|perplexity|brier|cost|regret|distance|std)(_|$)"
 )
-_HIGHER = re.compile(
-    r"(^|_)(accuracy|acc|recall|precision|sensitivity|specificity|f1|auc|iou|dice|r2|score"
-    r"|correct|hit|hits|reward)(_|$)"
-)
 _SHARE = re.compile(r"(^|_)(accuracy|recall|precision)(_|$)")
 _CLIENTS = re.compile(r"client_(?P<base>.+)_(p10|p50|p90|worst_tenth)")
 _PART = re.compile(r"(personalised|train|test|participation)_(?P<base>.+)")
@@ -40,15 +36,6 @@ def lower_is_better(metric: str, declared: Mapping[str, bool] | None = None) -> 
         if declared is not None and name in declared:
             return declared[name]
     return _LOWER.search(metric) is not None
-
-
-def is_direction_known(metric: str) -> bool:
-    """Return whether the name of a metric says which values are better.
-
-    >>> [is_direction_known(metric) for metric in ("brier", "top5_accuracy", "bits")]
-    [True, True, False]
-    """
-    return bool(_LOWER.search(metric) or _HIGHER.search(metric))
 
 
 def is_share(metric: str) -> bool:

@@ -165,25 +165,6 @@ def test_the_commands_refuse_changed_code_and_can_be_forced(own, regression):
     assert fedtide("sweep", str(swept), "--force-resume")[0] == 0
 
 
-def test_a_run_that_could_not_start_at_first_has_fingerprints(
-    regression, tmp_path, monkeypatch, caplog
-):
-    """Without them, it would be another method than its other seeds in a report."""
-
-    def fail(experiment):
-        raise InvalidInputError("problem: not this time; repeat it")
-
-    plain = {k: v for k, v in regression.items() if k != "seed"} | {"rounds": 2}
-    run_sweep(Sweep.from_dict(plain | {"seeds": [1]}), tmp_path, workers=1)
-    both = Sweep.from_dict(plain | {"seeds": [1, 2]})
-    with monkeypatch.context() as patch:
-        patch.setattr("fedtide.simulation.runner.fingerprint_experiment", fail)
-        assert run_sweep(both, tmp_path, workers=1)["status"].to_list() == ["done", "failed"]
-    assert run_sweep(both, tmp_path, workers=1)["status"].to_list() == ["done", "done"]
-    assert compare_runs(load_runs([tmp_path]))["seeds"].to_list() == [2]
-    assert "fingerprints" not in caplog.text
-
-
 def test_a_sweep_hashes_the_data_once(regression, tmp_path, monkeypatch):
     hashed = []
     original = content._hash_arrow

@@ -19,8 +19,7 @@ import yaml
 import fedtide as ft
 from fedtide.algorithms import ALGORITHMS
 from fedtide.errors import Interrupted
-from fedtide.simulation import checkpoint as checkpoint_module
-from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
+from fedtide.simulation.checkpoint import load_newest
 from fedtide.simulation.early_end import Interruption
 from fedtide.simulation.loop import Run
 from fedtide.simulation.run_folder import RunFolder
@@ -228,18 +227,6 @@ def test_damaged_checkpoints_are_passed_over(
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
 
-def test_what_is_loaded_on_windows_does_not_depend_on_the_file(tmp_path, monkeypatch):
-    """Windows removes no file whose content is mapped into memory."""
-    monkeypatch.setattr(checkpoint_module, "_COPIES", True)
-    values = torch.arange(10_000.0)
-    save(tmp_path, Checkpoint(3, {"model": values}, {}))
-    loaded = load_newest(tmp_path).tensors["model"]
-    (file,) = tmp_path.glob("*.safetensors")
-    with file.open("r+b") as opened:  # in place, as renaming would leave a mapped file as it is
-        opened.write(bytes(file.stat().st_size))
-    assert torch.equal(loaded, values)
-
-
 def test_a_finished_run_is_left_alone(regression, tmp_path):
     whole = ft.simulate(**regression, out=tmp_path / "run")
     (tmp_path / "run" / ".lock").unlink(missing_ok=True)  # kept by some versions of filelock
@@ -332,14 +319,6 @@ def test_a_run_under_way_again_has_no_table_of_its_former_end(regression, killed
     assert (tmp_path / "run" / "clients.parquet").exists()
     killed_at(11, fields, tmp_path / "run", resume=True)
     assert not (tmp_path / "run" / "clients.parquet").exists()
-
-
-def test_tables_that_are_missing_do_not_matter_to_more_rounds(regression, tmp_path):
-    ft.simulate(**(regression | {"rounds": 8}), out=tmp_path / "run")
-    for name in ("metrics", "clients"):
-        (tmp_path / "run" / f"{name}.parquet").unlink()
-    longer = ft.simulate(**regression, out=tmp_path / "run", resume=True)
-    assert longer.metrics["round"].to_list() == [0, 5, 8, 10, 12]
 
 
 def test_a_run_is_killed_again_and_again(regression, results, killed_at, tmp_path):
@@ -590,18 +569,6 @@ def test_processes_that_compute_no_round_are_not_among_the_executions(
     assert run_on("b", 6) == ["a"]
     killed_at(6, regression | {"rounds": 12}, folder, resume=True)  # on b
     assert run_on("a", 12) == ["a"]
-
-
-def test_a_trainer_that_cannot_go_on_is_not_said_to(regression, killed_at, tmp_path, monkeypatch):
-    """As where the second machine has no compiler."""
-    fields = regression | {"checkpoint": {"every": 1}, "trainer": "auto"}
-    killed_at(4, fields, tmp_path / "run")
-    kept = load_newest(tmp_path / "run" / "checkpoints")
-    facts = {**kept.facts, "trainer": "compiled"}
-    save(tmp_path / "run" / "checkpoints", Checkpoint(kept.round, kept.tensors, facts))
-    monkeypatch.setattr("fedtide.training.devices.can_compile", lambda like: False)
-    result = ft.simulate(**fields, out=tmp_path / "run", resume=True)
-    assert result.trainer.startswith("stacked: compiled was requested, but ")
 
 
 def test_a_signal_at_any_moment_ends_a_run_after_the_round_that_it_saved(

@@ -1,8 +1,7 @@
 """Constructors check the types of their arguments: the error names the field and what it takes."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
@@ -17,148 +16,13 @@ import fedtide as ft
 from fedtide import algorithms as a
 from fedtide import participation as p
 from fedtide import problems
-from fedtide.flower import ClientSideMemory
-from fedtide.participation import DROPOUTS, PROCESSES, RATES, SELECTIONS
-from fedtide.problems import PARTITIONS, PROBLEMS
-from fedtide.problems.models import MODEL_TYPES, Imported
-from fedtide.simulation.experiment import BUILDER, Checkpoints, Evaluate
+from fedtide.problems.models import Imported
+from fedtide.simulation.experiment import BUILDER
 from fedtide.spec import spec
-from fedtide.sweep import TwoStage
-from fedtide.training import PROJECTIONS, SCHEDULES
-
-TABLES = (
-    a.ALGORITHMS,
-    PROCESSES,
-    SELECTIONS,
-    DROPOUTS,
-    RATES,
-    PROBLEMS,
-    PARTITIONS,
-    SCHEDULES,
-    PROJECTIONS,
-    MODEL_TYPES,
-)
-CLASSES = [cls for table in TABLES for cls in table.values()]
-CLASSES += [ft.LocalTraining, Evaluate, Checkpoints, TwoStage, ClientSideMemory]
 
 QUADRATIC = problems.Quadratic([[[1.0]]], [[0.0]])
 RUN = {"problem": QUADRATIC, "participation": "full", "algorithm": "fedavg", "rounds": 1}
 RUN |= {"local": {"steps": 1}}
-
-VALID = {
-    a.WeightedFedAvg: {"rates": [0.5]},
-    a.FedProx: {"mu": 0.1},
-    a.AmplifiedScaffold: {"period": 5, "factor": 2.0},
-    a.Amplified: {"period": 5, "factor": 2.0},
-    a.WaitForAll: {"period": 5},
-    a.Switch: {"first": a.FedAvg(), "second": a.FedAU(), "at": 5},
-    a.Averaged: {"inner": a.FedAvg()},
-    a.Clipped: {"bound": 1.0, "quantile": 0.5},
-    ClientSideMemory: {"method": a.MIFA()},
-    p.Table: {"weights": [[0.5, 0.5]]},
-    p.Bernoulli: {"rates": 0.5},
-    p.Markov: {"rates": 0.5},
-    p.Cyclic: {"rates": 0.5},
-    p.GroupCycle: {"groups": 2, "rounds": 3},
-    p.Fluctuating: {"rates": 0.5},
-    p.DayNight: {"rates": 0.5, "night": 0.1},
-    p.Drifting: {"rates": 0.5, "final": 0.1, "rounds": 3},
-    p.Churn: {"rates": 0.5},
-    p.Sessions: {"rates": 0.5},
-    p.Uniform: {"size": 2},
-    p.Permutation: {"size": 2},
-    p.Weighted: {"size": 2, "weights": [1.0, 2.0]},
-    p.SubsetLaw: {"subsets": [[0], [1]], "probabilities": [0.5, 0.5]},
-    p.Trace: {"file": "trace.csv", "round_seconds": 60.0},
-    p.Replay: {"log": "log.csv"},
-    p.UniformOf: {"size": 2},
-    p.PermutationOf: {"size": 2},
-    p.LongestAbsent: {"size": 2},
-    p.LeastServed: {"size": 2, "period": 3},
-    p.LeastFrequent: {"size": 2},
-    p.MinSeparation: {"size": 2, "rounds": 1},
-    p.RandomDropout: {"probability": 0.5},
-    p.Stragglers: {"close_after": 3, "deadline": 2.0},
-    problems.Quadratic: {"matrices": [[[1.0]]], "centers": [[0.0]]},
-    problems.Classification: {"dataset": "digits", "partition": problems.Iid(), "clients": 3},
-    problems.Supervised: {"train": "rows.parquet"},
-    problems.Dirichlet: {"alpha": 0.1},
-    problems.MajorityClass: {"similarity": 0.1},
-    problems.SharedPool: {"samples": 3},
-    problems.Natural: {"column": "user"},
-    problems.Flwr: {"name": "IidPartitioner"},
-    ft.Ball: {"radius": 1.0},
-    ft.Box: {"low": 0.0, "high": 1.0},
-    ft.StepDecay: {"decay": 0.5},
-    ft.Piecewise: {"starts": [1], "factors": [0.1]},
-    ft.LocalTraining: {"steps": 1},
-    MODEL_TYPES["cnn"]: {"channels": [3]},
-    Imported: {"path": "torch.nn:Linear"},
-}
-"""Arguments of the classes that need some."""
-
-STRANGE = [
-    None,
-    True,
-    -1,
-    0,
-    10**30,
-    10**400,
-    2.5,
-    float("nan"),
-    1j,
-    "",
-    "0.1",
-    "fedavg",
-    "a\nb",
-    b"abc",
-    [],
-    [None],
-    ["a"],
-    [["a"]],
-    [True],
-    [1, [2]],
-    [10**30],
-    [float("inf")],
-    (),
-    {},
-    {"a": 1},
-    {1: 2},
-    {1, 2},
-    range(3),
-    iter([1]),
-    object(),
-    int,
-    len,
-    Fraction(1, 2),
-    Path("x"),
-    np.array(1),
-    np.array([]),
-    np.array(["a"]),
-    np.array([None]),
-    np.zeros((2, 2, 2, 2)),
-    torch.zeros(2),
-    torch.ones(1, requires_grad=True),
-    pl.DataFrame({"a": [1]}),
-    pl.Series([1.0]),
-    a.FedAvg(),
-    a.FedAvg,
-    QUADRATIC,
-]
-
-
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_any_value_in_any_field_is_taken_or_refused_in_a_sentence(cls):
-    valid = VALID.get(cls, {})
-    cls(**valid)
-    for field in fields(cls):
-        for value in STRANGE:
-            complaint = "field: none"
-            try:
-                cls(**{**valid, field.name: value})
-            except ft.InvalidInputError as error:
-                complaint = str(error)
-            assert re.fullmatch(r"[\w.\[\]]+: [^\n]+", complaint)
 
 
 @pytest.mark.parametrize(
