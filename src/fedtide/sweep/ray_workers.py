@@ -94,14 +94,10 @@ def _run_on_node(job: Job, settings: ProcessSettings) -> Outcome:
             )
         )
     torch.set_num_threads(1)
-    own = ProcessSettings.current()
     settings.apply()
-    try:
-        with suppress(KeyboardInterrupt):
-            return job.run(lambda status: None)
-        return INTERRUPTED
-    finally:  # the process may run other tasks of the user's program next
-        own.apply()
+    with suppress(KeyboardInterrupt):
+        return job.run(lambda status: None)
+    return INTERRUPTED
 
 
 def _needs_gpu(job: Job) -> bool:
