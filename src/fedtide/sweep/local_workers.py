@@ -70,7 +70,7 @@ def run_in_processes(
     Raises:
         InvalidInputError: a job holds an object that cannot be sent to other processes.
     """
-    waiting, events = deque([(job, _pickle(job)) for job in jobs]), _Events()
+    waiting, events = deque(jobs), _Events()
     with _ctrl_c_ignored():
         pool = [_Worker(threads, waiting, events) for _ in range(workers)]
     for worker in pool:
@@ -79,12 +79,16 @@ def run_in_processes(
     try:
         while unfinished:
             if stopped():
-                unfinished -= len(waiting)
-                waiting.clear()
+                while waiting:
+                    with suppress(IndexError):  # a worker has just taken the last one
+                        waiting.popleft()
+                        unfinished -= 1
                 for worker in pool:  # repeatedly, as a run listens only after its start
                     worker.stop()
             with suppress(Empty):
                 job, event = events.get(timeout=_POLL_SECONDS)
+                if isinstance(event, Exception):
+                    raise event
                 if event is None:
                     progress.start(job.path)
                 elif isinstance(event, RunStatus):
@@ -121,14 +125,14 @@ def _ctrl_c_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-_Events = Queue[tuple[Job, RunStatus | Outcome | None]]
-"""What happens to jobs: that one starts (None), its status, and how it ends."""
+_Events = Queue[tuple[Job, RunStatus | Outcome | Exception | None]]
+"""What happens to jobs: one starts (None), its status, how it ends, or why it cannot be sent."""
 
 
 class _Worker(threading.Thread):
     """A process that runs one waiting job after another, and the thread that serves it."""
 
-    def __init__(self, threads: int, waiting: deque[tuple[Job, bytes]], events: _Events) -> None:
+    def __init__(self, threads: int, waiting: deque[Job], events: _Events) -> None:
         super().__init__(daemon=True)
         self._threads, self._waiting, self._events = threads, waiting, events
         self._is_stopping = self._has_begun = False
@@ -149,9 +153,12 @@ class _Worker(threading.Thread):
         """Serve the process until no job waits."""
         with suppress(IndexError):  # the deque is empty
             while True:
-                job, content = self._waiting.popleft()
+                job = self._waiting.popleft()
                 self._events.put((job, None))
-                self._events.put((job, self._run_job(job, content)))
+                try:
+                    self._events.put((job, self._run_job(job)))
+                except Exception as error:  # which ends the sweep
+                    self._events.put((job, error))
 
     def stop(self) -> None:
         """Ask the active run to end; before it has begun, there is nothing to save."""
@@ -171,8 +178,9 @@ class _Worker(threading.Thread):
         with suppress(OSError):  # it has ended
             os.kill(self._process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
-    def _run_job(self, job: Job, content: bytes) -> Outcome:
+    def _run_job(self, job: Job) -> Outcome:
         """Run a job; if its process is lost, in a new one."""
+        content = _pickle(job)
         for attempt in range(MAX_ATTEMPTS):
             if attempt:
                 self._start_process()
