@@ -64,7 +64,7 @@ def test_an_object_that_no_file_can_describe_is_refused_and_nothing_is_written(w
         {"problem": problem} if where == "problem" else {"methods": {"a": {"problem": problem}}}
     )
     with pytest.raises(
-        ft.InvalidInputError, match=rf"^{where}: a Partitioner object cannot .*; describe"
+        ft.InvalidInputError, match=r"^out: a Partitioner object cannot .*; describe"
     ):
         run_sweep(Sweep.from_dict(PLAIN | changes), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -164,15 +164,6 @@ def test_errors_name_the_part_of_the_file_that_they_are_in(changes, start, base,
     assert str(error.value).startswith(start)
 
 
-def test_methods_without_any_are_refused_where_they_are_needed(base):
-    """`methods=` on the command line leaves the experiment that all methods share, if it is one."""
-    plain = {key: value for key, value in base.items() if key != "algorithm"} | {"methods": None}
-    for seeds in ({}, {"seeds": [1, 2]}):
-        with pytest.raises(ft.InvalidInputError, match=r"^methods: .* write fedau: {algorithm: "):
-            Sweep.from_dict(plain | seeds)
-    assert Sweep.from_dict(base | {"methods": None}).is_single_run
-
-
 def test_an_empty_name_is_none(base):
     for seeds in ({}, {"seeds": [1]}):
         assert Sweep.from_dict(base | {"name": None} | seeds, "called").name == "called"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class Sweep:
             InvalidInputError: a file cannot be read, or a value is invalid.
         """
         overrides = list(overrides)
-        plain = _read(expand_home(path), [])
+        plain = _read(expand_home(path))
         if any(read_override(text)[0] == "seed" for text in overrides):
             plain.pop("seeds", None)
         return cls.from_dict(override(plain, overrides), Path(path).stem)
@@ -92,19 +92,19 @@ class Sweep:
         """
         refuse_unknown_fields(plain, _KEYS)
         listed = {key: _list_values(plain[key]) for key in ("seeds", "grid") if key in plain}
-        plain = {key: _to_plain(key, value) for key, value in {**plain, **listed}.items()}
+        plain = {key: _to_plain(value) for key, value in {**plain, **listed}.items()}
         if plain.get("name", name) is None:
             del plain["name"]
         common = {key: value for key, value in plain.items() if key not in SWEEP_KEYS}
         name = str(plain.get("name", name))
         if all(plain.get(key) is None for key in SWEEP_KEYS):
-            _refuse_incomplete(plain, common)
+            refuse_missing_keys(common, REQUIRED)
             run = SweepRun("", Experiment.from_dict(common), {"seed": plain.get("seed", 0)})
             return cls(name, (run,), (), (), None, plain)
         if common.keys() >= {*REQUIRED}:
             Experiment.from_dict(common)  # also checks what every method replaces
         configurations = tuple(_configurations(plain, common))
-        _refuse_incomplete(plain, {key for one in configurations for key in one.resolve()})
+        refuse_missing_keys({key for one in configurations for key in one.resolve()}, REQUIRED)
         seeds = tuple(_parse_seeds(plain))
         strategy = build_strategy(plain.get("strategy"))
         first = configurations
@@ -152,7 +152,7 @@ def _list_values(values: Any) -> Any:
     return values.tolist() if is_array else list(values) if isinstance(values, range) else values
 
 
-def _to_plain(key: str, value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Return a value with its objects as plain data, except data given in memory.
 
     Raises:
@@ -160,18 +160,10 @@ def _to_plain(key: str, value: Any) -> Any:
             record what was run.
     """
     if isinstance(value, Mapping) and not is_data(value):
-        return {name: _to_plain(key, inner) for name, inner in value.items()}
+        return {name: _to_plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_plain(key, inner) for inner in value]
-    if _holds_data(value):
-        return value
-    try:
-        return BUILDER.to_plain(value)
-    except InvalidInputError as error:
-        what = str(error).removeprefix("out: ").partition(";")[0]
-        raise InvalidInputError(
-            f"{key}: {what}; describe it by name, or give each run to simulate without out"
-        ) from None
+        return [_to_plain(inner) for inner in value]
+    return value if _holds_data(value) else BUILDER.to_plain(value)
 
 
 def _holds_data(value: Any) -> bool:
@@ -179,17 +171,13 @@ def _holds_data(value: Any) -> bool:
     return any(kind is Kind.DATA or is_network(part) for _, kind, part in visit(value))
 
 
-def _read(path: Path, above: Sequence[Path]) -> dict[str, Any]:
-    """Return a file merged over its bases; `above` lists the files that it is a base of."""
-    if path.resolve() in above:
-        raise InvalidInputError(f"base: {path} is a base of itself; name another file")
+def _read(path: Path) -> dict[str, Any]:
+    """Return a file merged over its bases."""
     plain = read_yaml(path)
     base = plain.pop("base", None)
     if base is None:
         return plain
-    if not isinstance(base, str):
-        raise InvalidInputError(f"base: {base!r:.60} is not the name of a file; give one")
-    below = _read(path.parent / expand_home(base), [*above, path.resolve()])
+    below = _read(path.parent / expand_home(base))
     replaced = [key for key in SWEEP_KEYS if key in plain]
     replaced += ["seeds"] if "seed" in plain else []
     return merge({key: value for key, value in below.items() if key not in replaced}, plain)
@@ -202,13 +190,6 @@ def _configurations(plain: Mapping[str, Any], common: Mapping[str, Any]) -> Iter
     for method, changes in named:
         for points in combinations:
             yield Configuration(method, changes, points, common)
-
-
-def _refuse_incomplete(plain: Mapping[str, Any], given: Collection[str]) -> None:
-    """Raise InvalidInputError if the file lacks a key that every experiment must have."""
-    if "methods" in plain and plain["methods"] is None and not {*REQUIRED} <= {*given}:
-        list(parse_methods(None))  # says that it is empty
-    refuse_missing_keys(given, REQUIRED)
 
 
 def _parse_seeds(plain: Mapping[str, Any]) -> list[int]:
