@@ -189,8 +189,6 @@ def test_table_files_without_weights_or_with_unknown_clients_are_rejected(tmp_pa
     [
         (lambda: Population(2.5), "clients: 2.5"),  # type: ignore[arg-type]
         (lambda: Population(0), "clients: 0"),
-        (lambda: Population(2, rates=np.array([5, -1])), "rates: -1"),
-        (lambda: Population(2, rates=np.array([0.5, 1.5])), "rates: 1.5"),
         (lambda: participation_weights(Bernoulli(0.5), FOUR, rounds=2.5), "rounds: 2.5"),  # type: ignore[arg-type]
         (lambda: participation_weights(Bernoulli(0.5), FOUR, rounds=0), "rounds: 0"),
     ],

@@ -205,7 +205,7 @@ def test_an_override_of_the_seed_replaces_the_seeds_of_the_file(sweep):
     assert [run.experiment.seed for run in sweep(["seed=3"], seeds=[1, 2]).runs] == [3]
     assert [run.experiment.seed for run in sweep(["seed=3"], methods=EACH).runs] == [3, 3]
     assert [run.experiment.seed for run in sweep(["seeds=[3]"], seeds=[1, 2]).runs] == [3]
-    with pytest.raises(ft.InvalidInputError, match=r"^seed: None .* give one$"):
+    with pytest.raises(ft.InvalidInputError, match=r"^seed: None .* give a whole number$"):
         sweep(["seed="], seeds=[1, 2])
 
 
