@@ -19,7 +19,7 @@ from fedtide.participation import Availability, Schedule, Selection
 from fedtide.population import Population
 from fedtide.simulation.experiment import BUILDER, Experiment
 from fedtide.simulation.experiment_files import put, read_yaml
-from fedtide.simulation.fingerprints import fingerprint_experiment
+from fedtide.simulation.inputs import fingerprint_experiment
 from fedtide.validation import require_choice
 
 FULL = "full"
