@@ -21,7 +21,8 @@ from fedtide.report.comparison import (
     format_mean,
 )
 from fedtide.report.figures.run_comparison import comparison_figure
-from fedtide.report.loading import group_by_method, load_runs
+from fedtide.report.grouping import group_by_method
+from fedtide.report.loading import load_runs
 from fedtide.report.page import make_sections
 from fedtide.sweep import Sweep, run_sweep
 

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 import fedtide as ft
 from fedtide.cli.main import app
 from fedtide.report import write_report
-from fedtide.report.loading import group_by_method, load_runs
+from fedtide.report.grouping import group_by_method
+from fedtide.report.loading import load_runs
 from fedtide.report.page import make_sections, render_page, verdict
 
 

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 import fedtide as ft
 from fedtide.cli.main import app
-from fedtide.report.loading import find_runs, group_by_method, load_runs
+from fedtide.report.grouping import group_by_method
+from fedtide.report.loading import find_runs, load_runs
 from fedtide.report.page import make_sections, render_page
 from fedtide.report.summary import (
     client_influence,

@@ -13,7 +13,8 @@ from fedtide.callbacks import Callback
 from fedtide.cli.main import app
 from fedtide.errors import Interrupted
 from fedtide.report.comparison import compare_runs
-from fedtide.report.loading import find_runs, group_by_method, load_runs
+from fedtide.report.grouping import group_by_method
+from fedtide.report.loading import find_runs, load_runs
 
 
 class Killed(BaseException):

@@ -12,7 +12,8 @@ from fedtide.participation import write_log
 from fedtide.plotting.saving import figure_svg
 from fedtide.plotting.style import method_styles
 from fedtide.report.figures.client_influence import influence_figures
-from fedtide.report.loading import group_by_method, load_runs
+from fedtide.report.grouping import group_by_method
+from fedtide.report.loading import load_runs
 from fedtide.report.weight_replay import history
 
 USERS = [f"user_{n:04}" for n in range(200)]

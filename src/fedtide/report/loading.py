@@ -1,14 +1,12 @@
-"""Reads runs from their folders, finished or not, and groups them by method."""
+"""Reads runs from their folders, finished or not."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +22,10 @@ from fedtide.metric_direction import lower_is_better
 from fedtide.participation.log.client_ids import number_clients
 from fedtide.population import Population
 from fedtide.simulation.experiment import BUILDER, HOW, Experiment
-from fedtide.simulation.experiment_files import flatten, read_yaml
+from fedtide.simulation.experiment_files import read_yaml
 from fedtide.simulation.inputs import Fingerprints
 from fedtide.simulation.run_folder import RunFolder, UnreadableFileError, numbered, read_frame
-from fedtide.spec import canonical, fields, without_addresses
+from fedtide.spec import canonical, fields
 from fedtide.validation import expand_home
 
 _OWN_TEST_METRIC = re.compile(r"test_(?!(accuracy|loss)$|recall_).+")
@@ -187,10 +185,6 @@ def own_test_metrics(names: Iterable[str]) -> list[str]:
     return own if has_other else ["test_loss"]
 
 
-Groups = Mapping[str, Sequence[LoadedRun]]
-"""The runs of each method, one per seed."""
-
-
 @dataclass(frozen=True)
 class OmittedRun:
     """A run that is not shown: it failed, has not ended, cannot be read, or repeats another.
@@ -253,14 +247,13 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[LoadedRun], list[Omit
 def find_repeats(runs: Iterable[LoadedRun]) -> list[OmittedRun]:
     """Return the runs that repeat the experiment and the seed of an earlier one."""
     first: dict[tuple[str, int], LoadedRun] = {}
-    repeats = []
-    for run in runs:
-        shown = first.setdefault((run.identity, run.experiment["seed"]), run)
-        if shown is not run:
-            message = f"has the experiment and seed of {shown.folder.path}"
-            repeated = OmittedRun(run.folder, run.experiment, "repeated", run.ended, message)
-            repeats.append(repeated)
-    return repeats
+    pairs = [(run, first.setdefault((run.identity, run.experiment["seed"]), run)) for run in runs]
+    text = "has the experiment and seed of {}"
+    return [
+        OmittedRun(r.folder, r.experiment, "repeated", r.ended, text.format(shown.folder.path))
+        for r, shown in pairs
+        if shown is not r
+    ]
 
 
 def _run_folders(folder: Path) -> list[Path]:
@@ -307,92 +300,53 @@ def _relative(path: Path) -> Path:
 def _load(path: Path) -> LoadedRun | OmittedRun:
     folder, experiment = RunFolder(path), {}
     try:
-        with _reading(folder.experiment):
-            experiment = read_yaml(folder.experiment)
-        if not folder.finished:
-            with suppress(OSError, ValueError, PolarsError):  # it may finish at this moment
-                if run := _load_under_way(folder, experiment):
-                    return run
-        return (
-            _load_finished(folder, experiment)
-            if folder.finished
-            else _load_incomplete(folder, experiment)
-        )
+        experiment = _read(folder.experiment, read_yaml, _EXPERIMENT_KEYS)
+        with suppress(OSError, ValueError, PolarsError):  # it may finish at this moment
+            if not folder.finished and (run := _load_under_way(folder, experiment)):
+                return run
+        if folder.finished:
+            return _load_finished(folder, experiment)
+        failure = _read(folder.failure, lambda _: folder.read_failure(), optional=True)
     except _DamagedError as error:
         return OmittedRun(folder, experiment, "damaged", 0, str(error))
+    state, message = ("unfinished", "") if failure is None else ("failed", failure.sentence)
+    return OmittedRun(folder, experiment, state, _last_saved_round(folder), message)
 
 
 _EXPERIMENT_KEYS = ("name", "seed", "rounds", "problem", "algorithm")
-_METRICS_COLUMNS = ("round",)
-_CLIENTS_COLUMNS = ("client", "participation", "weight")
-_LOG_COLUMNS = ("round", "client", "stage", "weight")
 
 
 def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun:
-    with _reading(folder.experiment):
-        _require(experiment, _EXPERIMENT_KEYS)
-    with _reading(folder.summary):
-        summary = folder.read_json(folder.summary, ["rounds"])
-        rounds, names = int(summary["rounds"]), summary.get("lower_is_better")
-        warnings = tuple(map(str, summary.get("warnings", ())))
-        dimension = summary.get("parameters")
-        dimension = None if dimension is None else int(dimension)
+    def load_json(file: Path) -> dict[str, Any]:
+        return folder.read_json(file)
+
+    summary = _read(folder.summary, load_json, ["rounds"])
+    timings = _read(folder.timings, load_json, ["rounds_per_second"])
+    metrics = _read(folder.metrics, read_frame, ["round"])
+    clients = _read(folder.clients, read_frame, ["client", "participation", "weight"])
+    _read(folder.participation, _column_names, ["round", "client", "stage", "weight"])
     with _reading(folder.metrics):
-        metrics = read_frame(folder.metrics)
-        _require(metrics.columns, _METRICS_COLUMNS)
-        if len(metrics) == 0 or metrics["round"][-1] != rounds:
-            raise ValueError(f"it does not end at round {rounds}")
-    with _reading(folder.clients):
-        clients = read_frame(folder.clients)
-        _require(clients.columns, _CLIENTS_COLUMNS)
-    metric_names = [*metrics.columns, *clients.columns]
-    directions = {} if names is None else {name: name in names for name in metric_names}
-    with _reading(folder.participation):
-        _require(pq.read_schema(folder.participation).names, _LOG_COLUMNS)
-    with _reading(folder.timings):
-        timings = folder.read_json(folder.timings, ["rounds_per_second"])
-        speed = float(timings["rounds_per_second"])
-    with _reading(folder.fingerprints):
-        prints = folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {}
+        if metrics["round"].max() != summary["rounds"]:
+            raise ValueError(f"it does not end at round {summary['rounds']}")
+    names = summary.get("lower_is_better")
+    known = [] if names is None else [*metrics.columns, *clients.columns]
     return LoadedRun(
         folder,
         experiment,
         metrics,
         clients,
-        speed,
-        rounds,
-        directions,
-        warnings,
-        prints,
-        dimension=dimension,
+        float(timings["rounds_per_second"]),
+        int(summary["rounds"]),
+        directions={name: name in names for name in known},
+        warnings=tuple(map(str, summary.get("warnings", ()))),
+        fingerprints=_read(folder.fingerprints, load_json, optional=True) or {},
+        dimension=summary.get("parameters"),
     )
 
 
-class _DamagedError(InvalidInputError):
-    """A file of a run is missing or damaged."""
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    """Turn any error from reading a file into a _DamagedError that names the file.
-
-    Raises:
-        _DamagedError: reading the file fails in any way.
-    """
-    hint = "restore it, or run the experiment again in another folder"
-    try:
-        yield
-    except (OSError, LookupError, TypeError, ValueError, AttributeError, PolarsError) as error:
-        if not file.exists():
-            raise _DamagedError(f"{file.name} is missing; {hint}") from None
-        reason = error.reason if isinstance(error, UnreadableFileError) else first_line(error, 80)
-        raise _DamagedError(f"{file.name} is damaged ({reason}); {hint}") from None
-
-
-def _require(found: Iterable[str], names: Iterable[str]) -> None:
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise ValueError(f"without {', '.join(missing)}")
+def _column_names(file: Path) -> list[str]:
+    names: list[str] = pq.read_schema(file).names
+    return names
 
 
 def _load_under_way(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun | None:
@@ -400,18 +354,16 @@ def _load_under_way(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun 
     metrics, parts = folder.read_metrics(), folder.read_log()
     if folder.failure.exists() or metrics.is_empty() or not parts or not folder.clients.exists():
         return None
-    ended, clients = _last_saved_round(folder), read_frame(folder.clients)
-    log = pl.concat(parts).filter(pl.col("round") < ended)
-    prints = folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {}
+    ended = _last_saved_round(folder)
     return LoadedRun(
         folder,
         experiment,
         metrics,
-        clients,
+        read_frame(folder.clients),
         None,
         ended,
-        fingerprints=prints,
-        participation=log,
+        fingerprints=_read(folder.fingerprints, folder.read_json, optional=True) or {},
+        participation=pl.concat(parts).filter(pl.col("round") < ended),
         is_finished=False,
     )
 
@@ -421,153 +373,36 @@ def _last_saved_round(folder: RunFolder) -> int:
     return int(checkpoints[-1].stem) if checkpoints else 0
 
 
-def _load_incomplete(folder: RunFolder, experiment: dict[str, Any]) -> OmittedRun:
-    ended = _last_saved_round(folder)
-    with _reading(folder.failure):
-        failure = folder.read_failure()
-    if failure is None:
-        return OmittedRun(folder, experiment, "unfinished", ended, "")
-    return OmittedRun(folder, experiment, "failed", ended, failure.sentence)
+class _DamagedError(InvalidInputError):
+    """A file of a run is missing or damaged."""
 
 
-def group_by_method(runs: Iterable[LoadedRun]) -> dict[str, list[LoadedRun]]:
-    """Return the runs of each method, one per seed, in the order in which the methods appear.
+def _read(
+    file: Path, read: Callable[[Path], Any], needed: Iterable[str] = (), optional: bool = False
+) -> Any:
+    """Return what `read` makes of a file, which has these names in it; None if it may be missing.
 
-    Runs belong to one method if they differ only in the seed and in how they were executed, and
-    used the same data and code. Methods with the same name are told apart by the fields in which
-    they differ. The name of a method whose runs are under way says how far they have got.
+    Raises:
+        _DamagedError: reading the file fails in any way.
     """
-    groups: dict[str, dict[int, LoadedRun]] = {}
-    for run in runs:
-        groups.setdefault(run.identity, {}).setdefault(run.experiment["seed"], run)
-    distinct = [list(group.values()) for group in groups.values()]
-    labels = _labels([group[0] for group in distinct])
-    labels = [label + _how_far(group) for label, group in zip(labels, distinct, strict=True)]
-    return dict(zip(labels, distinct, strict=True))
+    if optional and not file.exists():
+        return None
+    with _reading(file):
+        found = read(file)
+        names = found.columns if isinstance(found, pl.DataFrame) else found
+        if missing := [name for name in needed if name not in names]:
+            raise ValueError(f"without {', '.join(missing)}")
+        return found
 
 
-def split_by_problem(runs: Iterable[LoadedRun]) -> list[tuple[str, list[LoadedRun]]]:
-    """Return the runs of each problem with its name, in the order in which they appear.
-
-    Losses and accuracies of different problems, or objectives, are not comparable.
-    """
-    groups: dict[str, list[LoadedRun]] = {}
-    for run in runs:
-        key = canonical(_describe_problem(run))
-        groups.setdefault(key, []).append(run)
-    names = _name_problems([_describe_problem(group[0]) for group in groups.values()])
-    return list(zip(names, groups.values(), strict=True))
-
-
-def _describe_problem(run: LoadedRun) -> dict[str, Any]:
-    """Return the problem and its objective as plain data.
-
-    What these cannot describe is represented by its name: it may differ only because it was
-    created again for each run.
-    """
-    problem = json.loads(without_addresses(json.dumps(run.experiment["problem"], default=str)))
-    if not isinstance(problem, Mapping):
-        problem = {"type": problem}
-    return {"problem": problem, "objective": run.experiment.get("objective")}
-
-
-def _name_problems(problems: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return each problem's data set or type, with up to four fields in which they differ."""
-    flat = flatten_alike(problems)
-    kind = ("problem.dataset", "problem.type")
-    fields = [field for field in differing_fields(flat) if field not in kind][:4]
-    shown = {f: abbreviate([str(one.get(f)) for one in flat], 30) for f in fields}
-    names = []
-    for i, one in enumerate(flat):
-        details = [f"{f.removeprefix('problem.')} {shown[f][i]}" for f in fields if f in one]
-        name = one.get("problem.dataset") or one["problem.type"]
-        names.append(", ".join([str(name), *details]))
-    return names
-
-
-def _how_far(group: Sequence[LoadedRun]) -> str:
-    """Return the last evaluated round of the slowest run if runs are under way."""
-    rounds = [int(run.metrics["round"][-1]) for run in group if not run.is_finished]
-    return f" (round {min(rounds):,} of {group[0].experiment['rounds']:,})" if rounds else ""
-
-
-_MAX_VALUE_LENGTH = 60  # characters of a value in a method's label
-_MAX_FIELDS = 3  # in a method's label
-
-
-def _labels(runs: Sequence[LoadedRun]) -> list[str]:
-    """Return a distinct name for each run: equal names get the fields in which they differ."""
-    same: dict[str, list[LoadedRun]] = {}
-    for run in runs:
-        same.setdefault(run.method, []).append(run)
-    details = {name: iter(_differences(group)) for name, group in same.items()}
-    labels = [
-        f"{run.method} ({next(details[run.method])})" if len(same[run.method]) > 1 else run.method
-        for run in runs
-    ]
-    repeated = {label for label in labels if labels.count(label) > 1}
-    return [
-        f"{label} in {run.folder.path}" if label in repeated else label
-        for run, label in zip(runs, labels, strict=True)
-    ]
-
-
-def _differences(runs: Sequence[LoadedRun]) -> list[str]:
-    """Return for each run its values of the fields in which the runs differ, shortened."""
-    flat = flatten_alike([run.fields for run in runs])
-    fields = differing_fields(flat)
-    values = {
-        name: abbreviate([str(one.get(name, "none")) for one in flat], _MAX_VALUE_LENGTH)
-        for name in fields[:_MAX_FIELDS]
-    }
-    more = f", and {len(fields) - _MAX_FIELDS} more" if len(fields) > _MAX_FIELDS else ""
-    return [
-        ", ".join(f"{name}={shown[i]}" for name, shown in values.items()) + more
-        for i in range(len(runs))
-    ]
-
-
-def abbreviate(values: Sequence[str], most: int) -> list[str]:
-    """Shorten texts to about `most` characters each, cutting where they do not differ.
-
-    >>> abbreviate(["aaaaaaaaab", "aaaaaaaaac", "a"], 6)
-    ['…aab', '…aac', 'a']
-    """
-    cut = [value if len(value) <= most else f"{value[: most - 1]}…" for value in values]
-    if len(set(cut)) == len(set(values)):
-        return cut
-    long = list(dict.fromkeys(value for value in values if len(value) > most))
-    first = max((_common_length(*pair) for pair in combinations(long, 2)), default=0)
-    begin = max(0, first - most // 2 + 1)
-    return [
-        value if len(value) <= most else f"…{value[begin : begin + most - 2]}" for value in values
-    ]
-
-
-def _common_length(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def differing_fields(flat: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the fields whose values are not the same in all mappings."""
-    fields = dict.fromkeys(field for one in flat for field in one)
-    return [field for field in fields if len({str(one.get(field)) for one in flat}) > 1]
-
-
-def flatten_alike(
-    plains: Sequence[Mapping[str, Any]], without: Sequence[str] = ()
-) -> list[dict[str, Any]]:
-    """Return the dotted names and values of each mapping's fields; `without` names keys to skip.
-
-    A mapping stays whole if another one has something other than a mapping in its place.
-
-    >>> flatten_alike([{"rates": 0.1, "seed": 3}, {"rates": {"north": 0.1}}], without=["seed"])
-    [{'rates': 0.1}, {'rates': {'north': 0.1}}]
-    >>> flatten_alike([{"local": {"lr": 0.1}}])
-    [{'local.lr': 0.1}]
-    """
-    kept = [{key: plain[key] for key in plain if key not in without} for plain in plains]
-    whole = {name for plain in kept for name, _ in flatten(plain)}
-    return [dict(flatten(plain, whole)) for plain in kept]
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Turn any error from reading a file into a _DamagedError that names the file."""
+    hint = "restore it, or run the experiment again in another folder"
+    try:
+        yield
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, PolarsError) as error:
+        if not file.exists():
+            raise _DamagedError(f"{file.name} is missing; {hint}") from None
+        reason = error.reason if isinstance(error, UnreadableFileError) else first_line(error, 80)
+        raise _DamagedError(f"{file.name} is damaged ({reason}); {hint}") from None

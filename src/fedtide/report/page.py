@@ -19,7 +19,6 @@ from fedtide.plotting.saving import figure_svg
 from fedtide.plotting.style import DASHES, Styles, method_styles
 from fedtide.provenance import versions
 from fedtide.report.comparison import (
-    Column,
     compare_runs,
     format_cell,
     format_mean,
@@ -30,18 +29,15 @@ from fedtide.report.figures import ReportFigure
 from fedtide.report.figures.client_influence import influence_figures
 from fedtide.report.figures.learning_curves import client_figures, learning_figures
 from fedtide.report.figures.participation_raster import participation_figures
-from fedtide.report.loading import (
+from fedtide.report.grouping import (
     Groups,
-    LoadedRun,
-    OmittedRun,
     abbreviate,
     differing_fields,
-    find_repeats,
-    find_runs,
     flatten_alike,
     group_by_method,
     split_by_problem,
 )
+from fedtide.report.loading import LoadedRun, OmittedRun, find_repeats, find_runs
 from fedtide.report.summary import (
     Floats,
     Target,
@@ -243,7 +239,7 @@ def _content(section: Section) -> dict[str, Any]:
         "tiles": tiles,
         **_comparison(groups, section.styles),
         "warnings": _warnings(groups),
-        "missing_influence": _explain_missing_influence(groups),
+        "without_influence": _without_influence(groups),
         **_target(target),
         "figures": section.figures,
         "differing": fields,
@@ -325,7 +321,7 @@ def _warnings(groups: Groups) -> list[str]:
 
 
 def _comparison(groups: Groups, styles: Styles) -> dict[str, Any]:
-    """Return the head, rows and legend of the comparison, with the L1 skew as the last column."""
+    """Return the head and rows of the comparison, with the L1 skew as the last column."""
     frame = compare_runs(run for group in groups.values() for run in group)
     weighted = weights_clients(run for group in groups.values() for run in group)
     columns = shown_columns(frame, weighted)
@@ -339,74 +335,33 @@ def _comparison(groups: Groups, styles: Styles) -> dict[str, Any]:
         rows.append([line + method, *cells])
     titles = ["seeds", *(column.title.replace("\n", " ") for column in columns), "L1 skew"]
     heads = ["method", *((title, "n") for title in titles)]
-    return {"heads": heads, "rows": rows, "legend": _legend(columns, weighted)}
-
-
-def _legend(columns: Iterable[Column], weighted: bool) -> str:
-    keys = {column.key for column in columns}
-    parts = ["Last evaluation, mean ± standard deviation over the seeds."]
-    if keys & {"client_test_accuracy_std", "client_class_weighted_test_accuracy_std"}:
-        parts.append(
-            "Worst tenth: the mean over the tenth of the clients with the lowest test accuracy; "
-            "spread: the standard deviation over clients."
-        )
-    elif any(key.endswith("_worst_tenth") for key in keys):
-        parts.append("Worst tenth: the mean over the tenth of the clients that are served worst.")
-    if "client_class_weighted_test_accuracy_std" in keys:
-        parts.append(
-            "Class-weighted: the clients have no test samples of their own; the accuracies of the "
-            "classes on the common test set are weighted by the client's shares of the classes."
-        )
-    if weighted:
-        parts.append(
-            "Loss: the objective with the experiment's weights of the clients, which is the goal, "
-            "and the same weighted additionally by how often each client took part. L1 skew: "
-            "Σ |w_n − 1/N|, 0 to 2, with the weights w_n of the updates: how far the objective "
-            "that was really minimised is from the goal, whose weights scale the losses instead."
-        )
-    else:
-        parts.append(
-            "Loss: the mean over clients, which is the goal, and weighted by how often each client "
-            "took part. L1 skew: Σ |w_n − 1/N|, how far the objective that was really minimised is "
-            "from the mean over clients, 0 to 2."
-        )
-    return " ".join(parts)
-
-
-def _explain_missing_influence(groups: Groups) -> list[str]:
-    """Say why methods have neither influence nor L1 skew: one text for each reason."""
-    unavailable = [method for method, group in groups.items() if group[0].algorithm is None]
-    others = [
-        method
-        for method, group in groups.items()
-        if method not in unavailable and not group[0].weights_tell_influence
-    ]
-    unused = [
-        method
-        for method, group in groups.items()
-        if group[0].weights_tell_influence and all(client_influence(run) is None for run in group)
-    ]
-    reasons = {
-        "Clients count in rounds in which they do not take part, too: through their stored "
-        "updates, control variates or models, because they train nevertheless, or because the data "
-        "are pooled. So the weights of updates do not tell whose objective was minimised.": others,
-        "The class of the method is not available here.": unavailable,
-        "None of their updates was used.": unused,
+    return {
+        "heads": heads,
+        "rows": rows,
+        "columns": " ".join(column.key for column in columns),
+        "weighted": weighted,
     }
-    return [
-        f"Without influence and L1 skew: {', '.join(names)}. {reason}"
-        for reason, names in reasons.items()
-        if names
-    ]
+
+
+def _without_influence(groups: Groups) -> dict[str, str]:
+    """Return the names of the methods that have neither influence nor L1 skew, by the reason."""
+    reasons: dict[str, list[str]] = {"absent": [], "unavailable": [], "unused": []}
+    for method, group in groups.items():
+        if group[0].algorithm is None:
+            reasons["unavailable"].append(method)
+        elif not group[0].weights_tell_influence:
+            reasons["absent"].append(method)
+        elif all(client_influence(run) is None for run in group):
+            reasons["unused"].append(method)
+    return {reason: ", ".join(names) for reason, names in reasons.items()}
 
 
 def _target(target: Target) -> dict[str, Any]:
-    """Return the caption, head and rows of the table of what it takes to reach a target.
+    """Return the target's name, and the head and rows of the table of what it takes to reach it.
 
     The column of exchanged bytes is left out if they are known for no method.
     """
     level = f"{100 * target.level:.1f} %" if is_share(target.metric) else f"{target.level:.4g}"
-    caption = f"What it takes to reach {target.metric.replace('_', ' ')} {level} at an evaluation"
     titles = ["runs that reach it", "rounds", "updates"]
     rows = [
         [
@@ -421,17 +376,11 @@ def _target(target: Target) -> dict[str, Any]:
     if known:
         size, unit = _byte_unit(np.nan_to_num(known).max())
         titles.append(f"{unit} exchanged")
-        caption += _EXCHANGED
         for cells, row in zip(rows, target.rows, strict=True):
             cells.append(_format_size(row.exchanged, size))
     heads = ["method", *((title, "n") for title in titles)]
-    return {"target_caption": caption, "target_heads": heads, "target": rows}
-
-
-_EXCHANGED = (
-    ". Exchanged: models, updates, and control variates or gradients where a method has them, "
-    "received and sent by the clients for these updates, as float32"
-)
+    name = f"{target.metric.replace('_', ' ')} {level}"
+    return {"target_name": name, "target_heads": heads, "target": rows}
 
 
 def _byte_unit(most: float) -> tuple[float, str]:

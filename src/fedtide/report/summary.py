@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.metric_direction import is_share
-from fedtide.report.loading import Groups, LoadedRun, own_test_metrics
+from fedtide.report.grouping import Groups
+from fedtide.report.loading import LoadedRun, own_test_metrics
 
 Floats = NDArray[np.float64]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from fedtide.atomic_io import write_text
 from fedtide.report.comparison import COLUMNS, compare_problems, comparison_cells
-from fedtide.report.loading import LoadedRun, split_by_problem
+from fedtide.report.grouping import split_by_problem
+from fedtide.report.loading import LoadedRun
 from fedtide.validation import require_suffix
 
 TABLE_SUFFIXES = (".csv", ".md", ".tex")

@@ -23,7 +23,8 @@ from fedtide.plotting.style import (
     thin_out,
 )
 from fedtide.report.figures import ReportFigure
-from fedtide.report.loading import Groups, LoadedRun
+from fedtide.report.grouping import Groups
+from fedtide.report.loading import LoadedRun
 from fedtide.report.summary import client_influence, participation_key
 from fedtide.report.weight_replay import history
 

@@ -24,7 +24,8 @@ from fedtide.plotting.style import (
     thin_out,
 )
 from fedtide.report.figures import ReportFigure
-from fedtide.report.loading import Groups, LoadedRun, own_test_metrics
+from fedtide.report.grouping import Groups
+from fedtide.report.loading import LoadedRun, own_test_metrics
 from fedtide.report.summary import (
     bin_by_rate,
     client_metric,

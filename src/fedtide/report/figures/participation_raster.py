@@ -12,7 +12,8 @@ from fedtide.errors import quantify
 from fedtide.plotting.raster import draw_raster
 from fedtide.plotting.style import COLOURS, Floats, label_rounds, new_figure, place_legend
 from fedtide.report.figures import ReportFigure
-from fedtide.report.loading import Groups, LoadedRun
+from fedtide.report.grouping import Groups
+from fedtide.report.loading import LoadedRun
 from fedtide.report.summary import unique_participation
 
 _BINS = 200  # of rounds, in the figure of cohort sizes

@@ -11,7 +11,8 @@ from fedtide.plotting.style import method_styles, new_figure, place_legend
 from fedtide.report.figures.client_influence import draw_weights
 from fedtide.report.figures.learning_curves import draw_curves
 from fedtide.report.figures.participation_raster import draw_participation
-from fedtide.report.loading import LoadedRun, group_by_method, split_by_problem
+from fedtide.report.grouping import group_by_method, split_by_problem
+from fedtide.report.loading import LoadedRun
 from fedtide.report.summary import count_seeds, headline_metric
 
 _MOST_PROBLEMS = 8  # in one figure
