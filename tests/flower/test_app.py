@@ -448,14 +448,14 @@ def test_a_client_without_samples_says_so(caplog):
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (torch.utils.data.TensorDataset(*shard(0)), "a TensorDataset; return (features, targets)"),
-        (torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*shard(0))), "a DataLoader; "),
-        (tuple(part.numpy() for part in shard(0)), "a tuple of ndarray and ndarray; return"),
-        (shard(0)[0], "a Tensor; return"),
-        (shard(0) * 2, "a tuple of 4; return"),
-        (None, "a NoneType; return"),
+        (torch.utils.data.TensorDataset(*shard(0)), "TensorDataset; return (features, targets)"),
+        (torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*shard(0))), "DataLoader; "),
+        (tuple(part.numpy() for part in shard(0)), "ndarray and ndarray; return"),
+        (shard(0)[0], "Tensor; return"),
+        (shard(0) * 2, "Tensor and Tensor and Tensor and Tensor; return"),
+        (None, "NoneType; return"),
         ((shard(0)[0], shard(1)[1]), "30 features and 17 targets; return"),
-        ((shard(0)[0], torch.tensor(1)), "a number in place of rows; return"),
+        ((shard(0)[0], torch.tensor(1)), "Tensor and Tensor; return"),
     ],
 )
 @pytest.mark.parametrize("part", ["data", "test"])

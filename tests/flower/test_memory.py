@@ -1,9 +1,7 @@
 """What the server holds of large models beside the replies of a round."""
 
 import ctypes
-import gc
 import math
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,17 +11,12 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 import fedtide as ft
-from fedtide.algorithms import ClientUpdates, RoundDriver
-from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.flower.arrays import arrays_to_vector, params_to_arrays, vector_to_arrays
 from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.session import TrainingSession
-from fedtide.flower.server.state_changes import remember
 from fedtide.flower.server.strategy import FedTide
 from fedtide.flower.server.validated_updates import ValidatedUpdate
-from fedtide.population import Population
 from fedtide.problems.layout import Layout
-from fedtide.simulation.checkpoint import load_newest
 
 from .driver import N, deploy, federation, node_of
 from .fake_grid import FakeGrid, Node
@@ -129,70 +122,12 @@ def test_a_federation_needs_one_model_beside_the_present_one_and_the_updates(met
 
 
 @pytest.mark.parametrize("method", [A.FedAvg(), A.MIFA()], ids=["unused", "used"])
-def test_models_of_ended_rounds_are_kept_only_where_late_updates_are_used(method, tmp_path):
+def test_models_of_ended_rounds_are_kept_only_where_late_updates_are_used(method):
     grid = federation()
     node_of(grid, 0).seconds = lambda number: (
         1e4 * number
     )  # it tells its name, and then owes a reply
-    strategy = deploy(grid, method, rounds=4, timeout=5.0, state=tmp_path)
+    strategy = deploy(grid, method, rounds=4, timeout=5.0)
     kept = [0] if method.traits.accepts_stale_updates else []
     assert strategy.training.pending.rounds == {0}
     assert list(strategy.training.sent_models) == kept
-    stored = load_newest(tmp_path).tensors
-    assert [name for name in stored if name.startswith("sent.")] == [f"sent.{t}" for t in kept]
-
-
-def test_only_rows_of_clients_that_have_one_are_copied_to_undo_a_round():
-    rows = torch.ones(N, SIZE)
-    memory = ClientMemory.empty(N, torch.zeros(SIZE)).write(torch.tensor([1, 3]), rows[:2])
-    restores = []
-    clients = torch.arange(N)
-    assert peak(lambda: restores.append(memory.remember(clients))) < 2.3 * 4 * SIZE
-    memory.write(clients, 2 * rows)
-    found = restores[0]().read(clients)
-    assert found[:, 0].tolist() == [0, 1, 0, 1, 0]
-    assert (found == found[:, :1]).all()
-
-
-@pytest.mark.parametrize("size", [N, N + 1])
-@pytest.mark.parametrize(
-    "method",
-    [A.AmplifiedScaffold(period=4, factor=1.5), A.FedAdam(inner=A.FedAU(cutoff=2)), A.MIFA()],
-    ids=lambda method: type(method).__name__,
-)
-def test_a_round_is_undone_whether_or_not_there_are_as_many_clients_as_numbers(method, size):
-    """Some states hold a number for each client, which looks like a model if N = d."""
-    driver = RoundDriver(method, torch.arange(float(size)), Population(N))
-    draws = torch.Generator().manual_seed(3)
-
-    def run(clients):
-        ids, count = torch.tensor(clients), len(clients)
-        deltas = torch.randn(count, size, generator=draws)
-        steps = torch.ones(count, dtype=torch.int64)
-        driver.absorb(ClientUpdates(ids, torch.full((count,), 1 / count), deltas, 0.1, steps))
-        driver.step(0.1)
-
-    run([0, 2])
-    before = {n: t.clone() for n, t in ft.algorithms.serialization.to_tensors(driver.state).items()}
-    restore = remember(driver.state, torch.tensor([1, 2]), N)
-    for _ in range(2):
-        run([1, 2])
-        driver.state = restore()
-        after = ft.algorithms.serialization.to_tensors(driver.state)
-        assert after.keys() == before.keys()
-        assert all(torch.equal(after[name], before[name]) for name in before)
-
-
-@pytest.mark.parametrize("method", [A.FedAvg(), A.FedAdam(inner=A.MIFA())], ids=["plain", "nested"])
-def test_a_model_of_an_ended_round_is_freed_without_the_garbage_collector(method):
-    driver = RoundDriver(method, torch.zeros(3), Population(2))
-    model = weakref.ref(driver.state.model)
-    gc.disable()
-    try:
-        restore = remember(driver.state, torch.tensor([1]), 2)
-        driver.step(0.1)
-        assert model() is not None
-        del restore
-        assert model() is None
-    finally:
-        gc.enable()

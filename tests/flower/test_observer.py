@@ -169,7 +169,7 @@ def test_what_cannot_be_observed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"^strategy: FedTide .*ledger="):
         ParticipationObserver(FedTide(ft.algorithms.FedAvg(), clients=2), tmp_path / "log.csv")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(InvalidInputError, match=r"^log: no column 'round'"):
+    with pytest.raises(InvalidInputError, match=r"^log: the columns of .*; choose"):
         ParticipationObserver(fedavg(), tmp_path / "other.csv")
     missing = ParticipationObserver(fedavg(), tmp_path / "no" / "log.csv")
     with pytest.raises(InvalidInputError, match=r"^log: .* cannot be written"):
@@ -248,6 +248,6 @@ def test_a_crash_within_the_first_line_leaves_no_log(left: int, tmp_path: Path) 
 def test_nothing_is_dropped_from_a_file_that_is_no_log(tmp_path: Path) -> None:
     path = tmp_path / "other.csv"
     path.write_text("a,b\n1,2\n3,4")
-    with pytest.raises(InvalidInputError, match=r"^log: no column 'round'"):
+    with pytest.raises(InvalidInputError, match=r"^log: the columns of .*; choose"):
         ParticipationObserver(fedavg(), path)
     assert path.read_text() == "a,b\n1,2\n3,4"

@@ -180,7 +180,7 @@ def test_the_folder_of_a_simulation_is_refused(tmp_path):
         deploy(federation(), A.FedAvg(), 5, state=folder)
 
 
-@pytest.mark.parametrize("lost", ["entries", "pending", "registry", "model", "lr", "run", "tensor"])
+@pytest.mark.parametrize("lost", ["entries", "registry", "model", "lr", "tensor"])
 def test_a_checkpoint_that_lacks_something_is_refused(lost, tmp_path):
     deploy(federation(), A.FedAvg(), 1, state=tmp_path)
     found = load_newest(tmp_path)

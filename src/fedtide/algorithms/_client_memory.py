@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -27,9 +27,7 @@ class ClientMemory:
     an array that grows by doubling, or in an unnamed file in a folder, for memories larger than
     RAM. The file disappears with the process; checkpoints contain the rows.
 
-    `write` and `add` reuse the rows of the object. A round writes the rows of clients that report
-    in it. A state that also writes other rows must list them in a method `rows_written`, as that of
-    AmplifiedScaffold does; otherwise a deployment cannot undo the round.
+    `write` and `add` reuse the rows of the object.
 
     Args:
         places: the row of each client, -1: none, shape (N,), int32.
@@ -138,18 +136,6 @@ class ClientMemory:
         """Return the memory with no client seen, keeping its capacity."""
         self.places.fill_(-1)
         return replace(self, seen=0)
-
-    def remember(self, clients: Tensor) -> Callable[[], ClientMemory]:
-        """Return a function that undoes writes to the rows of these clients, and clearing."""
-        places = self.places.clone()
-        known = clients[places[clients] >= 0]  # the others have no rows to restore
-        rows = self.read(known)
-
-        def restore() -> ClientMemory:
-            self.rows[places[known].to(torch.int64)] = rows.to(self.rows.device)
-            return replace(self, places=places.clone())
-
-        return restore
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return the tensors to store: the positions of the rows, and the rows in use."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -41,12 +40,6 @@ class AmplifiedScaffoldState(WeightedSumState):
     window_directions: ClientMemory
     window_weight: Tensor
     round_directions: ClientMemory
-
-    def rows_written(self, clients: Tensor) -> Mapping[str, Tensor]:
-        """Return the clients whose G_n the last round of a window may write: all in the window."""
-        served = self.window_weight > 0
-        served[clients] = True
-        return {"control": served.nonzero().flatten()}
 
 
 @spec

@@ -130,11 +130,9 @@ def custom_client(
     Mods wrap training only. They see the request as it arrives. Unless the method has clients send
     gradients or differences of earlier updates, the reply that they see has exactly one
     ArrayRecord: the trained model, under the names of the one received. A client that declines does
-    so before its mods are called. Methods that derive gradients from updates, send corrections, or
-    keep earlier updates on the clients refuse mods that change updates: those of Flower
-    (LocalDpMod, fixedclipping_mod, adaptiveclipping_mod) before training, any other after it, if
-    the arrays that leave the client are not those that it made. Flower's mods leave metrics
-    unchanged.
+    so before its mods are called. With methods that derive gradients from updates, send
+    corrections, or keep earlier updates on the clients, it is an error if the arrays that leave
+    the client are not those that it made. Flower's mods leave metrics unchanged.
 
     Args:
         train: returns this client's training function, which takes the model (tensors by name) and
@@ -155,9 +153,9 @@ def custom_client(
         request = read_request(message.content)
         if available is not None and not available(request.round, context):
             return Message(build_reply_content(request, declined=True), reply_to=message)
-        guard.check_request(request)
+        guard.remember(None)
         reply: Message = call_next(message, context)
-        guard.check_reply(request, reply)
+        guard.check(request, reply)
         return reply
 
     @app.train(mods=[check, *mods])
@@ -185,18 +183,13 @@ def _require_tensors(name: str, found: object) -> Data:
     Raises:
         InvalidInputError: it is something else, such as a Dataset.
     """
-    parts = list(found) if isinstance(found, tuple | list) else []
-    kinds = [type(part).__name__ for part in parts]
-    if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
-        what = f"a {type(found).__name__}"
-        if parts:
-            what += f" of {' and '.join(kinds) if len(parts) == 2 else len(parts)}"
-    elif not all(part.dim() for part in parts):
-        what = "a number in place of rows"
-    elif len(parts[0]) == len(parts[1]):
-        return parts[0], parts[1]
-    else:
+    parts = tuple(found) if isinstance(found, tuple | list) else ()
+    if len(parts) == 2 and all(isinstance(part, Tensor) and part.dim() for part in parts):
+        if len(parts[0]) == len(parts[1]):
+            return parts[0], parts[1]
         what = f"{len(parts[0])} features and {len(parts[1])} targets"
+    else:
+        what = " and ".join(type(part).__name__ for part in parts or [found])
     raise InvalidInputError(
         f"{name}: returned {what}; return (features, targets), two tensors with one row for each "
         "sample, or train with custom_client"

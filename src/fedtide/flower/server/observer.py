@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
 
@@ -14,23 +13,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedtide.errors import InvalidInputError
-from fedtide.flower._flwr import OnlineNode, SuperLinkError, list_nodes
+from fedtide.flower._flwr import SuperLinkError, list_nodes
 from fedtide.flower.server.reply_validation import MAX_SAMPLES
-from fedtide.participation.log.schema import STAGES, read_log
+from fedtide.participation.log.schema import STAGES
 
 log = getLogger("flwr")
 
 _COLUMNS = ("round", "client", "stage", "samples")
-_LONGEST_LINE = 1 << 16  # bytes
-_HEADER = ",".join(_COLUMNS).encode()
-
-
-@dataclass
-class _Reached:
-    """The stage that a client reached in the current round, and its sample count."""
-
-    stage: str
-    samples: float | None = None
+_HEADER = ",".join(_COLUMNS).encode() + b"\r\n"
 
 
 class ParticipationObserver(Strategy):
@@ -72,7 +62,8 @@ class ParticipationObserver(Strategy):
                 "observed; let it write the log itself (FedTide: ledger=)"
             )
         self._first_round = self._ended = _count_rounds(self._path)
-        self._clients: dict[int, _Reached] = {}
+        self._stages: dict[int, str] = {}
+        self._samples: dict[int, float | None] = {}
         self._asked: list[Metadata] = []
         self._names: dict[int, str] = {}
 
@@ -82,13 +73,16 @@ class ParticipationObserver(Strategy):
         """Return the strategy's requests to train."""
         if server_round == 1:
             self._first_round = self._ended
-        nodes = _list_nodes(grid)
+        try:
+            nodes = list_nodes(grid)
+        except SuperLinkError as error:  # what is observed must not end because of the observer
+            log.warning("The log of this round lacks clients that are only available: %s", error)
+            nodes = []
         self._names |= {node.node_id: node.name or str(node.node_id) for node in nodes}
-        self._clients = {node.node_id: _Reached("available") for node in nodes}
+        self._stages = {node.node_id: "available" for node in nodes}
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
-        for message in messages:
-            self._clients[message.metadata.dst_node_id] = _Reached("selected")
-        self._asked = [message.metadata for message in messages]
+        self._asked, self._samples = [message.metadata for message in messages], {}
+        self._stages |= {metadata.dst_node_id: "selected" for metadata in self._asked}
         return messages
 
     def aggregate_train(
@@ -102,12 +96,13 @@ class ParticipationObserver(Strategy):
         for reply in replies:
             node_id = asked.get(reply.metadata.reply_to_message_id)
             if node_id is not None and reply.has_content():  # else an error, in place of a reply
-                self._clients[node_id] = _Reached("reported", _read_samples(reply))
+                self._stages[node_id] = "reported"
+                self._samples[node_id] = _read_samples(reply)
         try:
             arrays, metrics = self.strategy.aggregate_train(server_round, replies)
             if arrays is not None:
-                for client in self._clients.values():
-                    client.stage = "used" if client.stage == "reported" else client.stage
+                used = {n: "used" for n, stage in self._stages.items() if stage == "reported"}
+                self._stages |= used
         finally:
             self._write(self._first_round + server_round - 1)
         return arrays, metrics
@@ -130,36 +125,23 @@ class ParticipationObserver(Strategy):
 
     def _write(self, t: int) -> None:
         """Append the rows of round t, and sync them to the disk."""
-        rows: dict[str, _Reached] = {}
-        for node_id, client in self._clients.items():
-            name = self._names.get(node_id, str(node_id))
-            earlier = rows.get(name)
-            if earlier is None or STAGES.index(client.stage) > STAGES.index(earlier.stage):
-                rows[name] = client
+        furthest: dict[str, int] = {}  # of several nodes with one name
+        for node_id in sorted(self._stages, key=lambda one: STAGES.index(self._stages[one])):
+            furthest[self._names.get(node_id, str(node_id))] = node_id
         try:
             with self._path.open("a", newline="", encoding="utf-8") as file:
                 out = csv.writer(file)
                 if file.tell() == 0:
                     out.writerow(_COLUMNS)
-                for name, client in rows.items():
-                    out.writerow((t, name, client.stage, client.samples))
+                for name, node_id in furthest.items():
+                    out.writerow((t, name, self._stages[node_id], self._samples.get(node_id)))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise _unwritable(self._path, error) from None
+            raise InvalidInputError(
+                f"log: {str(self._path)!r} cannot be written ({error.strerror}); choose another"
+            ) from None
         self._ended = t + 1
-
-
-def _list_nodes(grid: Grid) -> list[OnlineNode]:
-    """Return the nodes that are online; none, with a warning, if the SuperLink fails to list them.
-
-    What is observed must not end because of the observer.
-    """
-    try:
-        return list_nodes(grid)
-    except SuperLinkError as error:
-        log.warning("The log of this round lacks clients that are only available: %s", error)
-        return []
 
 
 def _read_samples(reply: Message) -> float | None:
@@ -172,49 +154,20 @@ def _read_samples(reply: Message) -> float | None:
 
 
 def _count_rounds(path: Path) -> int:
-    """Return the number of rounds in the file of an earlier run; 0 without one."""
-    if path.exists():
-        _drop_cut_line(path)
-    if not path.exists() or path.stat().st_size == 0:
-        return 0
-    rounds = read_log(path)["round"]
-    if not _has_own_header(path):
+    """Return the number of rounds in the file of an earlier run; 0 without one.
+
+    A last line that a crash has cut off is dropped.
+    """
+    content = path.read_bytes() if path.exists() else b""
+    lines = content.splitlines(keepends=True)
+    cut = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+    header = lines[0] if lines else _HEADER if _HEADER.startswith(cut) else cut
+    if header != _HEADER:
         raise InvalidInputError(
             f"log: the columns of {str(path)!r} are not {', '.join(_COLUMNS)}, so no rows can be "
             "appended; choose another file"
         )
-    return 0 if rounds.is_empty() else int(rounds.max()) + 1  # type: ignore[arg-type]
-
-
-def _has_own_header(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.readline().rstrip(b"\r\n") == _HEADER
-
-
-def _drop_cut_line(path: Path) -> None:
-    """Remove the last line of an observer's log if it has no line break: a crash has cut it off.
-
-    Raises:
-        InvalidInputError: the file cannot be written.
-    """
-    try:
-        with path.open("r+b") as file:
-            first = file.readline()
-            is_log = first.rstrip(b"\r\n") == _HEADER or (_HEADER + b"\r").startswith(first)
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _LONGEST_LINE))
-            end = file.read()
-            cut = len(end) - (end.rfind(b"\n") + 1)
-            if not is_log or not cut or cut == _LONGEST_LINE:
-                return
-            file.truncate(size - cut)
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise _unwritable(path, error) from None
-    log.warning("The last line of %s is cut off, and dropped: %.200r", path, end[-cut:])
-
-
-def _unwritable(path: Path, error: OSError) -> InvalidInputError:
-    return InvalidInputError(
-        f"log: {str(path)!r} cannot be written ({error.strerror}); choose another"
-    )
+    if cut:
+        log.warning("The last line of %s is cut off, and dropped: %.200r", path, cut)
+        os.truncate(path, len(content) - len(cut))
+    return max((int(line.partition(b",")[0]) for line in lines[1:]), default=-1) + 1

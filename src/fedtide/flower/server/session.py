@@ -23,7 +23,7 @@ from fedtide.algorithms.serialization import (
     require_same_fields,
     to_tensors,
 )
-from fedtide.atomic_io import DRAFT_PATTERNS, unwritable, write_text
+from fedtide.atomic_io import DRAFT_PATTERNS, write_text
 from fedtide.differential_privacy import shut_out
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.flower.arrays import widen_half
@@ -32,8 +32,6 @@ from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.saved_selection import SavedSelection
 from fedtide.flower.server.state_changes import (
     add_clients,
-    is_bounded,
-    remember,
     with_further_clients,
 )
 from fedtide.flower.server.transport import PendingReplies
@@ -52,9 +50,6 @@ _PUBLISHED = "published"
 """The file next to the checkpoints that records how many private rounds have ended."""
 
 _LOCK_PATIENCE = 180.0  # seconds; Flower ends a run whose server app died after about 70
-
-_BEGIN_ANOTHER = "begin another federation with the model (see Other settings in operating.md)"
-"""How to continue with another method."""
 
 _CHUNK, _CHUNK_BYTES = 64, 8_000_000
 """At most this many updates, and about this many bytes, are stacked at a time: stacking copies."""
@@ -91,7 +86,6 @@ class TrainingSession:
             shape (N,).
         lr: γ of the last round in which a client reported it.
         pending: the messages without a reply.
-        run: Flower's id of the run that sent the pending messages.
         sent_models: by round, the models that were sent, as long as a reply is pending; those of
             earlier rounds only if the method uses late updates.
         entries: of the last round, for the ledger.
@@ -142,7 +136,7 @@ class TrainingSession:
         self.steps_taken = torch.zeros(registry.size, dtype=torch.int64)
         self.accepted_rounds = torch.full_like(self.steps_taken, -1)
         self.lr = 0.0
-        self.pending, self.run = PendingReplies(), 0
+        self.pending = PendingReplies()
         self.sent_models: dict[int, Tensor] = {}
         self.entries: list[Entry] = []
         self.ended_at = 0.0
@@ -150,7 +144,9 @@ class TrainingSession:
         self.saved = int(found[-1].stem) if found else 0
         self.published = 0 if folder is None else _read_published(folder / _PUBLISHED)
         if folder is not None:
-            _remove_drafts(folder)
+            for pattern in DRAFT_PATTERNS:  # what killed processes left
+                for draft in filter(Path.is_file, folder.glob(pattern)):
+                    draft.unlink()
             self._fields = list_fields(self.driver.state)
             self._restore(folder)
 
@@ -202,54 +198,38 @@ class TrainingSession:
         present = Cohort.uniform(torch.tensor(clients, dtype=torch.int64))
         return self.driver.choose_cohort(present).clients
 
-    def end_round(self, updates: Iterable[ValidatedUpdate]) -> list[ValidatedUpdate]:
+    def end_round(self, updates: Iterable[ValidatedUpdate]) -> None:
         """Aggregate this round's updates, at most one of each client, and move the model.
 
         Updates are absorbed in the order of the clients' numbers, so that the same replies give the
-        same model whatever their order of arrival. If the resulting state is not bounded, the
-        round is undone and repeated without the largest update.
+        same model whatever their order of arrival.
 
-        Returns:
-            The updates that were used.
+        Raises:
+            InvalidInputError: the model is no longer finite; the state on the disk is the former.
         """
         used = sorted(updates, key=lambda update: update.client)
-        clients = torch.tensor([update.client for update in used], dtype=torch.int64)
-        restore = remember(self.driver.state, clients, self.registry.size)
-        while not self._try_round(used, clients):
-            self.driver.state = restore()
-            if not used:
-                raise InvalidInputError(
-                    "state: the model is no longer finite, though no update arrived; restore an "
-                    "earlier backup of the state"
-                )
-            used.remove(max(used, key=lambda update: update.norms()[1]))
-        facts = [(update.client, update.steps, update.round) for update in used]
-        clients, steps, rounds = torch.tensor(facts, dtype=torch.int64).reshape(-1, 3).T
-        self.steps_taken[clients] += steps
-        self.accepted_rounds[clients] = rounds
-        return used
-
-    def _try_round(self, updates: list[ValidatedUpdate], clients: Tensor) -> bool:
-        """Absorb the updates and step; return whether the state is still bounded."""
         size = min(_CHUNK, max(1, _CHUNK_BYTES // self.model.nbytes))
-        for _, group in groupby(updates, key=lambda update: update.lr):
+        for _, group in groupby(used, key=lambda update: update.lr):
             part = list(group)
             for first in range(0, len(part), size):
                 chunk = part[first : first + size]
-                self.driver.absorb(stack_updates(chunk, 1.0 / len(updates), self.model))
-        lr = next((u.lr for u in reversed(updates) if u.lr), self.lr)
+                self.driver.absorb(stack_updates(chunk, 1.0 / len(used), self.model))
+        self.lr = next((u.lr for u in reversed(used) if u.lr), self.lr)
         # Before the first update, there is nothing for a learning rate to scale.
-        self.driver.advance(lr or 1.0)
-        if not is_bounded(self.driver.state, clients):
-            return False
-        self.lr = lr
-        return True
+        self.driver.advance(self.lr or 1.0)
+        if not torch.isfinite(torch.linalg.vector_norm(self.model)):
+            raise InvalidInputError(
+                "state: the model is no longer finite; submit the run again, which goes on with "
+                "the round before, with smaller learning rates"
+            )
+        for update in used:
+            self.steps_taken[update.client] += update.steps
+            self.accepted_rounds[update.client] = update.round
 
     def save(self) -> None:
         """Write everything as one checkpoint, atomically."""
         uses_late = self.driver.algorithm.traits.accepts_stale_updates
-        rounds = self.pending.rounds if uses_late else set()
-        for t in self.sent_models.keys() - rounds:
+        for t in self.sent_models.keys() - (self.pending.rounds if uses_late else set()):
             del self.sent_models[t]
         if self.folder is None:
             return
@@ -257,7 +237,6 @@ class TrainingSession:
         tensors = {
             f"state.{name}": tensor for name, tensor in to_tensors(self.driver.state).items()
         }
-        tensors |= {f"sent.{t}": model for t, model in self.sent_models.items()}
         tensors |= {"steps_taken": self.steps_taken, "accepted_rounds": self.accepted_rounds}
         facts = {
             "algorithm": repr(self.driver.algorithm),
@@ -265,8 +244,6 @@ class TrainingSession:
             "model": _shapes(self.layout),
             "dtype": self.dtype,
             "registry": self.registry.to_json(),
-            "pending": self.pending.to_json(),
-            "run": str(self.run),
             "lr": self.lr,
             "entries": [vars(entry) for entry in self.entries],
             "ended_at": self.ended_at,
@@ -308,22 +285,18 @@ class TrainingSession:
             KeyError: an entry is missing.
         """
         algorithm, shapes = self.driver.algorithm, _shapes(self.layout)
-        if facts["settings"] != _hash_settings(algorithm):
-            before, now = facts["algorithm"], repr(algorithm)
-            raise InvalidInputError(
-                f"state: {folder} was started with algorithm {before:.200}, not {now:.200}; give "
-                f"the same, or {_BEGIN_ANOTHER}"
-            )
-        if facts["model"] != shapes:
-            raise InvalidInputError(
-                f"state: {folder} was started with model {str(facts['model'])[:200]}, not "
-                f"{str(shapes)[:200]}; give the same, or another folder"
-            )
-        if facts["dtype"] != self.dtype:
-            raise InvalidInputError(
-                f"state: {folder} was started with arrays of {facts['dtype']}, not {self.dtype}; "
-                "give the same, or another folder"
-            )
+        is_same = facts["settings"] == _hash_settings(algorithm)
+        for what, same, before, now in (
+            ("algorithm", is_same, facts["algorithm"], repr(algorithm)),
+            ("model", facts["model"] == shapes, str(facts["model"]), str(shapes)),
+            ("arrays of", facts["dtype"] == self.dtype, facts["dtype"], self.dtype),
+        ):
+            if not same:
+                raise InvalidInputError(
+                    f"state: {folder} was started with {what} {before:.200}, not {now:.200}; give "
+                    "the same, or begin another federation with the model (see Other settings in "
+                    "operating.md)"
+                )
 
     def _take(self, checkpoint: Checkpoint) -> int:
         """Continue from a checkpoint of the same method and model; return how many clients it has.
@@ -346,12 +319,9 @@ class TrainingSession:
         if size < self.registry.size:
             state = with_further_clients(state, to_tensors(initial), size)
         self.driver.state = from_tensors(initial, state)
-        self.sent_models = {int(t): model for t, model in _strip(tensors, "sent.").items()}
         self.steps_taken[:size] = tensors["steps_taken"]
         self.accepted_rounds[:size] = tensors["accepted_rounds"]
         self.lr, self.ended_at = facts["lr"], facts["ended_at"]
-        self.pending = PendingReplies.from_json(facts["pending"])
-        self.run = int(facts["run"])
         self.entries = [Entry(**entry) for entry in facts["entries"]]
         if self.selection is None:
             return size
@@ -366,35 +336,14 @@ class TrainingSession:
 
 
 def _read_published(path: Path) -> int:
-    """Return the number of rounds in a file of `mark_published`; 0 without one.
-
-    Raises:
-        InvalidInputError: it cannot be read.
-    """
-    try:
-        text = path.read_bytes().decode("ascii").strip() if path.exists() else "0"
-    except (OSError, UnicodeDecodeError):
-        text = ""
-    if not text.isdecimal():
+    """Return the number of rounds in a file of `mark_published`; 0 without one."""
+    text = path.read_bytes().strip() if path.exists() else b"0"
+    if not text.isdigit():
         raise InvalidInputError(
             f"state: {path} records how many rounds with privacy have ended, and is damaged; "
             "restore it, or write the number of the last round into it"
         )
     return int(text)
-
-
-def _remove_drafts(folder: Path) -> None:
-    """Remove the unfinished files that killed processes left in the folder of a state.
-
-    Raises:
-        InvalidInputError: one cannot be removed.
-    """
-    for pattern in DRAFT_PATTERNS:
-        for draft in filter(Path.is_file, folder.glob(pattern)):
-            try:
-                draft.unlink()
-            except OSError as error:
-                raise unwritable("state", draft, error) from None
 
 
 def _describe_population(registry: NodeRegistry) -> Population:

@@ -324,10 +324,8 @@ class FedTide(Strategy):
         """Aggregate the replies and step; models may be large: no update is kept."""
         training = self._training
         updates = self._updates.read(replies, t, training.lr, self._round_log)
-        used = training.end_round(updates.values())
-        for client in updates.keys() - {update.client for update in used}:
-            text = "with it the state would exceed the range of its numbers"
-            self._round_log.reject(client, updates[client].round, "unbounded", text)
+        training.end_round(updates.values())
+        used = sorted(updates.values(), key=lambda update: update.client)
         for update in used:
             self._round_log.record(update.client, "used", 1.0 / len(used), update.round)
         parts = [(update.samples, update.metrics) for update in used]
@@ -372,9 +370,6 @@ class FedTide(Strategy):
         training = self._training = TrainingSession(
             self.algorithm, registry, layout, x, self._state, self.selection, self.seed
         )
-        if training.run != grid.run.run_id:  # replies to another run's messages cannot be pulled
-            training.pending.messages.clear()
-            training.run = grid.run.run_id
         validator = ReplyValidator(
             training.layout,
             registry.names,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any, Literal
 
@@ -116,17 +116,6 @@ class PendingReplies:
     def rounds(self) -> set[int]:
         """The rounds in which a pending request to train was sent."""
         return {p.round for p in self.messages.values() if p.kind == "train"}
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """Return everything as plain data; node ids as text, since they take 64 bits."""
-        return [asdict(pending) | {"node_id": str(pending.node_id)} for pending in self]
-
-    @classmethod
-    def from_json(cls, plain: list[dict[str, Any]]) -> PendingReplies:
-        """Return what `to_json` was called on."""
-        pending = cls()
-        pending.add(PendingReply(**one | {"node_id": int(one["node_id"])}) for one in plain)
-        return pending
 
 
 Answered = tuple[PendingReply, Message]
