@@ -196,7 +196,7 @@ def test_a_flood_of_new_nodes_leaves_no_trace(tmp_path, url, caplog):
     flooded = [r for r in caplog.records if r.levelname == "WARNING"]
     assert len(flooded) <= 11 * 15
     assert {len(questions(grid, 1_000 + number)) for number in range(0, 450, 15)} == {1}
-    assert len(strategy.training.pending) == 0
+    assert len(strategy._transport.pending) == 0
     assert len(strategy.training.registry.nodes) == N
     assert not strategy._discovery._unknown
     assert len(read_ledger(url).filter(stage="used")) == 20 * N

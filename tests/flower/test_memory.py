@@ -129,5 +129,5 @@ def test_models_of_ended_rounds_are_kept_only_where_late_updates_are_used(method
     )  # it tells its name, and then owes a reply
     strategy = deploy(grid, method, rounds=4, timeout=5.0)
     kept = [0] if method.traits.accepts_stale_updates else []
-    assert strategy.training.pending.rounds == {0}
-    assert list(strategy.training.sent_models) == kept
+    assert strategy._transport.rounds == {0}
+    assert list(strategy._sent_models) == kept

@@ -88,14 +88,14 @@ class Discovery:
             if not self._known(self.identify(t)):
                 patience = min(deadline, clock.tick() + _PATIENCE)
                 transport.collect(patience, self._has_first_answers, lambda: self.identify(t))
-            free = self._known(self.identify(t)) - transport.pending.busy_nodes
+            free = self._known(self.identify(t)) - transport.busy_nodes
             useful = any(self._registry.client_at(one) not in shut_out for one in free)
             if len(free) >= wanted and (useful or not wanted) and not transport.unlisted:
                 return
             if clock.tick() >= deadline:
                 break
             clock.sleep(_PAUSE)
-        if transport.unlisted and not free and not transport.pending.rounds:
+        if transport.unlisted and not free and not transport.rounds:
             raise InvalidInputError(
                 f"grid: the SuperLink cannot list its nodes ({transport.unlisted}); see its log, "
                 "then submit the run again"
@@ -116,7 +116,7 @@ class Discovery:
 
     def free_nodes(self) -> dict[int, int]:
         """Return the node of each known client that is online and has no pending request."""
-        busy = self._transport.pending.busy_nodes
+        busy = self._transport.busy_nodes
         online = [n.node_id for n in self._transport.list_nodes() if n.node_id not in busy]
         known = {self._registry.client_at(node_id): node_id for node_id in online}
         return {n: node_id for n, node_id in known.items() if n is not None}
@@ -125,7 +125,7 @@ class Discovery:
         self, ids: set[str], deadline: float, is_enough: Callable[[], bool] = lambda: False
     ) -> None:
         """Wait until these messages are answered, `is_enough`, or the deadline; identify nodes."""
-        pending = self._transport.pending.messages
+        pending = self._transport.pending
         self._transport.collect(
             deadline,
             lambda: ids.isdisjoint(pending) or is_enough(),
@@ -145,7 +145,7 @@ class Discovery:
 
     def _has_first_answers(self) -> bool:
         """Return whether every node has answered its first question, or used up its time."""
-        pending = self._transport.pending.messages
+        pending = self._transport.pending
         unknown = self._unknown.values()
         return not any(node.failures == 0 and node.question in pending for node in unknown)
 
@@ -159,9 +159,9 @@ class Discovery:
                     unknown = _Unknown(node.activated_at)
                 self._unknown[node.node_id] = unknown
         open_questions = {unknown.question for unknown in self._unknown.values()}
-        for pending in self._transport.pending:
+        for pending in list(self._transport.pending.values()):
             if pending.kind == "name" and pending.message_id not in open_questions:
-                self._transport.pending.settle(pending.message_id)
+                del self._transport.pending[pending.message_id]
 
     def _ask(self, nodes: list[OnlineNode], t: int) -> None:
         """Take the names of the nodes that are due from their registration, or ask for them."""
@@ -176,7 +176,7 @@ class Discovery:
                 continue
             if unknown.lost and self._registry.node_of(unknown.lost) in online:
                 continue
-            if self._transport.pending.settle(unknown.question):
+            if self._transport.pending.pop(unknown.question, None):
                 self._fail(node.node_id, NO_ANSWER)
             pause = min(_PATIENCE * 2 ** min(unknown.failures, 10), _LONGEST_PATIENCE)
             unknown.ask_at = now + pause

@@ -34,7 +34,6 @@ from fedtide.flower.server.state_changes import (
     add_clients,
     with_further_clients,
 )
-from fedtide.flower.server.transport import PendingReplies
 from fedtide.flower.server.validated_updates import ValidatedUpdate, stack_updates
 from fedtide.locking import lock_folder
 from fedtide.participation import Selection
@@ -85,9 +84,6 @@ class TrainingSession:
         accepted_rounds: the round of each client's last update that counted, -1 for none,
             shape (N,).
         lr: γ of the last round in which a client reported it.
-        pending: the messages without a reply.
-        sent_models: by round, the models that were sent, as long as a reply is pending; those of
-            earlier rounds only if the method uses late updates.
         entries: of the last round, for the ledger.
         ended_at: when the last round ended, in seconds since 1970.
         saved: the round of the newest checkpoint in the folder at the start, even if it is
@@ -136,8 +132,6 @@ class TrainingSession:
         self.steps_taken = torch.zeros(registry.size, dtype=torch.int64)
         self.accepted_rounds = torch.full_like(self.steps_taken, -1)
         self.lr = 0.0
-        self.pending = PendingReplies()
-        self.sent_models: dict[int, Tensor] = {}
         self.entries: list[Entry] = []
         self.ended_at = 0.0
         found = [] if folder is None else numbered(folder, "safetensors")
@@ -228,9 +222,6 @@ class TrainingSession:
 
     def save(self) -> None:
         """Write everything as one checkpoint, atomically."""
-        uses_late = self.driver.algorithm.traits.accepts_stale_updates
-        for t in self.sent_models.keys() - (self.pending.rounds if uses_late else set()):
-            del self.sent_models[t]
         if self.folder is None:
             return
         require_same_fields(self._fields, list_fields(self.driver.state))

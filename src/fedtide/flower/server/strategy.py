@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,6 @@ from fedtide.validation import (
 
 log = getLogger("flwr")
 
-_STEP_CYCLE = 2**31
-"""Step counts are sent modulo this, as clients count in 32 bits: one that has reported a huge count
-must still be able to train."""
-
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -62,7 +59,7 @@ class FedTide(Strategy):
     4. Aggregate the updates in the order of the clients' numbers; replies that are errors,
        malformed, not finite, or make a false claim are left out and logged. The method takes its
        server step even without any update.
-    5. Save model, state, round and pending replies, then add the round to the ledger.
+    5. Save model, state and round, then add the round to the ledger.
 
     A reply to an earlier round counts in the round in which it arrives if the method allows that
     (MIFA, FedLaAvg, FedVARP), and is dropped otherwise. The participation weight is q_t^n = 1 over
@@ -236,8 +233,7 @@ class FedTide(Strategy):
 
     def _run_round(self, result: Result, grid: Grid, timeout: float, config: ConfigRecord) -> None:
         """Run a round and save it; the numbers are the steps of the class docstring."""
-        training, tick = self._training, self._clock.tick
-        t = training.round
+        training, t, tick = self._training, self._training.round, self._clock.tick
         self._round_log = RoundLog(t, self._registry.names, self._transport.now)
         # 1.
         spent = shut_out(training.driver.algorithm, training.driver.state)
@@ -258,6 +254,9 @@ class FedTide(Strategy):
         _, metrics = self.aggregate_train(t + 1, self._transport.drain("train"))
         # 5. The state holds the entries too, in case of a crash before the ledger has them.
         training.entries, training.ended_at = self._round_log.close(), self._transport.now()
+        uses_late = self.algorithm.traits.accepts_stale_updates
+        for ended in self._sent_models.keys() - (self._transport.rounds if uses_late else set()):
+            del self._sent_models[ended]
         training.save()
         if self._private:
             training.mark_published()
@@ -267,9 +266,7 @@ class FedTide(Strategy):
         why = "".join(f"; {reason}: {count}" for reason, count in unused.most_common())
         used = sum(entry.stage == "used" for entry in training.entries)
         log.info("%s used%s", quantify(used, "update"), why)
-        if metrics is not None:
-            log.info("Training in round %d: %s", t + 1, printable(repr(metrics), 1000))
-            result.train_metrics_clientapp[t + 1] = metrics
+        _keep(metrics, result.train_metrics_clientapp, "Training in round", t + 1)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -282,20 +279,17 @@ class FedTide(Strategy):
             nodes = {client: node for client, node in nodes.items() if client not in late}
         for client in nodes:
             self._round_log.record(client, "available")
-        cohort = training.select_cohort(sorted(nodes), self._draw_share, self._private)
+        least, draws = self.min_train_nodes, (self.seed, "flower", t)
+        sample = partial(draw_share, fraction=self.fraction_train, least=least, draws=draws)
+        cohort = training.select_cohort(sorted(nodes), sample, self._private)
         instructions = training.driver.instruct(cohort)
         if instructions.model is not training.model:
             arrays = self._writer.to_request(instructions.model)
-        training.sent_models[t] = widen_half(self._writer.narrow(instructions.model))
-        config = build_round_config(
-            instructions,
-            t,
-            form=traits.client_form,
-            requires_plain_sgd=traits.requires_plain_sgd,
-            run_config=config,
-        )
+        self._sent_models[t] = widen_half(self._writer.narrow(instructions.model))
+        form, plain_sgd = traits.client_form, traits.requires_plain_sgd
+        config = build_round_config(instructions, t, form, plain_sgd, run_config=config)
         common = RecordDict({"arrays": arrays, "config": config})
-        steps_taken = (training.steps_taken % _STEP_CYCLE).tolist()
+        steps_taken = (training.steps_taken % 2**31).tolist()  # clients count in 32 bits
         accepted = training.accepted_rounds.tolist()
         messages = []
         for i, client in enumerate(cohort.tolist()):
@@ -307,10 +301,8 @@ class FedTide(Strategy):
                 steps_taken=steps_taken[client],
                 accepted_round=accepted[client],
             )
-            one = Message(
-                content, nodes[client], MessageType.TRAIN, ttl=self.ttl, group_id=str(server_round)
-            )
-            messages.append(one)
+            group, kind = str(server_round), MessageType.TRAIN
+            messages.append(Message(content, nodes[client], kind, ttl=self.ttl, group_id=group))
         return messages
 
     def aggregate_train(
@@ -346,10 +338,8 @@ class FedTide(Strategy):
 
     def summary(self) -> None:
         """Log the strategy's settings."""
-        late = "used" if self.algorithm.traits.accepts_stale_updates else "dropped"
         ledger = "none" if self._ledger is None else f"federation {self._ledger.federation!r}"
         log.info("\t├──> Method: %s", self.algorithm)
-        log.info("\t├──> Late updates: %s", late)
         log.info("\t├──> State: %s", self._state or "in memory only")
         log.info("\t├──> Ledger: %s", ledger)
         log.info("\t└──> Rounds that have ended: %d", self._training.round)
@@ -370,24 +360,16 @@ class FedTide(Strategy):
         training = self._training = TrainingSession(
             self.algorithm, registry, layout, x, self._state, self.selection, self.seed
         )
-        validator = ReplyValidator(
-            training.layout,
-            registry.names,
-            self.algorithm.traits.uses_local_lr,
-            training.sent_models,
-        )
-        self._transport = Transport(
-            grid, training.pending, self._clock, registry.client_at, largest_reply(training.layout)
-        )
+        self._sent_models: dict[int, torch.Tensor] = {}  # by round; replies are relative to them
+        needs_rate, sent = self.algorithm.traits.uses_local_lr, self._sent_models
+        validator = ReplyValidator(training.layout, registry.names, needs_rate, sent)
+        largest = largest_reply(training.layout)
+        self._transport = Transport(grid, self._clock, registry.client_at, largest)
         self._discovery = Discovery(self._transport, registry)
         parts = self._transport, self._discovery, validator
         self._updates = UpdateReader(*parts, registry, training.accepted_rounds)
         self._evaluation = ClientEvaluation(*parts, self.ttl, self.evaluate_metrics_aggr_fn)
         self._writer = ModelWriter(training.layout, sends_half=x.dtype == torch.float16)
-
-    def _draw_share(self, clients: list[int]) -> list[int]:
-        draws = self.seed, "flower", self._training.round
-        return draw_share(clients, self.fraction_train, self.min_train_nodes, draws)
 
     def _evaluate_on_clients(
         self, result: Result, grid: Grid, timeout: float, config: ConfigRecord | None
@@ -398,16 +380,19 @@ class FedTide(Strategy):
         requests = list(self.configure_evaluate(ended, arrays, config or ConfigRecord(), grid))
         replies = self._evaluation.collect(requests, ended, self._clock.tick() + timeout)
         metrics = self.aggregate_evaluate(ended, replies)
-        if metrics is not None:
-            text = printable(repr(metrics), 1000)
-            log.info("Evaluation by clients after round %d: %s", ended, text)
-            result.evaluate_metrics_clientapp[ended] = metrics
+        _keep(metrics, result.evaluate_metrics_clientapp, "Evaluation by clients, round", ended)
 
     def _evaluate_on_server(self, result: Result, evaluate_fn: EvaluateFn | None) -> None:
-        if evaluate_fn is None:
-            return
-        ended = self._training.round
-        metrics = evaluate_fn(ended, self._writer.to_arrays(self._training.output))
-        if metrics is not None:
-            log.info("Evaluation after round %d: %s", ended, metrics)
-            result.evaluate_metrics_serverapp[ended] = metrics
+        if evaluate_fn is not None:
+            ended = self._training.round
+            metrics = evaluate_fn(ended, self._writer.to_arrays(self._training.output))
+            _keep(metrics, result.evaluate_metrics_serverapp, "Evaluation after round", ended)
+
+
+def _keep(
+    metrics: MetricRecord | None, results: dict[int, MetricRecord], what: str, t: int
+) -> None:
+    """Log metrics and put them into the results of a round."""
+    if metrics is not None:
+        log.info("%s %d: %s", what, t, printable(repr(metrics), 1000))
+        results[t] = metrics

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from logging import getLogger
 from typing import Any, Literal
 
@@ -80,44 +80,6 @@ class PendingReply:
     nonce: int = 0
 
 
-@dataclass
-class PendingReplies:
-    """All messages that wait for a reply, by message id."""
-
-    messages: dict[str, PendingReply] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.messages)
-
-    def __iter__(self) -> Iterator[PendingReply]:
-        return iter(list(self.messages.values()))
-
-    def add(self, sent: Iterable[PendingReply]) -> None:
-        """Add messages that were sent."""
-        self.messages |= {pending.message_id: pending for pending in sent}
-
-    def settle(self, message_id: str) -> PendingReply | None:
-        """Remove a message that was answered or is given up; None: it was not pending."""
-        return self.messages.pop(message_id, None)
-
-    @property
-    def busy_nodes(self) -> set[int]:
-        """The ids of the nodes that owe a reply.
-
-        A known client that is asked whether its name is still the same can train meanwhile.
-        """
-        return {
-            pending.node_id
-            for pending in self.messages.values()
-            if pending.kind != "name" or pending.client is None
-        }
-
-    @property
-    def rounds(self) -> set[int]:
-        """The rounds in which a pending request to train was sent."""
-        return {p.round for p in self.messages.values() if p.kind == "train"}
-
-
 Answered = tuple[PendingReply, Message]
 """A message that was sent, and its reply."""
 
@@ -127,12 +89,12 @@ class Transport:
 
     Args:
         grid: Flower's.
-        pending: the unanswered messages of this run.
         clock: the time.
         client_at: returns the number of the client at a node id; None: unknown.
         largest: the largest size of a reply in bytes; larger ones are not read.
 
     Attributes:
+        pending: the unanswered messages of this run, by id.
         activated: by node id, when each node that was online at the last check had connected.
         unlisted: how the SuperLink failed to list its nodes at the last check; "": it did not.
         inbox: replies that were received and not taken yet.
@@ -142,13 +104,12 @@ class Transport:
     def __init__(
         self,
         grid: Grid,
-        pending: PendingReplies,
         clock: Clock,
         client_at: Callable[[int], int | None],
         largest: int,
     ) -> None:
-        self.grid, self.pending, self.clock = grid, pending, clock
-        self._client_at, self._largest = client_at, largest
+        self.grid, self.clock, self._client_at, self._largest = grid, clock, client_at, largest
+        self.pending: dict[str, PendingReply] = {}
         self.activated: dict[int, float] = {}
         self.unlisted, self._unpulled = "", ""
         self._nodes: list[OnlineNode] = []
@@ -160,6 +121,23 @@ class Transport:
     def now(self) -> float:
         """Return the time in seconds since 1970; it never decreases, even if the clock is set."""
         return self._began + self.clock.tick()
+
+    @property
+    def busy_nodes(self) -> set[int]:
+        """The ids of the nodes that owe a reply.
+
+        A known client that is asked whether its name is still the same can train meanwhile.
+        """
+        return {
+            pending.node_id
+            for pending in self.pending.values()
+            if pending.kind != "name" or pending.client is None
+        }
+
+    @property
+    def rounds(self) -> set[int]:
+        """The rounds in which a pending request to train was sent."""
+        return {one.round for one in self.pending.values() if one.kind == "train"}
 
     def list_nodes(self) -> list[OnlineNode]:
         """Return the nodes that are online, sorted by id.
@@ -198,7 +176,7 @@ class Transport:
                 sent.append(pending)
         if len(sent) < len(messages):
             log.warning("Could not send %s", quantify(len(messages) - len(sent), "message"))
-        self.pending.add(sent)
+        self.pending |= {one.message_id: one for one in sent}
         return sent
 
     def send_until(
@@ -232,10 +210,10 @@ class Transport:
         Only the SuperLink's own times are compared: its clock may differ from ours, or be set. A
         time that is unknown, 0, says nothing.
         """
-        for pending in self.pending:
+        for pending in list(self.pending.values()):
             connected = self.activated.get(pending.node_id, 0.0)
             if connected and pending.activated_at and connected != pending.activated_at:
-                self.pending.settle(pending.message_id)
+                del self.pending[pending.message_id]
 
     def collect(
         self, deadline: float, is_enough: Callable[[], bool], meanwhile: Callable[[], Any]
@@ -258,10 +236,10 @@ class Transport:
 
     def receive(self) -> None:
         """Move the replies that have arrived into the inbox, except to requests given up."""
-        if not self.pending.messages:
+        if not self.pending:
             return
         pulled: list[Message] = []
-        failure, ids = "", sorted(self.pending.messages)
+        failure, ids = "", sorted(self.pending)
         try:
             pulled = pull_replies(self.grid, ids, self._partial, self._largest)
         except SuperLinkError as error:
@@ -269,7 +247,7 @@ class Transport:
         _report("Replies", "received", self._unpulled, failure)
         self._unpulled = failure
         for reply in pulled:
-            pending = self.pending.settle(reply.metadata.reply_to_message_id)
+            pending = self.pending.pop(reply.metadata.reply_to_message_id, None)
             if pending is not None:
                 self.inbox.append((pending, reply))
 
