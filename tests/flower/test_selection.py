@@ -153,11 +153,6 @@ class KeepsHugeNumber(InTurn):
         return InTurnStream(2**64)
 
 
-class Undescribed(Selection):
-    def start(self, population, seed):
-        return InTurnStream(1)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -166,7 +161,6 @@ class Undescribed(Selection):
         ({"selection": P.UniformOf(9)}, r"^selection\.size: "),
         ({"selection": KeepsNames(1)}, "^selection: its stream keeps names, of the type list;"),
         ({"selection": KeepsHugeNumber(1)}, "^selection: its stream keeps by, of the type int;"),
-        ({"selection": Undescribed()}, "^selection: Undescribed is not a dataclass;"),
     ],
 )
 def test_what_cannot_select_is_refused(options, message):

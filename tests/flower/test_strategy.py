@@ -94,8 +94,8 @@ def test_what_a_deployment_does_not_offer_is_refused_before_anything_is_sent(met
     ],
 )
 def test_a_whole_state_dict_with_counters_is_refused_with_what_to_give(arrays):
-    grid, name = federation(), list(arrays)[-1]
-    with pytest.raises(InvalidInputError, match=rf"^initial_arrays: .*such as '{name}'.*\(model\)"):
+    grid = federation()
+    with pytest.raises(InvalidInputError, match=r"^initial_arrays: .*without counters.*\(model\)"):
         FedTide(FedAvg(), clients=2, clock=grid.clock).start(grid, ArrayRecord(arrays))
 
 

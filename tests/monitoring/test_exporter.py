@@ -123,11 +123,11 @@ def test_skew_rates_and_their_intervals_are_those_of_the_audit(ledger):
     whole = ft.audit(ledger)
     monitor = Monitor(ledger, MonitorSettings(window=ROUNDS))
     monitor.refresh()
-    forecast = monitor.status.forecast
+    rates = monitor.status.rates
     order = [whole.log.names.to_list().index(name) for name in monitor.status.names]
-    np.testing.assert_allclose(forecast.rates, whole.rates.estimate[order])
-    np.testing.assert_allclose(forecast.low, whole.rates.low[order])
-    np.testing.assert_allclose(forecast.high, whole.rates.high[order])
+    np.testing.assert_allclose(rates.estimate, whole.rates.estimate[order])
+    np.testing.assert_allclose(rates.low, whole.rates.low[order])
+    np.testing.assert_allclose(rates.high, whole.rates.high[order])
     audited = whole.objectives.given
     assert metrics.value("skew") == pytest.approx(audited.l1_skew, rel=1e-6)
     interval = [metrics.value("skew_low"), metrics.value("skew_high")]

@@ -85,7 +85,7 @@ def show(url: str, now: float, find: str = "", **settings) -> Page:
 
 def rows_of(page: Page) -> dict[str, list[str]]:
     """Return the cells of each client's row."""
-    return {cells[0]: cells[1:] for cells in page.cells if len(cells) == 8}
+    return {cells[0]: cells[1:] for cells in page.cells if len(cells) == 6}
 
 
 def test_page_and_metrics_are_served_and_end_with_the_context(url):
@@ -232,19 +232,19 @@ def test_a_row_says_what_the_ledger_says_of_a_client(url):
     for name in names:
         assert rows[name][2] == f"{shares[name]:.2f}"
     assert [rows[name][0] for name in names] == ["present", "away", "away"]
-    assert rows["ann"][4:] == ["last round", "1 of 8, by 2.0", ""]
+    assert rows["ann"][4:] == ["last round", ""]
     assert rows["bob"][4].startswith("2 rounds, ")
-    assert rows["eve"][4:] == ["1 round, 2 min", "", "1, last: not finite"]
-    assert [REASONS["not finite"], "1", "1"] in [cells[:3] for cells in page.cells]
+    assert rows["eve"][4:] == ["1 round, 2 min", "1"]
+    assert [REASONS["not finite"], "1"] in page.cells
 
 
-def test_the_chance_of_a_client_has_its_interval(url):
+def test_the_rate_of_a_client_has_its_interval(url):
     write(url, draw_rounds(6, 20))
     monitor = open_monitor(url)
     rows = rows_of(Page(render_page(monitor.status, None, "", end_of(20))))
-    forecast = monitor.status.forecast
+    rates = monitor.status.rates
     for n, name in enumerate(monitor.status.names):
-        rate, low, high = forecast.rates[n], forecast.low[n], forecast.high[n]
+        rate, low, high = rates.estimate[n], rates.low[n], rates.high[n]
         assert rows[name][3] == f"{rate:.0%} ({low:.0%} to {high:.0%})"
 
 

@@ -41,7 +41,7 @@ def watch_command(
         typer.Option(help="A table of all clients: column 'client', and 'weight' for fair shares."),
     ] = None,
     window: Annotated[
-        int, typer.Option(help="Number of last rounds for influence, skew and forecast.")
+        int, typer.Option(help="Number of last rounds for influence, skew and rates.")
     ] = 100,
     client_series: Annotated[
         int,
@@ -51,9 +51,9 @@ def watch_command(
     """Serve a page, and metrics for Prometheus, on a federation from its ledger.
 
     The page shows which clients are present, each client's influence against its fair share,
-    absences, late replies, updates that were not used and why, the skew of the last rounds, and a
-    forecast. It updates itself and loads nothing from other servers. Prometheus reads /metrics. The
-    federation need not be running, and the ledger may be empty. Ctrl-C ends the command.
+    rate and absences, updates that were not used and why, and the skew of the last rounds. It
+    updates itself and loads nothing from other servers. Prometheus reads /metrics. The federation
+    need not be running, and the ledger may be empty. Ctrl-C ends the command.
 
     Example: fedtide watch sqlite:///ledger.db
     """

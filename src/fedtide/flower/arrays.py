@@ -194,11 +194,9 @@ def flatten_initial(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
         ) from None
     if len(dtypes) != 1 or not dtypes <= _DTYPES.keys():
         found = ", ".join(sorted(map(str, dtypes))) or "no arrays"
-        counter = next((name for name, value in values.items() if value.dtype.kind in "iu"), None)
-        without = "" if counter is None else f", without counters such as {counter!r:.100}"
         raise InvalidInputError(
             f"initial_arrays: {found}; give floating-point arrays of one dtype, float16, float32 "
-            f"or float64 in this machine's byte order{without}: initial_arrays(model)"
+            "or float64 in this machine's byte order, without counters: initial_arrays(model)"
         )
     tensors = {name: torch.tensor(value) for name, value in values.items()}
     layout = Layout.from_params(tensors)

@@ -85,9 +85,8 @@ def _list_federation_metrics(status: Status) -> Iterator[Metric]:
         text = "{} end of the 95% interval of the L1 skew; missing if the window allows none."
         yield _metric(Gauge, "skew_low", text.format("Lower"), who, [skew.interval[0]])
         yield _metric(Gauge, "skew_high", text.format("Upper"), who, [skew.interval[1]])
-    if status.forecast is not None:
-        text = "Updates to expect in a round if clients go on as in the window."
-        yield _metric(Gauge, "expected_updates", text, who, [status.forecast.participants])
+    text = "Updates to expect in a round if clients go on as in the window."
+    yield _metric(Gauge, "expected_updates", text, who, [status.expected.sum()])
 
 
 def _list_client_metrics(status: Status) -> Iterator[Metric]:
@@ -100,9 +99,8 @@ def _list_client_metrics(status: Status) -> Iterator[Metric]:
     yield _metric(Gauge, "client_absence_rounds", text, who, absences, *label)
     text = "1 if the client has been silent for longer than its habits explain, else 0."
     yield _metric(Gauge, "client_gone", text, who, status.states == GONE, *label)
-    if status.forecast is not None:
-        text = "Probability that an update of the client is used in a round."
-        yield _metric(Gauge, "client_rate", text, who, status.forecast.rates, *label)
+    text = "Probability that an update of the client is used in a round."
+    yield _metric(Gauge, "client_rate", text, who, status.expected, *label)
     text = "Updates of the client that were not used, for whatever reason."
     yield _metric(Counter, "client_unused_updates", text, who, status.totals.unused, *label)
 

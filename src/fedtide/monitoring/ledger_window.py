@@ -35,8 +35,6 @@ class Round:
         stages: the furthest stage that the client reached, as an index in STAGES; −1: it was not
             there, but another node claimed its name.
         weights: q_t^n; NaN: none.
-        lateness: how many rounds late its reply came; −1: no reply came.
-        reasons: why its update was not used, as an index in `LedgerWindow.reasons`; −1: none.
     """
 
     number: int
@@ -44,8 +42,6 @@ class Round:
     clients: Ints
     stages: Ints
     weights: Floats
-    lateness: Ints
-    reasons: Ints
 
     def reached(self, stage: int) -> Ints:
         """Return the clients that reached a stage."""
@@ -160,14 +156,20 @@ class LedgerCounts:
     )
     rounds_late: int = 0
 
-    def add(self, added: Round, reasons: list[str]) -> None:
-        """Add a round; `reasons` gives the meaning of its numbers."""
+    def add(self, added: Round, lateness: Ints, reasons: Iterable[str]) -> None:
+        """Add a round.
+
+        Args:
+            added: the round.
+            lateness: how many rounds late the reply of each row came; −1: no reply came.
+            reasons: why updates were not used.
+        """
         self.ended = added.number + 1
         if (added.stages == USED).any():
             self.updated_at = added.time
         self.stages += added.count_stages()
-        self.reasons.update(reasons[code] for code in added.reasons[added.reasons >= 0])
-        late = added.lateness[added.lateness >= 0]
+        self.reasons.update(reasons)
+        late = lateness[lateness >= 0]
         bins = np.searchsorted(LATENESS_BOUNDS, late)
         self.lateness += np.bincount(bins, minlength=len(self.lateness))
         self.rounds_late += int(late.sum())
@@ -185,7 +187,6 @@ class LedgerWindow:
         rounds: the last W rounds.
         totals: of the clients.
         counts: of the federation as a whole.
-        reasons: why updates were not used, by number.
 
     >>> window = LedgerWindow(length=2)
     >>> rounds = pl.DataFrame({"round": [0, 1], "time": [10.0, 20.0]})
@@ -202,7 +203,6 @@ class LedgerWindow:
         self.rounds: deque[Round] = deque(maxlen=length)
         self.totals = ClientTotals.empty(len(self.names))
         self.counts = LedgerCounts()
-        self.reasons: list[str] = []
         self._numbers = {name: n for n, name in enumerate(self.names)}
 
     def add(self, rounds: pl.DataFrame, rows: pl.DataFrame) -> None:
@@ -221,35 +221,30 @@ class LedgerWindow:
         high = np.searchsorted(of_row, rounds["round"], side="right")
         for t, end, a, b in zip(rounds["round"].to_list(), ends, low, high, strict=True):
             own = slice(a, b)
-            one = Round(
-                t, end, clients[own], stages[own], weights[own], lateness[own], reasons[own]
-            )
-            there, unused = one.reached(0), one.clients[one.reasons >= 0]
-            self.totals.add(there, t, times[own][one.stages >= 0], unused)
-            self.counts.add(one, self.reasons)
+            one, why = Round(t, end, clients[own], stages[own], weights[own]), reasons[own]
+            unused = np.array([reason is not None for reason in why], dtype=np.bool_)
+            self.totals.add(one.reached(0), t, times[own][one.stages >= 0], one.clients[unused])
+            self.counts.add(one, lateness[own], filter(None, why))
             self.rounds.append(one)
 
-    def _read_columns(self, rows: pl.DataFrame) -> tuple[Ints, Ints, Floats, Ints, Ints]:
-        """Return the columns of `Round`, with clients, stages and reasons by number."""
-        numbers, codes = self._numbers, {name: i for i, name in enumerate(self.reasons)}
-        stage_codes = {name: code for code, name in enumerate(STAGES)}
+    def _read_columns(
+        self, rows: pl.DataFrame
+    ) -> tuple[Ints, Ints, Floats, Ints, list[str | None]]:
+        """Return clients and stages by number, weights, lateness and reasons."""
+        numbers, stage_codes = self._numbers, {name: code for code, name in enumerate(STAGES)}
         stage = rows["stage"].replace_strict(stage_codes, default=None, return_dtype=pl.Int64)
         if stage.has_nulls():
-            raise InvalidInputError(
-                "ledger: the column 'stage' holds unknown stages; fedtide ledger check names their "
-                "rounds"
-            )
+            raise InvalidInputError("ledger: the column 'stage' holds unknown stages")
         asked = rows["asked"].cast(pl.Int64).fill_null(rows["round"])
         reason = rows["reason"].cast(pl.String)
         reason = reason.set((stage == REPORTED) & reason.is_null(), _UNKNOWN)
         stage = stage.set(reason == CLAIMED, -1)
         clients = [numbers.setdefault(name, len(numbers)) for name in rows["client"]]
-        reasons = [-1 if r is None else codes.setdefault(r, len(codes)) for r in reason]
-        self.names, self.reasons = list(numbers), list(codes)
+        self.names = list(numbers)
         return (
             np.array(clients, dtype=np.int64),
             stage.to_numpy(),
             rows["weight"].cast(pl.Float64).fill_null(np.nan).to_numpy(),
             np.where(stage >= REPORTED, rows["round"] - asked, -1),
-            np.array(reasons, dtype=np.int64),
+            reason.to_list(),
         )

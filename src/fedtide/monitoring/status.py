@@ -9,7 +9,6 @@ from functools import cached_property
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import ParticipationLog
 from fedtide.auditing.statistics.influence import EffectiveObjective, measure_influence
@@ -58,61 +57,6 @@ class FairShares:
 
 
 @dataclass(frozen=True, eq=False)
-class Forecast:
-    """What to expect of each of the next rounds if clients go on as in the window.
-
-    Args:
-        rates: the probability that a client's update is used, shape (N,): the audit's estimate
-            k_n / W, and 0 for clients that are gone.
-        low: lower end of the audit's 95% interval, (N,); NaN: the window allows none.
-        high: upper end, (N,).
-        participants: the expected number of updates, Σ rates.
-        usual: the numbers of updates between which nine of ten rounds of the window lie, without
-            the clients that are gone.
-        reason: why there are no intervals, in words; None: there are.
-    """
-
-    rates: Floats
-    low: Floats
-    high: Floats
-    participants: float
-    usual: tuple[float, float]
-    reason: str | None
-
-
-class WindowColumns:
-    """The rows of the window as columns, and counts for each client, arrays of shape (N,).
-
-    Args:
-        rounds: of the window.
-        size: N.
-
-    Attributes:
-        numbers: the round of each row, shape (R,).
-        clients: its client, (R,).
-        reasons: why the update was not used, as in `Round`, (R,).
-        replies: how many replies of each client came.
-        late: how many of them came late.
-        rounds_late: by how many rounds in total.
-        unused: how many of its updates were not used.
-        last_reason: the reason of the last one; −1: none.
-    """
-
-    def __init__(self, rounds: list[Round], size: int) -> None:
-        self.numbers = np.repeat([one.number for one in rounds], [len(o.clients) for o in rounds])
-        self.clients = np.concatenate([one.clients for one in rounds])
-        self.reasons = np.concatenate([one.reasons for one in rounds])
-        lateness = np.concatenate([one.lateness for one in rounds])
-        replied, unused = lateness >= 0, self.reasons >= 0
-        self.replies = np.bincount(self.clients[replied], minlength=size)
-        self.late = np.bincount(self.clients[lateness > 0], minlength=size)
-        self.rounds_late = np.bincount(self.clients[replied], lateness[replied], minlength=size)
-        self.unused = np.bincount(self.clients[unused], minlength=size)
-        self.last_reason = np.full(size, -1)
-        self.last_reason[self.clients[unused]] = self.reasons[unused]  # the last one wins
-
-
-@dataclass(frozen=True, eq=False)
 class Status:
     """A federation after its last round; arrays of shape (N,) are by client.
 
@@ -121,26 +65,25 @@ class Status:
         names: of the clients; empty for those of the N that have not been seen.
         rounds: the last W rounds, or as many as there are.
         wanted: a_n, the fair shares, (N,).
-        expected: N as it was given; None: it was not. The ledger may have more clients by now.
+        announced: N as it was given; None: it was not. The ledger may have more clients by now.
         states: an index in CLIENT_STATES, (N,).
         totals: of the clients, over all rounds.
         counts: of the federation as a whole, over all rounds.
-        reasons: the meaning of the numbers in `Round.reasons`.
         objective: that of the window; None if fewer than two rounds or no update were seen.
-        forecast: of the next rounds; None as `objective`.
+        rates: how often updates of each client are used, as estimated from the window; None as
+            `objective`.
     """
 
     federation: str
     names: list[str]
     rounds: list[Round]
     wanted: Floats
-    expected: int | None
+    announced: int | None
     states: Ints
     totals: ClientTotals
     counts: LedgerCounts
-    reasons: list[str]
     objective: EffectiveObjective | None
-    forecast: Forecast | None
+    rates: RateEstimates | None
 
     @property
     def last(self) -> Round:
@@ -166,10 +109,15 @@ class Status:
         wanted = np.where(self.wanted > 0, self.wanted, np.nan)
         return np.asarray(self.objective.weights / wanted)
 
-    @cached_property
-    def columns(self) -> WindowColumns:
-        """The rows of the window."""
-        return WindowColumns(self.rounds, len(self.names))
+    @property
+    def expected(self) -> Floats:
+        """The probability that an update of each client is used in a round, (N,).
+
+        It is 0 for clients that are gone, and NaN if nothing is known.
+        """
+        if self.rates is None:
+            return np.full(len(self.names), np.nan)
+        return np.where(self.states == GONE, 0.0, self.rates.estimate)
 
     @cached_property
     def by_name(self) -> Ints:
@@ -203,19 +151,18 @@ def measure_status(window: LedgerWindow, federation: str, shares: FairShares) ->
     totals.extend(len(names))
     rounds = list(window.rounds)
     states = find_states(totals, rounds[0].number, rounds[-1].number)
-    objective, forecast = _audit_rounds(rounds, names, wanted, states)
+    objective, rates = _audit_rounds(rounds, names, wanted)
     return Status(
         federation=federation,
         names=names,
         rounds=rounds,
         wanted=wanted,
-        expected=shares.size,
+        announced=shares.size,
         states=states,
         totals=totals,
         counts=deepcopy(window.counts),
-        reasons=window.reasons,
         objective=objective,
-        forecast=forecast,
+        rates=rates,
     )
 
 
@@ -240,9 +187,9 @@ def find_states(totals: ClientTotals, first: int, last: int) -> Ints:
 
 
 def _audit_rounds(
-    rounds: list[Round], names: list[str], wanted: Floats, states: Ints
-) -> tuple[EffectiveObjective | None, Forecast | None]:
-    """Return the objective of these rounds and the forecast, by the audit's statistics."""
+    rounds: list[Round], names: list[str], wanted: Floats
+) -> tuple[EffectiveObjective | None, RateEstimates | None]:
+    """Return the objective of these rounds and the clients' rates, by the audit's statistics."""
     first, end = rounds[0].number, rounds[-1].number + 1
     used = [one.reached(USED) for one in rounds]
     clients = np.concatenate(used)
@@ -260,19 +207,4 @@ def _audit_rounds(
     pattern = find_pattern(log)
     rates = estimate_rates(log, pattern)
     objective = measure_influence(log, VarianceModel(log, pattern, rates), wanted)
-    return objective, _forecast(log, rates, states == GONE)
-
-
-def _forecast(log: ParticipationLog, rates: RateEstimates, gone: NDArray[np.bool_]) -> Forecast:
-    numbers = np.repeat(np.arange(log.length), log.cohorts)
-    counts = np.bincount(numbers, ~gone[log.clients], minlength=log.length)
-    low, high = np.quantile(counts, [0.05, 0.95])
-    expected = np.where(gone, 0.0, rates.estimate)
-    return Forecast(
-        rates=expected,
-        low=np.where(gone, 0.0, rates.low),
-        high=np.where(gone, 0.0, rates.high),
-        participants=float(expected.sum()),
-        usual=(float(low), float(high)),
-        reason=rates.reason,
-    )
+    return objective, rates

@@ -18,7 +18,6 @@ from fedtide.monitoring.status import (
     NEVER,
     PRESENT,
     Status,
-    WindowColumns,
 )
 from fedtide.participation.log.schema import REASONS, STAGES
 
@@ -109,10 +108,10 @@ def _list_warnings(status: Status, now: float) -> list[str]:
     if len(gone):
         names = _list_names([status.names[n] for n in gone])
         lines.append(f"Silent for longer than their habits explain: {names}.")
-    if status.expected is not None and len(status.names) > status.expected:
+    if status.announced is not None and len(status.names) > status.announced:
         lines.append(
-            f"{len(status.names):,} clients have come, more than the {status.expected:,} that were "
-            f"expected: fair shares are 1 / {len(status.names):,}."
+            f"{len(status.names):,} clients have come, more than the {status.announced:,} "
+            f"that were expected: fair shares are 1 / {len(status.names):,}."
         )
     return lines
 
@@ -123,10 +122,6 @@ def _list_tiles(status: Status) -> list[tuple[str, str]]:
         (f"{there:,}", f"of {len(status.names):,} clients there in the last round"),
         (f"{used:,}", f"updates used, of {selected:,} clients that were asked in it"),
     ]
-    if status.forecast is not None:
-        low, high = status.forecast.usual
-        text = f"updates to expect in a round; usual: {low:,.0f} to {high:,.0f}"
-        tiles.append((f"{status.forecast.participants:,.1f}", text))
     if status.objective is not None:
         low, high = status.objective.interval
         text = f"L1 skew of the last {len(status.rounds):,} rounds (0 fair, at most 2)"
@@ -140,15 +135,14 @@ def _list_tiles(status: Status) -> list[tuple[str, str]]:
 
 def _explain(status: Status) -> str:
     text = (
-        f"All figures are of the last {len(status.rounds):,} rounds. Times its share: the client's "
-        "influence under plain averaging, over its fair share; methods such as FedAU correct it. "
-        "Next round: the probability that an update of the client is used, if clients go on as in "
-        "these rounds"
+        f"Figures are of the last {len(status.rounds):,} rounds, refusals of all. Times its share: "
+        "the client's influence under plain averaging, over its fair share; methods such as FedAU "
+        "correct it. Rate: how often an update of the client is used"
     )
-    if status.forecast is None:
+    if status.rates is None:
         return f"{text}; known after two rounds."
-    if status.forecast.reason is not None:
-        return f"{text}; without an interval, as {status.forecast.reason}."
+    if status.rates.reason is not None:
+        return f"{text}; without an interval, as {status.rates.reason}."
     return f"{text}, with a 95% interval."
 
 
@@ -193,7 +187,7 @@ def _list_rows(status: Status, chosen: Ints, now: float) -> list[dict[str, Any]]
         stages[one.clients] = one.stages
         table[:, column] = stages[chosen]
         stages[one.clients] = -1
-    ratios = status.ratios
+    ratios, unused = status.ratios, status.totals.unused
     return [
         {
             "name": status.names[n],
@@ -201,10 +195,9 @@ def _list_rows(status: Status, chosen: Ints, now: float) -> list[dict[str, Any]]
             "strip": _draw_strip(line),
             "strip_label": f"there in {int((line >= 0).sum())} of {len(line)} rounds",
             "ratio": "–" if np.isnan(ratios[n]) else f"{ratios[n]:.2f}",
-            "chance": _format_chance(status, n),
+            "rate": _format_rate(status, n),
             "absence": _format_absence(status, n, now),
-            "late": _format_late(status.columns, n),
-            "unused": _format_unused(status, n),
+            "unused": f"{unused[n]:,}" if unused[n] else "",
         }
         for n, line in zip(chosen.tolist(), table, strict=True)
     ]
@@ -217,29 +210,15 @@ def _draw_strip(stages: Ints) -> list[dict[str, int]]:
     return [{"stage": int(stages[a]), "x": a, "width": b - a} for a, b in runs if stages[a] >= 0]
 
 
-def _list_reasons(status: Status) -> list[tuple[str, str, str, str]]:
-    """Return why updates were not used, the most frequent reason of the window first.
-
-    Each has its text, its counts in the window and in all rounds, and its latest case.
-    """
-    window, found = status.columns, []
-    for name, total in status.counts.reasons.items():
-        rows = np.flatnonzero(window.reasons == status.reasons.index(name))
-        latest = ""
-        if len(rows):
-            client, t = status.names[window.clients[rows[-1]]], window.numbers[rows[-1]]
-            latest = f"{client} in round {t:,}"
-        text = REASONS.get(name, name)
-        found.append((len(rows), total, text, latest))
-    found.sort(key=lambda one: (-one[0], -one[1]))
-    return [(text, f"{recent:,}", f"{total:,}", latest) for recent, total, text, latest in found]
+def _list_reasons(status: Status) -> list[tuple[str, str]]:
+    """Return why updates were not used, and how often in all rounds."""
+    return [(REASONS.get(one, one), f"{n:,}") for one, n in status.counts.reasons.most_common()]
 
 
-def _format_chance(status: Status, n: int) -> str:
-    if status.forecast is None:
+def _format_rate(status: Status, n: int) -> str:
+    if status.rates is None:
         return "–"
-    one = status.forecast
-    rate, low, high = one.rates[n], one.low[n], one.high[n]
+    rate, low, high = (one[n] for one in (status.expected, status.rates.low, status.rates.high))
     known = rate > 0 and not np.isnan(low)
     return f"{rate:.0%} ({low:.0%} to {high:.0%})" if known else f"{rate:.0%}"
 
@@ -252,20 +231,6 @@ def _format_absence(status: Status, n: int, now: float) -> str:
     rounds, seen = int(status.absences[n]), status.totals.seen_at[n]
     text = "1 round" if rounds == 1 else f"{rounds:,} rounds"
     return text if np.isnan(seen) else f"{text}, {format_duration(now - seen)}"
-
-
-def _format_late(window: WindowColumns, n: int) -> str:
-    if not window.late[n]:
-        return ""
-    mean = window.rounds_late[n] / window.late[n]
-    return f"{window.late[n]:,} of {window.replies[n]:,}, by {mean:.1f}"
-
-
-def _format_unused(status: Status, n: int) -> str:
-    window = status.columns
-    if not window.unused[n]:
-        return ""
-    return f"{window.unused[n]:,}, last: {status.reasons[window.last_reason[n]]}"
 
 
 def _list_names(names: Sequence[str]) -> str:

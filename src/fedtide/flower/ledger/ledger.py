@@ -207,9 +207,7 @@ def read_rounds(url: str) -> pl.DataFrame:
     Raises:
         InvalidInputError: as in `read_ledger`.
     """
-    with open_ledger(url) as (connection, version, federation):
-        of = find_federation(connection, federation)
-        return _select(connection, version, ROUNDS, ROUNDS.c.federation == of, "round", "time")
+    return read_history(url)[1]
 
 
 def read_history(url: str) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -74,7 +74,18 @@ class NodeRegistry:
             registered: whether the operator gave the name, and the node does not merely claim it.
             connected: when the node had connected, see the class.
         """
-        reason = self._find_objection(name, registered)
+        reason = None
+        if not is_name(name):
+            reason = "its name is empty, too long, or not printable"
+        elif name in self.registered and not registered:
+            reason = f"it claims to be {name!r}, a registered client"
+        elif name not in self._numbers and not self.open:
+            reason = f"{name!r} is not among the federation's clients"
+        elif name not in self._numbers and len(self.names) == self.size:
+            reason = (
+                f"{name!r} joins after all {self.size} clients; submit the run again with more to "
+                "let it take part"
+            )
         if reason is not None:
             self._free(node_id)
             return reason
@@ -93,22 +104,6 @@ class NodeRegistry:
     def _free(self, node_id: int) -> None:
         self.nodes.pop(node_id, None)
         self.connected.pop(node_id, None)
-
-    def _find_objection(self, name: str, registered: bool) -> str | None:
-        """Return why no node is admitted with this name, or None."""
-        if not is_name(name):
-            return "its name is empty, too long, or not printable"
-        if name in self.registered and not registered:
-            return f"it claims to be {name!r}, a registered client"
-        if name not in self._numbers:
-            if not self.open:
-                return f"{name!r} is not among the federation's clients"
-            if len(self.names) == self.size:
-                return (
-                    f"{name!r} joins after all {self.size} clients; submit the run again with "
-                    "more to let it take part"
-                )
-        return None
 
     def is_known(self, node_id: int, connected: float) -> bool:
         """Return whether a node is at a client, and need not be asked whether it still is.

@@ -126,8 +126,11 @@ class ParticipationObserver(Strategy):
     def _write(self, t: int) -> None:
         """Append the rows of round t, and sync them to the disk."""
         furthest: dict[str, int] = {}  # of several nodes with one name
-        for node_id in sorted(self._stages, key=lambda one: STAGES.index(self._stages[one])):
-            furthest[self._names.get(node_id, str(node_id))] = node_id
+        for node_id, stage in self._stages.items():
+            name = self._names.get(node_id, str(node_id))
+            earlier = self._stages[furthest.setdefault(name, node_id)]
+            if STAGES.index(stage) > STAGES.index(earlier):
+                furthest[name] = node_id
         try:
             with self._path.open("a", newline="", encoding="utf-8") as file:
                 out = csv.writer(file)

@@ -122,9 +122,8 @@ class ReplyValidator:
             check_sender(reply, pending.node_id)
             content = dict(reply.content.items())
             self._read_claims(content, pending)
-            metrics = _read_numbers(content)
+            metrics = _read_metrics(content)
             samples = _pop_count(metrics, SAMPLES, 1, MAX_SAMPLES)
-            _check_metrics(metrics)
         return samples, metrics
 
     def _read_claims(self, content: Records, pending: PendingReply) -> Mapping[str, Any]:
@@ -159,11 +158,10 @@ class ReplyValidator:
         return config
 
     def _read(self, content: Records, pending: PendingReply, sent: Tensor) -> ValidatedUpdate:
-        metrics = _read_numbers(content)
+        metrics = _read_metrics(content)
         samples = _pop_count(metrics, SAMPLES, 1, MAX_SAMPLES)
         steps = _pop_count(metrics, "steps", 1 if self.reads_steps else 0, _MAX_STEPS)
         lr = self._pop_rate(metrics, pending.lr)
-        _check_metrics(metrics)
         arrays, gradients = select_records(content, ArrayRecord), None
         if "update" in arrays:  # Δ_n itself
             update = arrays_to_vector(arrays["update"], self.layout, sent)
@@ -251,11 +249,22 @@ def _pop_count(metrics: Metrics, name: str, low: int, high: int) -> int:
     return int(value)
 
 
-def _read_numbers(content: Records) -> Metrics:
-    """Return the metrics whose numbers are all of reasonable size, without the nonce."""
+def _read_metrics(content: Records) -> Metrics:
+    """Return the metrics whose numbers are all of reasonable size, without the nonce.
+
+    Raises:
+        RejectedReplyError: there are too many, or a name cannot be shown.
+    """
     found: Metrics = {}
     metrics: MetricRecord = _find_record(select_records(content, MetricRecord), "metrics")
+    count = len(metrics.keys() - {SAMPLES, NONCE})
+    numbers = sum(len(value) if isinstance(value, list) else 1 for value in metrics.values())
+    if count > MAX_METRICS or numbers > _MAX_NUMBERS:
+        text = f"it sent {count} metrics with {numbers} numbers, more than {MAX_METRICS} with "
+        raise RejectedReplyError("invalid", f"{text}{_MAX_NUMBERS}")
     for name, value in metrics.items():
+        if not is_name(name):
+            raise RejectedReplyError("invalid", f"it sent a metric with the name {name!r:.60}")
         if name == NONCE:
             continue
         if isinstance(value, list):
@@ -264,17 +273,3 @@ def _read_numbers(content: Records) -> Metrics:
         elif abs(value) <= _MAX_METRIC:
             found[name] = float(value)
     return found
-
-
-def _check_metrics(metrics: Metrics) -> None:
-    """Raise RejectedReplyError if there are too many, or if a name cannot be shown."""
-    if len(metrics) > MAX_METRICS:
-        text = f"it sent {len(metrics)} metrics, more than {MAX_METRICS}"
-        raise RejectedReplyError("invalid", text)
-    numbers = sum(len(value) if isinstance(value, list) else 1 for value in metrics.values())
-    if numbers > _MAX_NUMBERS:
-        text = f"its metrics have {numbers} numbers, more than {_MAX_NUMBERS}"
-        raise RejectedReplyError("invalid", text)
-    for name in metrics:
-        if not is_name(name):
-            raise RejectedReplyError("invalid", f"it sent a metric with the name {name!r:.60}")

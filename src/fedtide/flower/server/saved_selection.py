@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -31,8 +29,8 @@ class SavedSelection:
         seed: of its random draws.
 
     Raises:
-        InvalidInputError: it is not a dataclass, by whose fields selections are told apart; a
-            parameter does not fit the population; the stream keeps something other than numbers.
+        InvalidInputError: a parameter does not fit the population, or the stream keeps something
+            other than numbers.
 
     >>> from fedtide.participation import LongestAbsent
     >>> selection = SavedSelection(LongestAbsent(size=1), Population(clients=3), seed=0)
@@ -41,11 +39,6 @@ class SavedSelection:
     """
 
     def __init__(self, selection: Selection, population: Population, seed: int) -> None:
-        if not is_dataclass(type(selection)):
-            raise InvalidInputError(
-                f"selection: {type(selection).__name__} is not a dataclass; make it one "
-                "(@dataclass(frozen=True)): a resubmission recognises the selection by its fields"
-            )
         with error_prefix("selection"):
             self._stream = selection.start(population, seed)
         self._clients = population.clients
@@ -60,7 +53,17 @@ class SavedSelection:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return the stream's state, by name."""
-        return {name: _to_tensor(name, value) for name, value in self._kept().items()}
+        kept = {}
+        for name, value in self._kept().items():
+            try:
+                kept[name] = torch.from_numpy(np.array(value))
+            except (TypeError, ValueError):  # such as text, and integers beyond 64 bits
+                raise InvalidInputError(
+                    f"selection: its stream keeps {name}, of the type {type(value).__name__}; a "
+                    "federation saves numbers of at most 64 bits, and arrays of them: keep nothing "
+                    "else"
+                ) from None
+        return kept
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from what `to_tensors` returned.
@@ -80,16 +83,6 @@ class SavedSelection:
 
     def _kept(self) -> dict[str, Any]:
         return vars(self._stream) if self._stream.stateful else {}
-
-
-def _to_tensor(name: str, value: object) -> Tensor:
-    if isinstance(value, np.ndarray | np.generic | int | float):
-        with suppress(TypeError, ValueError):  # such as text, dates, and integers beyond 64 bits
-            return torch.from_numpy(np.array(value))
-    raise InvalidInputError(
-        f"selection: its stream keeps {name}, of the type {type(value).__name__}; a federation "
-        "saves numbers of at most 64 bits, and arrays of them: keep nothing else"
-    )
 
 
 def draw_share(
