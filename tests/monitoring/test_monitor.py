@@ -147,7 +147,7 @@ def test_an_unknown_stage_is_named_and_read_again_when_it_is_repaired(url, tmp_p
     set_stage = "UPDATE participation SET stage = ? WHERE client = 'bob'"
     with sqlite3.connect(tmp_path / "ledger.db") as database:
         database.execute(set_stage, ["validated"])
-    with pytest.raises(InvalidInputError, match=r"^ledger: .*'stage'.*; fedtide ledger check"):
+    with pytest.raises(InvalidInputError, match=r"^ledger: .*'stage'.*; restore a backup"):
         monitor.refresh()
     with sqlite3.connect(tmp_path / "ledger.db") as database:
         database.execute(set_stage, ["used"])

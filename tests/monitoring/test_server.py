@@ -85,7 +85,7 @@ def show(url: str, now: float, find: str = "", **settings) -> Page:
 
 def rows_of(page: Page) -> dict[str, list[str]]:
     """Return the cells of each client's row."""
-    return {cells[0]: cells[1:] for cells in page.cells if len(cells) == 6}
+    return {cells[0]: cells[1:] for cells in page.cells if len(cells) == 7}
 
 
 def test_page_and_metrics_are_served_and_end_with_the_context(url):

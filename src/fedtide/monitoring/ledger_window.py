@@ -234,7 +234,9 @@ class LedgerWindow:
         numbers, stage_codes = self._numbers, {name: code for code, name in enumerate(STAGES)}
         stage = rows["stage"].replace_strict(stage_codes, default=None, return_dtype=pl.Int64)
         if stage.has_nulls():
-            raise InvalidInputError("ledger: the column 'stage' holds unknown stages")
+            raise InvalidInputError(
+                "ledger: the column 'stage' holds unknown stages; restore a backup"
+            )
         asked = rows["asked"].cast(pl.Int64).fill_null(rows["round"])
         reason = rows["reason"].cast(pl.String)
         reason = reason.set((stage == REPORTED) & reason.is_null(), _UNKNOWN)
