@@ -46,7 +46,7 @@ def format_range(low: float, high: float, form: str = ".2f") -> str:
 def format_method(advice: Advice) -> str:
     """Return a method with its parameters, named as in an experiment file.
 
-    >>> format_method(Advice("fedau", {"cutoff": 50}, [], "light", 0, 0, 0.0))
+    >>> format_method(Advice("fedau", {"cutoff": 50}, [], "light", 0, 0))
     'fedau(cutoff=50)'
     """
     shown = [

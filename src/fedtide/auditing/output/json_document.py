@@ -292,7 +292,6 @@ def _build_advice(advice: Advice) -> dict[str, Any]:
         "memory": advice.memory,
         "memory_floats": advice.memory_floats,
         "message_floats": advice.message_floats,
-        "remaining_l1_skew": advice.remaining,
         "experiment": advice.experiment,
         "strategy": advice.strategy,
     }

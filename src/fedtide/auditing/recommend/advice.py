@@ -35,8 +35,8 @@ _MOST_INLINE = 10
 class Advice:
     """A recommended method.
 
-    The JSON of an audit calls `remaining` remaining_l1_skew, and has `experiment` and `strategy`
-    instead of the fields that they are made from.
+    The JSON of an audit has `experiment` and `strategy` instead of the fields that they are made
+    from.
 
     Args:
         algorithm: its `type` in an experiment file.
@@ -46,7 +46,6 @@ class Advice:
         memory: "light", O(N + d), or "heavy", O(N d).
         memory_floats: numbers stored by the server beyond the model.
         message_floats: numbers sent to and from a participant per round, together.
-        remaining: the L1 skew that it leaves on this log.
         objective: `objective` of an experiment that trains for the wanted weights.
         clients: the clients' names in the order of `parameters`, or N if they are 0..N − 1.
         privacy: the mechanism with which it trains, as in an experiment file; None: none.
@@ -59,7 +58,6 @@ class Advice:
     memory: Memory
     memory_floats: int
     message_floats: int
-    remaining: float
     needs: list[str] = field(default_factory=list)
     objective: str | tuple[float, ...] = "uniform"
     clients: int | tuple[str, ...] = 0
@@ -119,7 +117,7 @@ def write_strategy(advice: Advice) -> str:
     Rates and factors are by name: without names, `FedTide` numbers clients as they join.
 
     >>> rates = {"rates": [0.5, 0.2]}
-    >>> advice = Advice("known-rates", rates, [], "light", 0, 0, 0.0, clients=("ann", "bob"))
+    >>> advice = Advice("known-rates", rates, [], "light", 0, 0, clients=("ann", "bob"))
     >>> print(write_strategy(advice))
     from fedtide.algorithms import KnownRates
     from fedtide.flower import FedTide

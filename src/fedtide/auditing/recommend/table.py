@@ -15,7 +15,6 @@ import numpy as np
 from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.recommend.cohort_size import find_cohort_size
 from fedtide.auditing.recommend.findings import Findings
-from fedtide.auditing.statistics.auto_weights import average_auto_weights
 
 _FACTOR = 1.5
 """Amplification: Amplified SCAFFOLD's authors take 1.5 (paper 002)."""
@@ -115,17 +114,16 @@ def _advise(row: Row, findings: Findings) -> Advice:
     names, size = findings.log.names.to_list(), findings.log.size
     stored, messages, needs = _price(row.method, findings)
     parameters = _choose_parameters(row.method, findings)
-    remaining, fact = _measure_remaining(row.method, findings)
+    facts = _describe_rates(findings) if row.method == "known-rates" else []
     by_samples = parameters.get("weights") == "data"
     return Advice(
         algorithm=row.method,
         parameters=parameters,
-        reasons=[row.reason, *fact],
+        reasons=[row.reason, *facts],
         needs=needs,
         memory="heavy" if row.method in ("amplified-scaffold", "scaffold", "fedvarp") else "light",
         memory_floats=stored,
         message_floats=messages * findings.dimension,
-        remaining=remaining,
         objective="uniform" if by_samples else _choose_objective(findings),
         clients=size if names == list(range(size)) else tuple(map(str, names)),
         cohort=find_cohort_size(findings.log),
@@ -188,23 +186,6 @@ def _price(method: str, findings: Findings) -> tuple[int, int, list[str]]:
         return size + 2 * dimension, 2, needs
     stored = {"fedau": 2 * size, "known-rates": size}.get(method, 0)
     return stored, 2, []
-
-
-def _measure_remaining(method: str, findings: Findings) -> tuple[float, list[str]]:
-    """Return the L1 skew that a method leaves on this log, and what else is known of it there."""
-    objectives = findings.objectives
-    if method == "fedavg":
-        if findings.wanted_source == "samples":
-            return objectives.in_force.l1_skew, []
-        return objectives.scaled_skew(objectives.plain.weights), []
-    if method == "auto":
-        skew = objectives.scaled_skew(average_auto_weights(findings.log))
-        return skew, [f"on this log its weights leave an L1 skew of {skew:.2f}"]
-    if method == "fedau":
-        skew = objectives.scaled_skew(objectives.fedau.weights)
-        return skew, [f"on this log its weights leave an L1 skew of {skew:.2f}, start included"]
-    unreached = objectives.scaled_skew(objectives.known_rates.weights)
-    return unreached, _describe_rates(findings) if method == "known-rates" else []
 
 
 def _describe_rates(findings: Findings) -> list[str]:

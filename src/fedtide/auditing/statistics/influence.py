@@ -126,11 +126,6 @@ class ObjectiveComparison:
         """Each client's weight in force over its wanted weight, (N,); NaN if that is 0."""
         return divide_by_wanted(self.in_force.weights, self.wanted)
 
-    def scaled_skew(self, weights: Floats) -> float:
-        """Return the L1 skew of these influences once losses are multiplied by N a_n."""
-        scaled = weights * self.wanted
-        return float(np.abs(scaled / max(float(scaled.sum()), 1e-300) - self.wanted).sum())
-
 
 def compare_objectives(
     log: ParticipationLog,
