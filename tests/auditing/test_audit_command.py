@@ -48,9 +48,9 @@ def test_command_reads_times_and_strides(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
         return int(json.loads((tmp_path / "a.json").read_text())["rounds"])
 
-    assert count_rounds("times.csv", "--round-seconds", "3600") == 22
-    assert count_rounds("times.csv", "--round-seconds", "10800") == 8
-    assert count_rounds("rounds.csv") == 8
+    assert count_rounds("times.csv", "--round-seconds", "3600", "--time-zone", "UTC") == 22
+    assert count_rounds("times.csv", "--round-seconds", "10800", "--time-zone", "UTC") == 8
+    assert count_rounds("rounds.csv", "--round-step", "3") == 8
     assert count_rounds("rounds.csv", "--round-step", "1") == 22
     assert count_rounds("rounds.csv", "--round-step", "1", "--from-round", "12") == 10
     (tmp_path / "privacy.yaml").write_text("clip: 1.0\nnoise_multiplier: 1.0\ndelta: 1.0e-5\n")
@@ -101,7 +101,7 @@ def test_command_writes_the_method_that_is_asked_for(tmp_path: Path) -> None:
     [
         ("", [], "log", "empty"),
         ("round,client\n", [], "log", "no rows"),
-        ("iteration,client\n0,1\n", [], "log", "--columns round=iteration"),
+        ("iteration,client\n0,1\n", [], "log", "--columns round=NAME"),
         ("round,client\n0,1\n0,1\n", [], "client", "round 0"),
         ("round,client\n0,5\n", ["--clients", "3"], "client", "clients 0 to 2"),
         ("round,client\n0.5,1\n", [], "round", "0.5"),

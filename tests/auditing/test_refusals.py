@@ -13,7 +13,8 @@ from fedtide.auditing.log.reader import LogSource, read_participation_log
 from fedtide.auditing.output import audit_figures
 from fedtide.auditing.output.html_page import render_page
 from fedtide.errors import InvalidInputError
-from fedtide.participation.log.schema import REASONS, STAGES, read_log, write_log
+from fedtide.participation import read_log, write_log
+from fedtide.participation.log.schema import REASONS, STAGES
 
 ROUNDS = 40
 
@@ -129,10 +130,9 @@ def test_a_log_in_which_no_update_was_used_is_refused_with_the_reasons(log: pl.D
         ft.audit(log.filter(client="h"))
 
 
-def test_without_stages_every_row_was_used_and_a_note_says_so(log: pl.DataFrame) -> None:
-    read = read_participation_log(log.drop("stage"))
-    assert read.refusals is None
-    assert any("reasons are not used" in note for note in read.notes)
+def test_without_stages_a_reason_is_refused(log: pl.DataFrame) -> None:
+    with pytest.raises(InvalidInputError, match=r"^log: the column 'reason' tells rows apart"):
+        read_participation_log(log.drop("stage"))
 
 
 @pytest.mark.parametrize("values", [[1, 2], [None, None], [1.5, None], ["", "n/a"], [" ", "quota"]])

@@ -118,19 +118,8 @@ def test_samples_are_means_and_unknown_where_a_client_declares_none() -> None:
     np.testing.assert_array_equal(log.samples, [15, 7, np.nan])
     assert log.weights is not None
     assert log.weights.tolist() == [1.0, 1.0]
-    partly = read(pl.DataFrame({"round": [0, 1], "client": ["a", "b"], "samples": [10, None]}))
-    assert partly.weights is None
     none = pl.DataFrame({"round": [0, 1], "client": ["a", "b"], "samples": [None, None]})
     assert read(none).samples is None
-
-
-def test_counts_in_the_column_weight_are_normalised_and_said() -> None:
-    log = read(COUNTS)
-    assert log.weights is not None
-    assert log.weights.tolist() == [0.75, 0.25, 1.0]
-    assert log.samples is not None
-    assert log.samples.tolist() == [600, 200]
-    assert any("sample counts" in note for note in log.notes)
 
 
 def test_column_alias_decides_what_weights_are() -> None:
@@ -149,7 +138,6 @@ def test_column_alias_decides_what_weights_are() -> None:
         [0.5, 0.5, 1.0],  # 1 / |S_t|
         [1.3, 0.2, 0.9],  # FedAU's, which sum to about 1
         [2.0, 1.0, 2.0],  # whole numbers, but of the size of q_t^n
-        [120.5, 30.0, 40.0],  # no counts
     ],
 )
 def test_participation_weights_stay_as_they_are(weights: list[float]) -> None:
@@ -157,7 +145,7 @@ def test_participation_weights_stay_as_they_are(weights: list[float]) -> None:
     log = read(rows)
     assert log.weights is not None
     np.testing.assert_array_equal(log.weights, np.float32(weights))
-    assert not log.notes or (sum(weights) > 100 and "not to about 1" in log.notes[0])
+    assert not log.notes
 
 
 def test_recorded_weights_win_over_samples() -> None:
@@ -201,35 +189,6 @@ def test_a_count_of_0_in_rows_that_failed_is_no_size_of_a_client() -> None:
     stages = ["used", "selected", "used", "selected"]
     log = read(pl.DataFrame(rows | {"stage": stages}))
     np.testing.assert_array_equal(log.samples, [30, 7, np.nan])
-
-
-@pytest.mark.parametrize(("scale", "said"), [(0.01, "0.01"), (1.0, ""), (7.0, "7"), (90.0, "90")])
-def test_weights_that_do_not_sum_to_about_1_are_pointed_out(scale: float, said: str) -> None:
-    rows = pl.DataFrame({"round": [0, 0, 1, 1, 2], "client": list("abacb")})
-    log = read(rows.with_columns(weight=scale * pl.Series([0.25, 0.75, 0.4, 0.6, 1.0])))
-    notes = [note for note in log.notes if "not to about 1" in note]
-    assert [f"typically sum to {said} in a round" in note for note in notes] == [True] * bool(said)
-    assert log.weights is not None
-    np.testing.assert_allclose(log.weights[:2], [scale / 4, scale * 3 / 4], rtol=1e-6)
-
-
-def test_weights_of_1_are_those_of_clients_that_count_alike() -> None:
-    """As shares of a round, and not as weights by which rounds of more clients count more."""
-    log = read(COUNTS.with_columns(weight=1.0))
-    assert (log.weights, log.samples) == (None, None)
-    assert log.notes == ("the weights are all 1: the clients of a round count alike",)
-    log = read(COUNTS.with_columns(weight=3.5))
-    assert (log.weights, log.samples) == (None, None)
-    (note,) = log.notes
-    assert note.startswith("the weights are all 3.5: the clients of a round count alike; columns=")
-    log = read(COUNTS.with_columns(weight=0.013))  # may be the 1/N of a server that divides by N
-    assert log.weights is not None
-    np.testing.assert_allclose(log.weights, 0.013, rtol=1e-6)
-    assert "not to about 1" in log.notes[0]
-    kept = read(COUNTS.with_columns(weight=1.0), columns={"weight": "weight"})
-    assert kept.weights is not None
-    turns = pl.DataFrame({"round": [0, 1, 2], "client": list("aba"), "weight": [1.0, 1.0, 1.0]})
-    assert read(turns).weights is not None  # q_t^n of single clients
 
 
 def test_stages_say_who_took_part_whatever_the_weights() -> None:

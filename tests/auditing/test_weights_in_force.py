@@ -246,8 +246,8 @@ def test_drawn_clients_have_their_probabilities() -> None:
 def test_stages_without_the_weights_in_force_say_so(staged: Staged) -> None:
     """Weights that are not the samples: who was not used has none."""
     random = np.random.default_rng(5)
-    weights = pl.Series("weight", random.random(staged.rows.height))
-    result = ft.audit(staged.rows.with_columns(weights), clients=CLIENTS)
+    rows = staged.rows.with_columns(pl.Series("weight", random.random(staged.rows.height)))
+    result = ft.audit(rows, clients=CLIENTS, columns={"weight": "weight"})
     assert result.availability is not None
     expected = share(staged.available, np.ones(CLIENTS)).mean(axis=0)
     np.testing.assert_allclose(result.availability.objective.weights, expected)

@@ -23,7 +23,7 @@ from fedtide.flower.ledger.ledger import read_ledger, read_rounds
 from fedtide.flower.protocol import NAME_QUERY, NONCE
 from fedtide.flower.server.observer import ParticipationObserver
 from fedtide.flower.server.strategy import FedTide
-from fedtide.participation.log.schema import read_log
+from fedtide.participation.log.read import read_log
 
 from .driver import N, deploy, federation, node_of, rows
 from .fake_grid import FakeGrid, Node, WireGrid

@@ -24,7 +24,7 @@ from fedtide.cli.main import main
 from fedtide.flower.ledger import ledger_maintenance
 from fedtide.flower.ledger.ledger import Entry, Ledger, read_ledger, read_rounds
 from fedtide.flower.ledger.ledger_tables import PARTICIPATION
-from fedtide.participation.log.schema import read_log
+from fedtide.participation.log.read import read_log
 from fedtide.population import Population
 
 from .databases import create_version_1, execute

@@ -155,6 +155,18 @@ def test_a_log_without_anybody_cannot_be_replayed(stages: list[str]) -> None:
 ROWS = {"round": [0, 0, 1, 1, 2], "client": [0, 1, 3, 4, 2]}
 
 
+def test_a_replay_refuses_what_may_say_who_failed() -> None:
+    log = pl.DataFrame({"round": [0, 1, 1], "client": [0, 1, 0], "Status": ["ok", "timeout", "ok"]})
+    with pytest.raises(InvalidInputError, match=r"^log: the column 'Status' tells rows apart"):
+        Replay(log=log).begin(Population(clients=2), seed=0)
+    stages = {"ok": "used", "timeout": "selected"}
+    for replay in (Replay(log, stages=stages), Replay(log, where={"Status": "ok"})):
+        stream = replay.begin(Population(clients=2), seed=0)
+        assert [stream.round(t).clients.tolist() for t in range(2)] == [[0], [0]]
+    everyone = Replay(log, ignore=["Status"]).begin(Population(clients=2), seed=0)
+    assert everyone.round(1).clients.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("in_file", [True, False])
 @pytest.mark.parametrize("start", [0, 1, 100])
 @pytest.mark.parametrize("columns", [{}, {"round": "server_round"}])
@@ -246,19 +258,18 @@ def _file(name: str, content: str | bytes) -> Callable[[Path], Path]:
         (_file("log.parquet", b"PAR1 cut short"), "log: ", "readable .parquet"),
         (_file("log.jsonl", '{"round": 1,\n'), "log: ", "readable .jsonl"),
         (_file("log.csv", b"\xff\xfe\x00\x01\x00"), "log: ", "save it as UTF-8"),
-        (_file("log.csv", "rnd,client\n0,1\n"), "log: ", "'round' among 'rnd', 'client'"),
+        (_file("log.csv", "step,client\n0,1\n"), "log: ", "'round' among 'step', 'client'"),
         (_file("log.csv", "round,client\n0,1\n1,2\n0,1\n"), "client: 1", "round 0"),
         (_file("log.csv", "round,client\n-1,1\n"), "round: -1", ""),
         (_file("log.csv", "round,client\n1.5,1\n"), "round: 1.5", ""),
         (_file("log.csv", "round,client\n,1\n"), "round: ", ""),
-        (_file("log.csv", "round,client\nx,1\n"), "round: ", "String"),
+        (_file("log.csv", "round,client\nx,1\n"), "round: ", "'x'"),
         (_file("log.csv", "round,client\n0,\n1,2\n"), "client: ", "missing in row 1"),
         (_file("log.jsonl", '{"round":0,"client":1.5}\n'), "client: ", "Float64"),
-        (_file("log.csv", "round,client,stage\n0,1,slected\n"), "stage: ", "'selected'"),
-        (_file("log.csv", "round,client,weight\n0,1,nan\n"), "weight: nan", ""),
+        (_file("log.csv", "round,client,stage\n0,1,slected\n"), "stage: ", "available, selected,"),
         (_file("log.csv", "round,client,weight\n0,1,inf\n"), "weight: inf", ""),
         (_file("log.csv", "round,client,weight\n0,1,-1\n"), "weight: -1.0", ""),
-        (_file("log.csv", "round,client,weight\n0,1,much\n"), "weight: ", "String"),
+        (_file("log.csv", "round,client,weight\n0,1,much\n"), "weight: ", "'much'"),
     ],
 )
 def test_invalid_files_are_rejected(
@@ -274,7 +285,7 @@ def test_invalid_column_names_are_rejected(tmp_path: Path) -> None:
     path.write_text("round,client\n0,1\n")
     with pytest.raises(InvalidInputError, match=r"^columns: .*'rounds'; did you mean 'round'"):
         read_log(path, {"rounds": "round"})
-    with pytest.raises(InvalidInputError, match=r"^log: .*'epoch' among 'round', 'client'; "):
+    with pytest.raises(InvalidInputError, match=r"^columns: .*'epoch' among 'round', 'client'; "):
         read_log(path, {"round": "epoch"})
 
 
@@ -321,7 +332,7 @@ def test_client_ids_of_mixed_types_in_a_frame_are_rejected() -> None:
 def test_rows_without_a_stage_are_rejected_where_others_have_one(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("round,client,stage\n0,a,used\n0,b,\n1,a,selected\n1,b,\n")
-    with pytest.raises(InvalidInputError, match=r"^stage: 2 of 4 rows without a stage"):
+    with pytest.raises(InvalidInputError, match=r"^stage: 2 of 4 rows have no stage"):
         read_log(path)
     path.write_text("round,client,stage\n0,a,\n1,b,\n")
     assert read_log(path)["stage"].to_list() == ["used", "used"]

@@ -191,7 +191,7 @@ def test_what_failed_has_cost_nothing():
 def test_an_update_that_the_log_gives_no_weight_is_not_taken_to_be_free(column):
     """The method weights it as any other: plain averaging does not look at sample counts."""
     log = pl.DataFrame({"round": [0, 0, 1, 2], "client": ["ann", "bob", "ann", "ann"]})
-    counted = log.with_columns(pl.Series(column, [0.0, 0.5, 0.0, 1.0]))
+    counted = log.with_columns(pl.Series(column, [0.0, 1.0, 0.0, 1.0]))
     mechanism = Gaussian(clip=1.0, noise_multiplier=2.0, delta=1e-5)
     with pytest.raises(
         InvalidInputError, match=r"^log: in 2 rows the weight or sample count is 0; "

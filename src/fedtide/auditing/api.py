@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
-from fedtide.auditing.log.reader import LogSource, OnProgress, read_participation_log
+from fedtide.auditing.log.reader import OnProgress, read_participation_log
 from fedtide.auditing.output.json_document import build_document
 from fedtide.auditing.output.limits import list_limits
 from fedtide.auditing.output.terminal import show
@@ -43,6 +43,7 @@ from fedtide.auditing.statistics.unseen import UnseenClients, estimate_unseen
 from fedtide.auditing.statistics.variance import VarianceModel
 from fedtide.auditing.statistics.windows import measure_regularity
 from fedtide.errors import InvalidInputError, quantify
+from fedtide.participation.log.opening import LogSource
 from fedtide.participation.log.tables import MemoryTable, to_polars
 from fedtide.summary_text import Summary
 from fedtide.validation import require_at_least, require_choice, require_positive
@@ -126,7 +127,10 @@ def audit(
     groups: str | None = None,
     columns: Mapping[str, str] | None = None,
     stages: Mapping[str, str] | None = None,
+    where: Mapping[str, str] | None = None,
+    ignore: Sequence[str] = (),
     round_seconds: float | None = None,
+    time_zone: str | None = None,
     round_step: int | None = None,
     from_round: int = 0,
     training: Training | None = None,
@@ -155,11 +159,17 @@ def audit(
         groups: the column of the roster to group by; None: all columns with few values.
         columns: the log's names of its columns, such as {"round": "my_round"}; common names are
             recognised.
-        stages: what the values of the column `stage`, or else of a column such as `status`, mean:
+        stages: what the values of the column `stage`, or else of the one that has them, mean:
             {"OK": "used", "TIMEOUT": "selected"}. "" stands for a missing value, "other" for every
             value that is not named.
+        where: values of columns, such as {"phase": "fit"}; only rows that have them are read.
+        ignore: columns that say nothing about who took part. Any other column that is not read and
+            tells rows apart is refused, as it may say who failed.
         round_seconds: the length of a round in seconds, for a log with times instead of rounds.
-        round_step: the difference between the numbers of consecutive rounds; None: detected.
+        time_zone: such as "Europe/Berlin": of times that name none, and of midnight, where rounds
+            of days begin.
+        round_step: the difference between the numbers of consecutive rounds; 1 takes all numbers as
+            they are.
         from_round: the first round that counts; clients seen only earlier still belong to the
             federation.
         training: L, σ, δ and others, for the learning rates of the theorems.
@@ -197,7 +207,10 @@ def audit(
         columns,
         watch,
         stages=stages,
+        where=where,
+        ignore=ignore,
         round_seconds=round_seconds,
+        time_zone=time_zone,
         round_step=round_step,
         from_round=from_round,
     )

@@ -60,16 +60,29 @@ def audit_command(
         list[str] | None,
         typer.Option(
             metavar="NAME=COLUMN",
-            help="The log's own name of the column round, client, stage, weight, samples, time or "
-            "reason; repeat for several. Common names are recognised.",
+            help="The log's own name of the column round, client (or clients, of lists), stage, "
+            "weight, samples, time or reason; repeat for several. Common names are recognised.",
         ),
     ] = None,
     stages: Annotated[
         list[str] | None,
         typer.Option(
             metavar="VALUE=STAGE,...",
-            help="What the values of the column stage, or else of a column such as status, mean: "
+            help="What the values of the column stage, or else of the one that has them, mean: "
             "OK=used,TIMEOUT=selected. 'other' stands for all values that are not named.",
+        ),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=VALUE",
+            help="Read only the rows with this value, such as phase=fit; repeat for several.",
+        ),
+    ] = None,
+    ignore: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN,...", help="Columns that say nothing about who took part in a round."
         ),
     ] = None,
     round_seconds: Annotated[
@@ -78,11 +91,18 @@ def audit_command(
             metavar="S", help="The log has times instead of rounds; a round lasts S seconds."
         ),
     ] = None,
+    time_zone: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ZONE",
+            help="Of times that name none, and of midnight, where rounds of days begin: "
+            "Europe/Berlin.",
+        ),
+    ] = None,
     round_step: Annotated[
         int | None,
         typer.Option(
-            metavar="G",
-            help="Rounds are numbered 0, G, 2G, ...; 1 keeps the numbers. Default: G is detected.",
+            metavar="G", help="Rounds are numbered 0, G, 2G, ...; 1 takes numbers as they are."
         ),
     ] = None,
     from_round: Annotated[
@@ -160,7 +180,7 @@ def audit_command(
 
     fedtide audit log.csv --columns round=my_round --roster clients.csv --groups region
 
-    fedtide audit server.csv --stages OK=used,TIMEOUT=selected
+    fedtide audit server.csv --stages OK=used,TIMEOUT=selected --ignore region
 
     fedtide audit log.csv --method auto --strategy auto.py
 
@@ -212,7 +232,10 @@ def audit_command(
                 [pair for part in stages or [] for pair in _PAIR.findall(part) or [part]],
                 "OK=used,TIMEOUT=selected",
             ),
+            where=_parse_pairs("where", where or [], "phase=fit"),
+            ignore=ignore.split(",") if ignore else (),
             round_seconds=round_seconds,
+            time_zone=time_zone,
             round_step=round_step,
             from_round=from_round,
             training=training,
@@ -272,13 +295,14 @@ def _new_progress() -> Progress:
 
 
 def _parse_pairs(field: str, pairs: list[str], example: str) -> dict[str, str]:
-    """Return the mapping given as NAME=COLUMN or VALUE=STAGE pairs."""
+    """Return the mapping given as NAME=COLUMN, VALUE=STAGE or COLUMN=VALUE pairs."""
     mapping = {}
     for pair in pairs:
         of_values = field == "stages"  # a value may be empty, or contain "="
         name, sign, meaning = pair.rpartition("=") if of_values else pair.partition("=")
         if not (sign and meaning and (name or of_values)):
-            form = "VALUE=STAGE" if of_values else "NAME=COLUMN"
+            forms = {"stages": "VALUE=STAGE", "where": "COLUMN=VALUE"}
+            form = forms.get(field, "NAME=COLUMN")
             raise InvalidInputError(f"{field}: {pair!r} is not {form}; write {example}")
         mapping[name] = meaning
     return mapping

@@ -156,7 +156,7 @@ def export_command(
     fedtide run experiment.yaml 'participation={type: replay, log: log.parquet}'
     """
     from fedtide.flower.ledger.ledger import read_history
-    from fedtide.participation.log.schema import write_log
+    from fedtide.participation.log.read import write_log
 
     log, rounds = read_history(ledger)
     write_log(out, log)

@@ -27,16 +27,8 @@ from fedtide.participation.availability.trace import Trace
 from fedtide.participation.dropout import Dropout, NoDropout, RandomDropout, Stragglers
 from fedtide.participation.effective_weights import l1_skew, participation_weights
 from fedtide.participation.inclusion import inclusion_probabilities
-from fedtide.participation.log.schema import (
-    STAGES,
-    LogColumns,
-    Stage,
-    normalise_log,
-    read_log,
-    round_rows,
-    to_frame,
-    write_log,
-)
+from fedtide.participation.log.read import normalise_log, read_log, write_log
+from fedtide.participation.log.schema import STAGES, LogColumns, Stage, round_rows, to_frame
 from fedtide.participation.rates import (
     Correlated,
     RateLaw,

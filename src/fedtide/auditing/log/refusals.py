@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
+import polars as pl
 from numpy.typing import NDArray
 
-from fedtide.auditing.log.values import USED, parse_reasons, to_numpy
-from fedtide.participation.log.schema import CLAIMED, REASONS
+from fedtide.errors import printable
+from fedtide.participation.log.columns import MISSING
+from fedtide.participation.log.schema import REASONS
+
+_LONGEST_REASON = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,33 @@ class Refusals:
         return {self.reasons[codes[i]]: int(counts[i]) for i in order}
 
 
+def count_refusals(rows: pl.DataFrame) -> Refusals | None:
+    """Return how often each client was left out for each reason; None: the log gives none.
+
+    In a round in which a client has several rows, its furthest stage counts; a reason does not
+    count in a round in which the client was used.
+
+    Args:
+        rows: of a log: round, client (a number from 0), stage and reason.
+    """
+    given = rows.filter(pl.col("reason").is_not_null())
+    words = given["reason"].unique()
+    short = [_to_one_line(word) for word in words]
+    given = given.with_columns(
+        pl.col("reason").replace_strict(words, short, return_dtype=pl.String)
+    ).drop_nulls("reason")
+    used = rows.filter(pl.col("stage") == "used")
+    given = given.join(used, on=["round", "client"], how="anti").sort("stage")
+    furthest = given.unique(["round", "client"], keep="last", maintain_order=True)
+    if furthest.is_empty():
+        return None
+    counts = furthest.group_by("client", "reason").len("n").sort("client", "reason")
+    reasons = counts["reason"].unique().sort()
+    codes = reasons.search_sorted(counts["reason"]).cast(pl.Int64).to_numpy()
+    clients, numbers = (counts[name].cast(pl.Int64).to_numpy() for name in ("client", "n"))
+    return Refusals(reasons.to_list(), clients, codes, numbers)
+
+
 def format_reasons(counts: Mapping[str, int], most: int = 3) -> str:
     """Return reasons in words with their counts, such as those of `Refusals.total`.
 
@@ -74,71 +104,7 @@ def format_reasons(counts: Mapping[str, int], most: int = 3) -> str:
     return ", ".join(shown[:most]) + (f", other reasons ({others:,})" if others else "")
 
 
-class ReasonColumn:
-    """The reasons of a log, collected batch by batch: 12 bytes for each row that has one."""
-
-    def __init__(self) -> None:
-        self._codes: dict[str, int] = {}
-        self._rows: list[NDArray[np.int64]] = []
-        self._reasons: list[NDArray[np.int32]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._rows)
-
-    def add(self, column: pa.Array, first_row: int) -> None:
-        """Add the reasons of a batch whose first row is this one of the log."""
-        if column.null_count == len(column):
-            return
-        rows = np.flatnonzero(np.from_dlpack(column.is_valid().cast(pa.uint8())))
-        encoded = parse_reasons(column.drop_null())
-        table = np.array(
-            [
-                self._codes.setdefault(name, len(self._codes)) if name else -1
-                for name in encoded.dictionary.to_pylist()
-            ],
-            dtype=np.int32,
-        )
-        codes = table[to_numpy(encoded.indices)]
-        if (given := codes >= 0).any():
-            self._rows.append(rows[given] + first_row)
-            self._reasons.append(codes[given])
-
-    def find_claimed(self) -> NDArray[np.int64]:
-        """Return the rows whose reason is that another node claimed the client's name."""
-        code = self._codes.get(CLAIMED, -2)
-        found = [rows[codes == code] for rows, codes in zip(self._rows, self._reasons, strict=True)]
-        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
-
-    def count(
-        self,
-        rounds: NDArray[np.integer],
-        clients: NDArray[np.int32],
-        stages: NDArray[np.uint8],
-        first: int,
-    ) -> Refusals | None:
-        """Return how often each client was left out for each reason; None: the log gives none.
-
-        In a round in which a client has several rows, its furthest stage counts; a reason does not
-        count in a round in which the client was used.
-
-        Args:
-            rounds: of all rows of the log, shape (E,).
-            clients: of all rows, (E,).
-            stages: the index in STAGES of each row's stage, (E,).
-            first: the reasons of earlier rounds do not count.
-        """
-        if not self._rows:
-            return None
-        rows, codes = np.concatenate(self._rows), np.concatenate(self._reasons)
-        size = int(clients.max()) + 1
-        pairs = rounds.astype(np.int64) * size + clients
-        left_out = ~np.isin(pairs[rows], pairs[stages == USED]) & (rounds[rows] >= first)
-        rows, codes = rows[left_out], codes[left_out]
-        if not len(rows):
-            return None
-        order = np.lexsort((stages[rows], pairs[rows]))
-        rows, codes = rows[order], codes[order]
-        furthest = np.append(pairs[rows][1:] != pairs[rows][:-1], True)
-        found, reasons = clients[rows[furthest]].astype(np.int64), list(self._codes)
-        keys, counts = np.unique(found * len(reasons) + codes[furthest], return_counts=True)
-        return Refusals(reasons, *np.divmod(keys, len(reasons)), counts)
+def _to_one_line(text: str) -> str | None:
+    """Return text that cannot control a terminal, short enough for a table; None: none."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return None if line.lower() in MISSING else printable(line, most=_LONGEST_REASON)

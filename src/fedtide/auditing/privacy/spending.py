@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ from fedtide.auditing.log.participation_log import (
     find_first_entries,
     find_gaps,
 )
-from fedtide.auditing.log.reader import LogSource, read_participation_log
+from fedtide.auditing.log.reader import read_participation_log
 from fedtide.auditing.privacy.sampling_laws import LawCheck, SamplingLaw
 from fedtide.differential_privacy import (
     Gaussian,
@@ -34,6 +34,7 @@ from fedtide.differential_privacy import (
 )
 from fedtide.differential_privacy.mechanisms import relative_losses, require_mechanism
 from fedtide.errors import InvalidInputError, list_names, quantify
+from fedtide.participation.log.opening import LogSource
 from fedtide.population import Population
 from fedtide.validation import require_positive
 
@@ -173,6 +174,8 @@ def spent(
     roster: ClientTable | None = None,
     columns: Mapping[str, str] | None = None,
     stages: Mapping[str, str] | None = None,
+    where: Mapping[str, str] | None = None,
+    ignore: Sequence[str] = (),
 ) -> Spent:
     """Return the ε that training on a log has cost each client, as the log happened.
 
@@ -191,7 +194,9 @@ def spent(
         clients: N.
         roster: all clients.
         columns: the log's names of its columns.
-        stages: as for `audit`.
+        stages: as for `audit`, as are `where` and `ignore`.
+        where: see there.
+        ignore: see there.
 
     Raises:
         InvalidInputError: a log, a method or a number that cannot be used; a log that begins after
@@ -207,7 +212,9 @@ def spent(
     if target is not None:
         require_positive("target", target)
     if not isinstance(log, ParticipationLog):
-        log = read_participation_log(log, clients, roster, columns, stages=stages)
+        log = read_participation_log(
+            log, clients, roster, columns, stages=stages, where=where, ignore=ignore
+        )
     if log.weightless:  # the method gives such an update a weight of its own
         raise InvalidInputError(
             f"log: in {quantify(log.weightless, 'row')} the weight or sample count is 0; leave "

@@ -28,7 +28,7 @@ from fedtide.flower.ledger.ledger_tables import (
     open_ledger,
     prepare_writing,
 )
-from fedtide.participation.log.schema import normalise_log
+from fedtide.participation.log.read import normalise_log
 
 try:
     import sqlalchemy as sql

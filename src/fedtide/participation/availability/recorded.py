@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import polars as pl
+import polars.selectors as cs
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError, error_prefix, quantify
@@ -18,11 +20,9 @@ from fedtide.participation.availability.base import (
     Ids,
 )
 from fedtide.participation.log.client_ids import number_clients
-from fedtide.participation.log.schema import (
-    CLAIMED,
-    STAGES,
-    normalise_log,
-)
+from fedtide.participation.log.opening import open_log
+from fedtide.participation.log.read import LogRows, keep_furthest, normalise_log, read_rows
+from fedtide.participation.log.schema import CLAIMED, STAGES
 from fedtide.participation.log.tables import (
     MemoryTable,
     describe_table,
@@ -89,16 +89,22 @@ class Replay(Availability):
             numbered in sorted order.
         stage: the stage that a client must have reached: "used" repeats the participation,
             "available" the availability (to apply another selection to it).
-        columns: the log's own column names, such as {"round": "server_round"}.
+        columns: the log's own column names, such as {"round": "my_round"}; common names are
+            recognised.
+        stages: what the values of its column `stage`, or else of the one that has them, mean, such
+            as {"OK": "used", "other": "selected"}.
+        where: values of columns, such as {"phase": "fit"}; only rows that have them are read.
+        ignore: columns that say nothing about who took part. Any other column that is not read and
+            tells rows apart is refused, as it may say who failed.
         first_round: the number of the log's first round, which is replayed as round 0. None: that
             of its first row, or 0 if the log has stages, as fedtide's logs do: their first rounds
             may be empty. Round numbers without a row are empty rounds.
 
     Raises:
         InvalidInputError: an unknown stage, a first round that is not a whole number from 0, or an
-            object that is not a table; in `begin`, a log that `read_log` rejects, that has no
-            clients of the stage or rows before its first round, or that does not fit the
-            population.
+            object that is not a table; in `begin`, a log that cannot be read or could mean several
+            things, that has no clients of the stage or rows before its first round, or that does
+            not fit the population.
 
     >>> log = pl.DataFrame({"round": [0, 1, 1], "client": ["ann", "bob", "ann"]})
     >>> Replay(log).begin(Population(clients=2), seed=0).round(1).clients
@@ -111,6 +117,9 @@ class Replay(Availability):
     log: str | Path | MemoryTable
     stage: Literal["available", "selected", "reported", "used"] = "used"
     columns: Mapping[str, str] | None = None
+    stages: Mapping[str, str] | None = None
+    where: Mapping[str, str] | None = None
+    ignore: Sequence[str] | None = None
     first_round: Annotated[int | None, AtLeast(0)] = None
 
     def __post_init__(self) -> None:
@@ -125,7 +134,9 @@ class Replay(Availability):
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         rows, clients, length = self._rows(population)
-        weights = None if rows["weight"].null_count() else rows["weight"].to_numpy()
+        weights = None
+        if "weight" in rows and not rows["weight"].null_count():
+            weights = rows["weight"].to_numpy()
         return RecordedStream(rows["round"].to_numpy(), clients, weights, length)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
@@ -135,22 +146,29 @@ class Replay(Availability):
 
     def _rows(self, population: Population) -> tuple[pl.DataFrame, NDArray[np.int64], int]:
         """Return the rows that reached `stage`, their client ids, and the number of rounds."""
-        columns = self.columns or {}
-        frame = to_polars("log", self.log, columns.get("client", "client"))
-        log = normalise_log(frame, columns)
+        options = {
+            "columns": self.columns,
+            "stages": self.stages,
+            "where": self.where,
+            "ignore": self.ignore or (),
+        }
+        found = _read_once(self.log, options)
+        log = keep_furthest(found.frame)
         ids = number_clients("log", log["client"], population)
-        reached = log["stage"].is_in(STAGES[STAGES.index(self.stage) :])
-        has_stages = "stage" in {*frame.columns, *columns}
-        weighted = log["weight"].ne_missing(0.0)
-        if not has_stages and weighted.any():
-            reached &= weighted  # absent clients have the weight 0
-        if "reason" in log.columns:
-            reached &= log["reason"].ne_missing(CLAIMED) | (log["stage"] != "available")
-        if not reached.any():
+        has_stages = "stage" in log
+        reached = pl.lit(True)
+        if has_stages:
+            reached = pl.col("stage").is_in(STAGES[STAGES.index(self.stage) :])
+        elif "weight" in log and log["weight"].ne_missing(0.0).any():
+            reached = pl.col("weight").ne_missing(0.0)  # absent clients have the weight 0
+        if "reason" in log:
+            reached &= pl.col("reason").ne_missing(CLAIMED) | (pl.col("stage") != "available")
+        rows = log.with_columns(id=ids).filter(reached)
+        if rows.is_empty() or found.log.span is None:
             raise InvalidInputError(
                 f"log: it has no clients of the stage {self.stage!r}; give at least one"
             )
-        low, high = int(log["round"].min()), int(log["round"].max())  # type: ignore[arg-type]
+        low, end = found.log.span
         first = self.first_round
         if first is None:
             first = 0 if has_stages else low
@@ -159,8 +177,23 @@ class Replay(Availability):
                 f"first_round: the log has rows of round {low}, before round {first}; give at most "
                 f"{low}"
             )
-        rows = log.with_columns(pl.col("round") - first).filter(reached)
-        return rows, ids[reached.to_numpy()], high - first + 1
+        rows = rows.with_columns(pl.col("round") - first)
+        return rows, rows["id"].to_numpy(), end - first
+
+
+def _read_once(log: str | Path | MemoryTable, options: dict[str, Any]) -> LogRows:
+    """Read a log; a run asks several times for the same file, each time for other facts."""
+    if not isinstance(log, str | Path) or not (path := expand_home(log)).is_file():
+        return read_rows(replace(open_log(log), recorded=True), **options)
+    status = path.stat()
+    if (key := (path, status.st_size, status.st_mtime_ns, repr(options))) not in _last:
+        _last.clear()
+        _last[key] = read_rows(replace(open_log(path), recorded=True), **options)
+    return _last[key]
+
+
+_last: dict[tuple[Path, int, int, str], LogRows] = {}
+"""The last file that was read, by its version and the options."""
 
 
 @spec
@@ -231,7 +264,9 @@ def _read_entries(
     frame = to_polars("weights", table)
     require_columns("weights", frame, ["round", "client"], "rename the column")
     with error_prefix("weights"):
-        log = normalise_log(frame)
+        log = normalise_log(
+            frame.select(cs.by_name("round", "client", "stage", "weight", require_all=False))
+        )
     if log["weight"].null_count():
         what = describe_table(table)
         raise InvalidInputError(f"weights: {what} lacks weights; give each row a weight")

@@ -8,17 +8,14 @@ furthest that the client reached), `weight` (its q_t^n, or null), and if known `
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import Ids
-from fedtide.participation.log.client_ids import name_clients, normalise_clients
-from fedtide.participation.log.tables import read_table, require_columns, write_table
+from fedtide.participation.log.client_ids import name_clients
 from fedtide.participation.schedule import Participants
 from fedtide.population import Names
 from fedtide.validation import require_choice
@@ -43,15 +40,6 @@ REASONS: Mapping[str, str] = {
 }
 """Why a client's update was not used: the code in a ledger, and a sentence about the client."""
 
-EVENT_NAMES = ("event", "event_type")
-"""Column names that describe the outcome: read as the stage if no other column may be it."""
-
-OUTCOME_NAMES = (
-    *("status", "state", "success", "succeeded", "failed", "is_failed", "completed"),
-    *("outcome", "result", "ok", "error", "dropped", *EVENT_NAMES),
-)
-"""Column names of other logs that may say that a row's client did not take part in the end."""
-
 CLAIMED = "unregistered"
 """The reason in a row of stage "available" whose client was not there itself."""
 
@@ -67,63 +55,6 @@ _NO_ROWS: LogColumns = {
     "stage": np.empty(0, dtype=np.uint8),
     "weight": np.empty(0),
 }
-
-
-def read_log(path: str | Path, columns: Mapping[str, str] | None = None) -> pl.DataFrame:
-    """Read and validate the participation log in a Parquet, CSV or JSON lines file.
-
-    Args:
-        path: of the file: .parquet, .csv, .jsonl or .ndjson.
-        columns: the file's names of log columns, such as {"round": "server_round"}.
-
-    Returns:
-        round (Int64), client (Int64 or String), stage (Enum of STAGES; "used" if missing), weight
-        (Float64, null if missing), and time and reason (String) if the file has them; in the order
-        of the file.
-
-    Raises:
-        InvalidInputError: a file that is missing, empty, damaged or of an unknown type, or rows
-            that `normalise_log` rejects.
-    """
-    client = (columns or {}).get("client", "client")
-    return normalise_log(read_table("log", path, client), columns)
-
-
-def write_log(path: str | Path, frame: pl.DataFrame) -> None:
-    """Write a participation log atomically as Parquet, CSV or JSON lines, by the suffix.
-
-    Raises:
-        InvalidInputError: an unknown suffix, or rows that `normalise_log` rejects.
-    """
-    write_table("log", path, normalise_log(frame))
-
-
-def normalise_log(frame: pl.DataFrame, columns: Mapping[str, str] | None = None) -> pl.DataFrame:
-    """Validate a table and return it in the form of `read_log`.
-
-    Raises:
-        InvalidInputError: no column round or client; a round that is negative or not a whole
-            number; client ids that are mixed or missing; an unknown stage; a weight that is
-            negative or not finite; reasons that are not text; a client twice in a round.
-
-    >>> normalise_log(pl.DataFrame({"round": [0], "client": ["ann"]})).row(0)
-    (0, 'ann', 'used', None)
-    """
-    frame = _rename_columns(frame, columns or {})
-    log = pl.DataFrame(
-        {
-            "round": parse_rounds(frame["round"]),
-            "client": normalise_clients("client", frame["client"]),
-            "stage": _parse_stages(frame),
-            "weight": _parse_weights(frame),
-        }
-    )
-    _reject_duplicates(log)
-    if "time" in frame.columns:
-        log = log.with_columns(frame["time"])
-    if "reason" in frame.columns:
-        log = log.with_columns(_parse_reasons(frame["reason"]))
-    return log
 
 
 def round_rows(
@@ -177,88 +108,3 @@ def to_frame(rows: Sequence[LogColumns], names: Names | None = None) -> pl.DataF
         pl.col("stage").replace_strict(stages, return_dtype=Stage),
         pl.col("weight").fill_nan(None),
     )
-
-
-def _rename_columns(frame: pl.DataFrame, columns: Mapping[str, str]) -> pl.DataFrame:
-    known = ("round", "client", "stage", "weight", "time")
-    for name in columns:
-        require_choice("columns", name, known)
-    hint = "rename a column, or give its name with columns={'round': ..., ...}"
-    require_columns("log", frame, [*columns.values()], "columns= may name only these")
-    # A column that is mapped to a name replaces the column of that name.
-    others = [name for name in frame.columns if name not in {*columns, *columns.values()}]
-    frame = frame.select(*others, **{ours: pl.col(theirs) for ours, theirs in columns.items()})
-    require_columns("log", frame, ["round", "client"], hint)
-    return frame
-
-
-def parse_rounds(column: pl.Series) -> pl.Series:
-    """Return a column of rounds as int64.
-
-    Raises:
-        InvalidInputError: anything but whole numbers of at least 0.
-    """
-    if column.is_empty():
-        return column.cast(pl.Int64, strict=False)
-    if not column.dtype.is_numeric():
-        raise InvalidInputError(
-            f"round: type {column.dtype} is not numeric; give whole numbers from 0"
-        )
-    rounds = column.cast(pl.Int64, strict=False)
-    wrong = column.filter((rounds != column).fill_null(True) | (rounds < 0).fill_null(True))
-    if len(wrong):
-        raise InvalidInputError(f"round: {wrong[0]} is not a round; give whole numbers from 0")
-    return rounds
-
-
-def _parse_stages(frame: pl.DataFrame) -> pl.Series:
-    if "stage" not in frame.columns:
-        return pl.Series("stage", ["used"], dtype=Stage).new_from_index(0, len(frame))
-    stages = frame["stage"].cast(pl.String)
-    missing = stages.is_null()
-    if missing.any() and not missing.all():
-        raise InvalidInputError(
-            f"stage: {missing.sum():,} of {len(stages):,} rows without a stage, row "
-            f"{missing.to_list().index(True) + 1:,} first; give one of {', '.join(STAGES)}, or "
-            "remove the column if all rows are used"
-        )
-    stages = stages.fill_null("used")
-    for stage in stages.unique():
-        require_choice("stage", stage, STAGES)
-    return stages.cast(Stage)
-
-
-def _parse_weights(frame: pl.DataFrame) -> pl.Series:
-    if "weight" not in frame.columns:
-        return pl.Series("weight", [None], dtype=pl.Float64).new_from_index(0, len(frame))
-    column = frame["weight"]
-    try:
-        weights = column.cast(pl.Float64)
-    except pl.exceptions.PolarsError:
-        raise InvalidInputError(
-            f"weight: type {column.dtype} is not numeric; give numbers"
-        ) from None
-    wrong = weights.filter(~weights.is_finite() | (weights < 0))
-    if len(wrong):
-        raise InvalidInputError(
-            f"weight: {wrong[0]} is not a weight; give finite numbers of at least 0"
-        )
-    return weights
-
-
-def _parse_reasons(column: pl.Series) -> pl.Series:
-    try:
-        return column.cast(pl.String)
-    except pl.exceptions.PolarsError:
-        raise InvalidInputError(f"reason: type {column.dtype} is not text; give text") from None
-
-
-def _reject_duplicates(log: pl.DataFrame) -> None:
-    # A table of all pairs would take 150 bytes a row.
-    twice = log.group_by("round").agg(pl.col("client").n_unique() < pl.len()).filter("client")
-    if len(twice):
-        repeated = log.filter(log.select("round", "client").is_duplicated())
-        t, client = repeated.select("round", "client").row(0)
-        raise InvalidInputError(
-            f"client: {client!r} appears twice in round {t}; keep the row of the furthest stage"
-        )

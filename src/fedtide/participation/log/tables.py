@@ -1,10 +1,12 @@
-"""Tables as DataFrames of Polars: from and to files, by their suffix, and from other libraries."""
+"""Tables of Polars: in files, by their suffix, and in memory, of any library."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
@@ -26,6 +28,8 @@ _TEXT = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 READABLE = (".parquet", *_TEXT, *(f"{suffix}.gz" for suffix in _TEXT))
 """The suffixes with which tables are read."""
 
+Query = Callable[[pl.LazyFrame], pl.LazyFrame]
+
 
 @runtime_checkable
 class DataFrame(Protocol):
@@ -36,6 +40,46 @@ class DataFrame(Protocol):
 
 MemoryTable = DataFrame | Sequence[Mapping[str, Any]]
 """A table in memory; a list holds its rows."""
+
+
+@dataclass(frozen=True)
+class OpenTable:
+    """A table whose columns are read when they are asked for.
+
+    Args:
+        field: the field that an error names.
+        names: of the columns.
+        scan: returns these columns.
+        path: of its file; None: it is in memory.
+        is_text: whether every column holds text, as in CSV; an empty cell is missing.
+        decimal_comma: whether numbers may have a decimal comma.
+    """
+
+    field: str
+    names: list[str]
+    scan: Callable[[list[str]], pl.LazyFrame]
+    path: Path | None = None
+    is_text: bool = False
+    decimal_comma: bool = False
+
+    def read(self, names: Sequence[str], query: Query = lambda rows: rows) -> pl.DataFrame:
+        """Return the rows of these columns, or what a query makes of them.
+
+        Raises:
+            InvalidInputError: a damaged file.
+        """
+        with self.guarded():
+            return query(self.scan(list(dict.fromkeys(names)))).collect(engine="streaming")
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Turn the errors of a damaged file into an InvalidInputError."""
+        try:
+            yield
+        except (pl.exceptions.PolarsError, TypeError, *DAMAGE) as error:
+            if self.path is None or isinstance(error, InvalidInputError):
+                raise
+            raise unreadable(self.field, self.path, error) from None
 
 
 def is_table(value: object) -> TypeGuard[MemoryTable]:
@@ -49,27 +93,58 @@ def is_table(value: object) -> TypeGuard[MemoryTable]:
     return hasattr(value, "__arrow_c_stream__") and not isinstance(value, pl.Series)
 
 
-def to_polars(field: str, table: str | Path | MemoryTable, client: str = "client") -> pl.DataFrame:
-    """Return a table in a file, see `read_table`, or in memory as a DataFrame of Polars.
+def open_table(field: str, table: object) -> OpenTable:
+    """Open a file whose suffix is one of READABLE, or a table in memory.
 
-    In tables of other libraries, NaN is a missing value.
+    The columns of .csv files may be separated by commas, semicolons, tabs or bars; lines without a
+    value are skipped. JSON is an array of rows, or one row per line. Text may be compressed
+    (.csv.gz). In tables of other libraries, NaN is a missing value.
 
     Raises:
-        InvalidInputError: a file that `read_table` refuses, an object that is not a table, or a
-            table that Polars cannot read.
+        InvalidInputError: a file that is missing, empty, damaged or of an unknown type, or an
+            object that is not a table.
+    """
+    if not isinstance(table, str | Path):
+        return open_frame(field, to_polars(field, table))
+    path = expand_home(table)
+    require_file(field, path, READABLE)
+    kind, _ = split_suffix(path)
+    try:
+        if kind == ".parquet":
+            return _open_parquet(field, path)
+        if kind in (".csv", ".tsv"):
+            return _open_csv(field, path)
+        return open_frame(field, _read_json(path))
+    except InvalidInputError:
+        raise
+    except (pl.exceptions.PolarsError, TypeError, *DAMAGE) as error:
+        raise unreadable(field, path, error) from None
+
+
+def open_frame(field: str, frame: pl.DataFrame) -> OpenTable:
+    """Return an open table of these columns."""
+    return OpenTable(field, frame.columns, frame.lazy().select)
+
+
+def to_polars(field: str, table: object, client: str = "client") -> pl.DataFrame:
+    """Return a table in a file, see `read_table`, or in memory as a DataFrame of Polars.
+
+    Raises:
+        InvalidInputError: what `open_table` refuses, or a table that Polars cannot read.
     """
     if isinstance(table, str | Path):
-        return read_table(field, expand_home(table), client)
+        return read_table(field, table, client)
     if isinstance(table, pl.DataFrame):
         return table
     what = f"{type(table).__module__.partition('.')[0]}.{type(table).__name__}"
-    if not is_table(table):
+    rows: Any = table
+    if not is_table(rows) and not isinstance(rows, Mapping):
         raise InvalidInputError(
             f"{field}: {what} is not a table; give the path of a file, a DataFrame or a list of "
             "rows, each a mapping"
         )
     try:
-        return pl.DataFrame(table, infer_schema_length=None).fill_nan(None)
+        return pl.DataFrame(rows, infer_schema_length=None).fill_nan(None)
     except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(
             f"{field}: Polars cannot read this {what} ({first_line(error, 120).rstrip('.')}); "
@@ -78,7 +153,7 @@ def to_polars(field: str, table: str | Path | MemoryTable, client: str = "client
 
 
 def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataFrame:
-    """Return the table in the file; the column `client` holds whole numbers or strings.
+    """Return the table in a file; in CSV files, columns are numbers if all their values are.
 
     Args:
         field: the field that an error names.
@@ -86,20 +161,43 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
         client: the column of client ids. In a CSV file they are numbers if all of them are written
             as whole numbers of 64 bits without leading zeros.
 
-    The columns of .csv files may be separated by commas, semicolons, tabs or bars; lines without a
-    value are skipped. JSON is an array of rows, or one row per line. Text may be compressed
-    (.csv.gz).
-
     Raises:
-        InvalidInputError: a file that is missing, empty, damaged or of an unknown type.
+        InvalidInputError: a file that `open_table` refuses.
     """
-    path = Path(path)
+    path = expand_home(path)
     require_file(field, path, READABLE)
     status = path.stat()
-    try:
-        return _read_version(path, client, status.st_size, status.st_mtime_ns)
-    except (pl.exceptions.PolarsError, TypeError, *DAMAGE) as error:
-        raise unreadable(field, path, error) from None
+    return _read_version(field, path, client, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _read_version(field: str, path: Path, client: str, size: int, time: int) -> pl.DataFrame:
+    """Read a file; a run asks several times for the same one, each time for other facts.
+
+    Its size and modification time identify its version in this function's cache.
+    """
+    table = open_table(field, path)
+    frame = table.read(table.names)
+    if not table.is_text:
+        return frame
+    return frame.with_columns(
+        parse_whole_numbers(column) if column.name == client else parse_numbers(column)
+        for column in frame.iter_columns()
+    )
+
+
+def parse_numbers(column: pl.Series) -> pl.Series:
+    """Return a column of text as whole numbers, or as numbers, if every value is one.
+
+    >>> parse_numbers(pl.Series(["1", " 2"])).to_list(), parse_numbers(pl.Series(["a"])).to_list()
+    ([1, 2], ['a'])
+    """
+    text = column.str.strip_chars()
+    for kind in (pl.Int64, pl.Float64):
+        numbers = text.cast(kind, strict=False)
+        if numbers.null_count() == column.null_count():
+            return numbers
+    return column
 
 
 def describe_table(table: object) -> str:
@@ -151,43 +249,46 @@ def _require_suffix(field: str, path: Path, suffixes: Sequence[str]) -> str:
     return found
 
 
-@lru_cache(maxsize=1)
-def _read_version(path: Path, client: str, size: int, time: int) -> pl.DataFrame:
-    """Read a file; a run asks several times for the same one, each time for other facts.
+def _open_parquet(field: str, path: Path) -> OpenTable:
+    """Open a file that PyArrow reads: on some truncated ones Polars panics."""
 
-    Its size and modification time identify its version in this function's cache.
-    """
-    suffix, _ = split_suffix(path)
-    if suffix == ".parquet":
-        return _read_parquet(path)
-    if suffix in (".csv", ".tsv"):
-        return _read_csv(path, client)
+    def scan(names: list[str]) -> pl.LazyFrame:
+        with pq.ParquetFile(path) as file:
+            table = file.read(columns=names)
+        table.validate(full=True)
+        return pl.DataFrame(pa.table(table.columns, names=table.column_names)).lazy()
+
+    with pq.ParquetFile(path) as file:
+        return OpenTable(field, list(file.schema_arrow.names), scan, path)
+
+
+def _open_csv(field: str, path: Path) -> OpenTable:
+    header = read_header(path)
+    names = header.names if len({*header.names}) == len(header.names) else header.written
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidInputError(
+            f"{field}: two columns are called {twice!r}; rename or remove one of them"
+        )
+
+    def scan(wanted: list[str]) -> pl.LazyFrame:
+        rows = pl.scan_csv(
+            path,
+            separator=header.separator,
+            has_header=False,
+            skip_lines=header.lines,
+            schema=dict.fromkeys(names, pl.String),
+            missing_columns="insert",
+            glob=False,
+        )
+        return rows.filter(~pl.all_horizontal(pl.all().is_null())).select(wanted)  # empty lines
+
+    return OpenTable(field, names, scan, path, True, header.separator != ",")
+
+
+def _read_json(path: Path) -> pl.DataFrame:
     with open_text(path) as file:
         content = file.read()
     if content.lstrip().startswith("["):
         return pl.DataFrame(json.loads(content), infer_schema_length=None, strict=True)
     return pl.read_ndjson(io.BytesIO(content.encode()), infer_schema_length=None)
-
-
-def _read_csv(path: Path, client: str) -> pl.DataFrame:
-    header = read_header(path)
-    text = [name for name in header.written if name.strip() == client]
-    frame = pl.read_csv(
-        path,
-        separator=header.separator,
-        infer_schema_length=None,
-        schema_overrides=dict.fromkeys(text, pl.String),
-    )
-    stripped = {n: n.strip() for n in header.written if n.strip() not in header.written}
-    frame = frame.rename(stripped).filter(~pl.all_horizontal(pl.all().is_null()))  # empty lines
-    if client not in frame.columns or frame[client].null_count() == len(frame):
-        return frame
-    return frame.with_columns(parse_whole_numbers(frame[client]))
-
-
-def _read_parquet(path: Path) -> pl.DataFrame:
-    """Return the table, read by PyArrow: on some truncated files Polars panics."""
-    with pq.ParquetFile(path) as file:
-        table = file.read()
-    table.validate(full=True)
-    return pl.DataFrame(pa.table(table.columns, names=table.column_names))  # without metadata
