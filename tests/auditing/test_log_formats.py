@@ -184,10 +184,10 @@ def test_formats(name, tmp_path):
         frame(NAMED).to_arrow(),
         frame(NAMED).cast({"round": pl.Float32}),
         frame(NAMED).cast({"round": pl.Decimal(9, 2)}),
-        frame(NAMED).group_by("round").agg("client"),
+        frame(NAMED).group_by("round", maintain_order=True).agg("client"),
         pl.DataFrame({"round": [0, 1], "client": np.array([[7, 12], [7, 2]])}),
     ],
-    ids=str,
+    ids=["rows", "category", "dicts", "dict", "arrow", "float", "decimal", "lists", "matrix"],
 )
 def test_tables_in_memory(table, tmp_path):
     numbered = isinstance(table, pl.DataFrame) and isinstance(table["client"].dtype, pl.Array)

@@ -277,7 +277,9 @@ def _find_stages(
     has = [bool((stages == stage).any()) for stage in range(used)]
     has[1] |= has[2]  # the selected ones are known if those that reported are
     earlier = [index(stage) if has[stage] else None for stage in range(used)]
-    return frame[order[last & (stages == used)]], earlier
+    kept = np.zeros(len(frame), dtype=np.bool_)  # in the order of the log
+    kept[order[last & (stages == used)]] = True
+    return frame.filter(pl.Series(kept)), earlier
 
 
 def _find_weights(
