@@ -300,7 +300,8 @@ def test_every_client_has_a_bar_of_its_influence() -> None:
 def test_labels_of_rounds_in_the_millions_do_not_overlap() -> None:
     """A label of nine characters is as wide as a seventh of the axis."""
     log = to_frame(draw(np.full(20, 0.3), 300)).with_columns(pl.col("round") + 1_500_000)
-    assert 2 <= len(re.findall(r">1,500,\d{3}</text>", draw_history(ft.audit(log, round_step=1)))) <= 6
+    figure = draw_history(ft.audit(log, round_step=1))
+    assert 2 <= len(re.findall(r">1,500,\d{3}</text>", figure)) <= 6
 
 
 def test_page_cuts_blocks_that_hold_every_one_of_many_clients() -> None:
