@@ -1,6 +1,5 @@
 """Clients by name: from files to ids and back, against dictionaries."""
 
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from fedtide.participation import (
     to_frame,
     write_log,
 )
-from fedtide.participation.log.client_ids import name_clients, number_clients
+from fedtide.participation.log.client_ids import number_clients
 from fedtide.participation.log.tables import read_table
 from fedtide.population import Names, Population
 from fedtide.simulation.experiment import BUILDER
@@ -94,16 +93,6 @@ def test_a_trace_finds_clients_by_name(tmp_path: Path) -> None:
     assert rates[[150, 199]] == pytest.approx([1 / 3, 2 / 3])
 
 
-def test_traces_of_most_clients_give_no_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = write_trace(tmp_path / "trace.csv", "ann", "bob")
-    population = Population(3, names=np.array(["ann", "bob", "eve"]))
-    with caplog.at_level(logging.WARNING, "fedtide"):
-        Trace(path, 10).begin(population, seed=0)
-    assert not caplog.records
-
-
 def test_a_table_finds_clients_by_name(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("round,client,weight\n0,eve,0.5\n1,ann,2\n1,bob,0\n")
@@ -174,15 +163,6 @@ def test_names_for_clients_without_names_must_be_all_or_none(clients: int) -> No
 def test_every_client_has_a_name() -> None:
     with pytest.raises(InvalidInputError, match=r"^names: 1 entry for 2 clients; "):
         Population(2, names=np.asarray(["a"]))
-
-
-def test_names_of_many_clients_are_found_quickly() -> None:
-    names = np.random.default_rng(0).permutation([f"{n:x}" for n in range(200_000)])
-    ids = np.random.default_rng(1).integers(200_000, size=500_000)
-    column = name_clients(ids, names)
-    assert column.to_list()[:50] == names[ids[:50]].tolist()
-    found = number_clients("log", column, Population(200_000, names=names))
-    np.testing.assert_array_equal(found, ids)
 
 
 def test_a_value_for_each_client_is_given_once() -> None:

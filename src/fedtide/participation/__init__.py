@@ -25,7 +25,6 @@ from fedtide.participation.availability.samples import (
 from fedtide.participation.availability.sessions import Sessions
 from fedtide.participation.availability.trace import Trace
 from fedtide.participation.dropout import Dropout, NoDropout, RandomDropout, Stragglers
-from fedtide.participation.effective_weights import l1_skew, participation_weights
 from fedtide.participation.inclusion import inclusion_probabilities
 from fedtide.participation.log.read import normalise_log, read_log, write_log
 from fedtide.participation.log.schema import STAGES, LogColumns, Stage, round_rows, to_frame
@@ -146,9 +145,7 @@ __all__ = [
     "Weighted",
     "correlated_rates",
     "inclusion_probabilities",
-    "l1_skew",
     "normalise_log",
-    "participation_weights",
     "read_log",
     "resolve_rates",
     "round_rows",

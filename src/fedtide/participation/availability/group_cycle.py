@@ -101,13 +101,6 @@ class GroupCycle(Availability):
         share = (turns / turns.sum())[self._labels(population)]
         return np.asarray(self.on * share + self.off * (1 - share))
 
-    def shares(self, population: Population) -> NDArray[np.float64] | None:
-        """Return E[1[n ∈ A] / |A|] over a cycle, (N,); None unless on = 1 and off = 0."""
-        if (self.on, self.off) != (1.0, 0.0):
-            return None
-        labels = self._labels(population)
-        return self.known_rates(population, seed=0) / np.bincount(labels)[labels]
-
     def _turns(self) -> NDArray[np.int64]:
         """Return the length of each group's turn, (K,)."""
         if isinstance(self.groups, int):

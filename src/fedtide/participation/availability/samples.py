@@ -49,8 +49,19 @@ class Full(Availability):
         return np.ones(population.clients)
 
 
+class _OneSize(Availability):
+    """A process in which `size` of the clients, all alike, are available in every round."""
+
+    size: int
+
+    def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
+        """Return p_n = S/N."""
+        require_cohort_size(self.size, population.clients)
+        return np.full(population.clients, self.size / population.clients)
+
+
 @spec
-class Uniform(Availability):
+class Uniform(_OneSize):
     """In every round an independent uniform sample of S of the N clients, without replacement.
 
     Args:
@@ -77,11 +88,6 @@ class Uniform(Availability):
             )
 
         return IndependentStream(draw)
-
-    def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
-        """Return p_n = S/N."""
-        require_cohort_size(self.size, population.clients)
-        return np.full(population.clients, self.size / population.clients)
 
 
 _MAX_EXACT_WORK = 1_000_000
@@ -211,19 +217,10 @@ class SubsetLaw(Availability):
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return P(n ∈ A) = Σ_A q(A) 1[n ∈ A]."""
-        return self._sum_terms(population, np.asarray(self.probabilities))
-
-    def shares(self, population: Population) -> NDArray[np.float64]:
-        """Return E[1[n ∈ A] / |A|] = Σ_A q(A) / |A| 1[n ∈ A] (its equation 3)."""
-        sizes = np.array([max(1, len(subset)) for subset in self.subsets])
-        return self._sum_terms(population, np.asarray(self.probabilities) / sizes)
-
-    def _sum_terms(self, population: Population, terms: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return, for each client, the sum of the terms of the subsets that contain it."""
-        sums = np.zeros(population.clients)
-        for subset, term in zip(self._sorted_sets(population), terms, strict=True):
-            sums[subset] += term
-        return sums
+        rates = np.zeros(population.clients)
+        for subset, q in zip(self._sorted_sets(population), self.probabilities, strict=True):
+            rates[subset] += q
+        return rates
 
     def _sorted_sets(self, population: Population) -> list[Ids]:
         columns = [_to_column(subset) for subset in self.subsets]
@@ -244,7 +241,7 @@ def _to_column(subset: Sequence[int | str]) -> pl.Series:
 
 
 @spec
-class Permutation(Availability):
+class Permutation(_OneSize):
     """S clients per round, taken in order from successive random permutations of all N clients.
 
     Round t fills the places tS, ..., tS + S − 1, and every client appears exactly once among the
@@ -272,11 +269,6 @@ class Permutation(Availability):
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         require_cohort_size(self.size, population.clients)
         return _PermutationStream(population.clients, self.size, seed)
-
-    def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
-        """Return p_n = S/N."""
-        require_cohort_size(self.size, population.clients)
-        return np.full(population.clients, self.size / population.clients)
 
 
 class _PermutationStream(StepwiseStream):
