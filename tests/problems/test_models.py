@@ -444,19 +444,7 @@ def test_a_model_by_name_mapping_or_object(given, expected):
         ({"type": "mpl"}, "^model.type: .*'mpl'; did you mean 'mlp'"),
         ({"hidden": [3]}, "^model.type: .*''; "),
         ({"type": "mlp", "hiden": [3]}, "^model.hiden: .*; did you mean 'hidden'"),
-        ({"type": "mlp", "hidden": [0]}, "^model.hidden: 0 is not"),
-        ({"type": "mlp", "hidden": 3}, "^model.hidden: 3 is of"),
         ({"type": "cnn"}, "^model.channels: missing"),
-        ({"type": "cnn", "channels": [3], "dropout": 1}, "^model.dropout: 1.0 is not"),
-        (
-            {"type": "cnn", "channels": [3], "padding": -1},
-            "^model.padding: -1 is not",
-        ),
-        ({"type": "cnn", "channels": [3], "kernel": 0}, "^model.kernel: 0 is not"),
-        (
-            {"type": "cnn", "channels": [3], "initialisation": "he"},
-            "^model.initialisation: .*; ",
-        ),
     ],
 )
 def test_invalid_models_are_refused(given, complaint):

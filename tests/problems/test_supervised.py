@@ -791,10 +791,6 @@ def test_csv_files_keep_names_as_they_are_written_and_miss_what_is_empty(tmp_pat
         prepare(Supervised(**fields))
 
 
-def test_a_share_may_be_a_number_of_numpy():
-    assert len(prepare(regression(test=np.float32(0.5))).data.test) > 80
-
-
 def test_a_partition_may_read_a_column_that_is_an_input_or_called_label():
     rows = columns() | {"label": OWNERS, "site": OWNERS % 4}
     natural = regression(rows, clients=12, partition=ft.problems.Natural("label"))
@@ -968,24 +964,6 @@ def test_a_given_network_drawn_anew_is_named_when_a_run_continues(tmp_path):
         InvalidInputError, match=r"other content .*draw new weights: use torch\.man"
     ):
         run(regression(model=nn.Linear(3, 1)), out=tmp_path / "run", resume=True)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x.astype(">f8"),
-        lambda x: x[::-1].copy()[::-1],
-        lambda x: np.asfortranarray(x),
-        lambda x: torch.complex(torch.zeros(x.shape).double(), -torch.tensor(x)).conj().imag,
-    ],
-    ids=["big-endian", "negative strides", "columns", "negative view"],
-)
-def test_numbers_may_lie_in_memory_in_any_way(change):
-    x = np.random.default_rng(0).normal(size=(6, 2))
-    rows = {"x": change(x), "y": x.sum(1), "client": [0, 0, 0, 1, 1, 1]}
-    problem = ft.problems.Supervised(rows, model=nn.Linear(2, 1), loss="mse")
-    task = problem.prepare(0, torch.device("cpu"), torch.float64)
-    assert torch.equal(task.batch_data[0], torch.tensor(x))
 
 
 def test_a_weighted_objective_keeps_what_the_task_says_of_its_network():

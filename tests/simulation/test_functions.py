@@ -11,7 +11,7 @@ from torch import nn
 import fedtide as ft
 from fedtide.population import Population
 from fedtide.problems import LowerBound4D, Quadratic, Regression
-from fedtide.problems.supervised_evaluation import SupervisedEvaluator
+from fedtide.problems.supervised_evaluation import EvaluatedTask
 from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
@@ -244,13 +244,13 @@ def test_a_common_test_set_is_not_evaluated_for_each_client(buffers, monkeypatch
         0, CPU, torch.float64
     )
     seen = []
-    measure = SupervisedEvaluator._measure
+    measure = EvaluatedTask._measure
 
     def count(self, x, samples, *rest):
         seen.append(len(samples))
         return measure(self, x, samples, *rest)
 
-    monkeypatch.setattr(SupervisedEvaluator, "_measure", count)
+    monkeypatch.setattr(EvaluatedTask, "_measure", count)
     found = task.evaluate(task.start, buffers=task.start_buffers.expand(2, -1))
     task.evaluate_clients(task.start.expand(2, -1), np.arange(2))
     assert seen.count(len(SAMPLES_TO_TEST["y"])) == 1

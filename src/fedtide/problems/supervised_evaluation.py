@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedtide.problems.base import Evaluation
+from fedtide.problems.base import Evaluation, Task
 from fedtide.problems.datasets.table_columns import Ints
 from fedtide.problems.losses import LossFunction
 from fedtide.problems.sample_metrics import are_uneven, class_recalls, weigh_classes
@@ -19,13 +19,9 @@ from fedtide.problems.supervised_data import DeviceSamples, SupervisedData
 
 Floats = NDArray[np.float64]
 
-Forward = Callable[[Tensor, Tensor | None], Callable[[DeviceSamples], Any]]
-"""Returns, for a model (d,) and running statistics (d_b,), a function from samples to outputs."""
 
-
-@dataclass(frozen=True, eq=False)
-class SupervisedEvaluator:
-    """Measures the loss and the metrics of a model on the training and the test samples.
+class EvaluatedTask(Task):
+    """A task that measures the loss and the metrics of a model on training and test samples.
 
     `train_loss`, `test_loss` and `train_M`, `test_M` for every metric M are means over samples;
     `loss` is the objective (1/N) Σ_n F_n(x), or the mean over samples if clients are not evaluated.
@@ -37,24 +33,26 @@ class SupervisedEvaluator:
     not, and all have the same model, `class_weighted_test_accuracy` is the mean of the classes'
     accuracies on the whole test set, weighted by the client's class shares.
 
-    Args:
+    Attributes:
         data: the samples, and who holds which.
         functions: the loss and the metrics of each sample, by name.
         lower_is_better: the names of those for which lower values are better.
-        class_shares: of each client, (N, C); None if clients have none.
-        forward: the network.
         chunk: how many samples a forward pass takes.
     """
 
     data: SupervisedData
     functions: Mapping[str, LossFunction]
     lower_is_better: frozenset[str]
-    class_shares: Floats | None
-    forward: Forward
     chunk: int
 
-    def evaluate(self, x: Tensor, clients: bool, buffers: Tensor | None) -> Evaluation:
-        """Return the metrics of the model x, see `Task.evaluate`."""
+    @abstractmethod
+    def forward(self, x: Tensor, buffers: Tensor | None) -> Callable[[DeviceSamples], Any]:
+        """Return a function that computes the outputs of model x with these running statistics."""
+
+    def evaluate(
+        self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
+    ) -> Evaluation:
+        """Return losses and metrics over the training and the test set, without augmentation."""
         data, shards = self.data, self.data.shards
         own = buffers if buffers is not None and buffers.dim() == 2 else None
         shared = buffers if own is None else own.mean(dim=0)
@@ -77,9 +75,9 @@ class SupervisedEvaluator:
         )
 
     def evaluate_clients(
-        self, x: Tensor, clients: Ints, buffers: Tensor | None
+        self, x: Tensor, clients: Ints, buffers: Tensor | None = None
     ) -> dict[str, Floats]:
-        """Return the metrics of models that differ between clients, see `Task.evaluate_clients`."""
+        """Return metrics like the per-client ones of `evaluate`, each of shape (S,)."""
         rows = []
         for place, client in enumerate(clients):
             model = x if x.dim() == 1 else x[place]
@@ -111,7 +109,7 @@ class SupervisedEvaluator:
             recalls: the accuracy of each class, (C,); None: samples have no classes.
         """
         figures: dict[str, Floats] = {}
-        owners, shares = self.data.test_owners, self.class_shares
+        owners, shares = self.data.test_owners, self.population.class_shares
         if owners is not None:
             held, clients = owners >= 0, len(self.data.shards.sizes)
             count = np.bincount(owners[held], minlength=clients)

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from fedtide.device_copies import to_device_of
 from fedtide.population import Population
 from fedtide.problems.augmentation import augment
-from fedtide.problems.base import Batch, BatchInputs, BatchPlan, BufferMode, Evaluation, Task
+from fedtide.problems.base import Batch, BatchInputs, BatchPlan, BufferMode
 from fedtide.problems.datasets.catalogue import PixelStandardisation
-from fedtide.problems.datasets.table_columns import Ints
 from fedtide.problems.layout import Layout, Params, to_channels_last
 from fedtide.problems.losses import (
     TARGET_KINDS,
@@ -32,8 +31,8 @@ from fedtide.problems.partitions import StoredShards
 from fedtide.problems.sample_metrics import Metric, count_all
 from fedtide.problems.supervised_data import DeviceSamples, Samples, SupervisedData
 from fedtide.problems.supervised_evaluation import (
+    EvaluatedTask,
     Floats,
-    SupervisedEvaluator,
     evaluation_chunk,
 )
 
@@ -43,7 +42,7 @@ _MOST_SHARES = 100_000_000
 """The largest number of class shares, N times the number of classes, kept at 8 bytes each."""
 
 
-class SupervisedTask(Task):
+class SupervisedTask(EvaluatedTask):
     """A supervised problem with its data on the device.
 
     A batch is (*inputs, target[, sequence mask][, sample mask][, key]): the sequence mask if
@@ -84,11 +83,11 @@ class SupervisedTask(Task):
         functions = {"loss": loss, **{name: m.function for name, m in metrics.items()}}
         if data.train.masks and not data.masks_target and data.train.target.dim() > 1:
             functions = {name: count_all(function) for name, function in functions.items()}
-        self._functions, self._loss = functions, functions["loss"]
+        self.functions, self._loss = functions, functions["loss"]
         lower = (name for name, metric in metrics.items() if metric.lower_is_better)
-        self._lower_is_better = frozenset({"loss", *lower})
+        self.lower_is_better = frozenset({"loss", *lower})
         self._augmentations, self._pixels = augmentations, pixels
-        self._chunk = evaluation_chunk(module, data.train.target.device)
+        self.chunk = evaluation_chunk(module, data.train.target.device)
         self.buffer_mode = buffers
         self.class_names = data.class_names
         self.evaluated_samples = len(data.train) + (0 if data.test is None else len(data.test))
@@ -181,42 +180,15 @@ class SupervisedTask(Task):
         shared = buffers if buffers is None or buffers.dim() == 1 else buffers.mean(dim=0)
         return self.model.module(self.layout.unflatten(x), self.unflatten_buffers(shared))
 
-    def evaluate(
-        self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
-    ) -> Evaluation:
-        """Return losses and metrics over the training and the test set, without augmentation.
-
-        `SupervisedEvaluator` lists them.
-        """
-        return self._evaluator.evaluate(x, clients, buffers)
-
-    def evaluate_clients(
-        self, x: Tensor, clients: Ints, buffers: Tensor | None = None
-    ) -> dict[str, Floats]:
-        """Return metrics like the per-client ones of `evaluate`, each of shape (S,)."""
-        return self._evaluator.evaluate_clients(x, clients, buffers)
-
-    @property
-    def _evaluator(self) -> SupervisedEvaluator:
-        return SupervisedEvaluator(
-            self.data,
-            self._functions,
-            self._lower_is_better,
-            self.population.class_shares,
-            self._forward,
-            chunk=self._chunk,
-        )
-
-    def _forward(self, x: Tensor, buffers: Tensor | None) -> Callable[[DeviceSamples], Any]:
-        """Return a function that computes the outputs of model x with these running statistics."""
+    def forward(self, x: Tensor, buffers: Tensor | None) -> Callable[[DeviceSamples], Any]:
         params = {name: self.to_memory_format(t) for name, t in self.layout.unflatten(x).items()}
         named = self.unflatten_buffers(buffers)
 
-        def forward(samples: DeviceSamples) -> Any:
+        def outputs(samples: DeviceSamples) -> Any:
             arguments = tuple(self.to_memory_format(t) for t in self._arguments(samples))
             return self.model.evaluate(params, arguments, named)
 
-        return forward
+        return outputs
 
     def _unpack(
         self, batch: Batch
