@@ -1,9 +1,5 @@
 """Errors name the field and the value."""
 
-import re
-from contextlib import suppress
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,46 +10,14 @@ from fedtide.flower import ClientSideMemory
 from fedtide.population import Population
 
 from .driver import Quadratics, drive
-from .methods import METHODS
 
-PARAMETERS = [
-    (lambda: a.FedAvg(server_lr=0.0), "server_lr: 0.0 is not a positive number"),
+PARAMETERS = [  # rules over several fields; tests/spec checks those that single fields declare
     (lambda: a.FedAvg(weights="meen"), "weights: unknown 'meen'; did you mean 'mean'"),
-    (lambda: a.FedAU(cutoff=0), "cutoff: 0 is below 1"),
+    (lambda: a.FedAU(cutoff=0), "cutoff: 0 is not a number of at least 1"),
     (lambda: a.FedAU(average=1.5), "average: the decay 1.5"),
     (lambda: a.FedAU(average="median"), "average: unknown 'median'"),
     (lambda: a.FedAU(average=0.5, groups=[0]), "average: groups share"),
-    (lambda: a.MIFA(unseen="ignore"), "unseen: unknown 'ignore'"),
-    (lambda: a.FedVARP(empty_rounds="skp"), "empty_rounds: unknown 'skp'; did you mean 'skip'"),
-    (lambda: a.FedStale(beta=1.5), r"beta: 1.5 is not within \[0, 1\]"),
-    (lambda: a.FedStale(rates="knwn"), "rates: unknown 'knwn'; did you mean 'known'"),
-    (lambda: a.Auto(server_lr=0.0), r"server_lr: 0.0 is not a positive number"),
     (lambda: a.Auto(memory_folder="x"), "memory_folder: without control variates no updates"),
-    (lambda: a.F3AST(beta=0.0), r"beta: 0.0 is not within \(0, 1\]"),
-    (lambda: a.F3AST(initial=2.0), r"initial: 2.0 is not within"),
-    (lambda: a.FedAWE(server_lr=0.0), "server_lr: 0.0 is not a positive"),
-    (lambda: a.FedAWE(clip=0.0), "clip: 0.0 is not a positive"),
-    (lambda: a.FedPBC(server_lr=0.0), "server_lr: 0.0 is not a positive"),
-    (lambda: a.FOCUS(server_lr=-1.0), "server_lr: -1.0 is not a positive"),
-    (lambda: a.FedProx(mu=-1.0), "mu: -1.0 is not a number of at least 0"),
-    (lambda: a.FedProx(mu=1.0, weights="x"), "weights: unknown 'x'"),
-    (lambda: a.Scaffold(option=3), "option: 3 is not within"),
-    (lambda: a.Scaffold(weights="data"), "weights: unknown 'data'"),
-    (lambda: a.AmplifiedScaffold(period=0, factor=1.0), "period: 0 is not"),
-    (lambda: a.AmplifiedScaffold(period=1, factor=1.0, weights="all"), "weights: unknown 'all'"),
-    (lambda: a.Amplified(period=1, factor=-1.0), "factor: -1.0 is not a positive number"),
-    (lambda: a.Amplified(period=1, factor=1.0, start=-1), "start: -1 is not"),
-    (lambda: a.FedAdam(beta1=1.0), r"beta1: 1.0 is not within \[0, 1\)"),
-    (lambda: a.FedYogi(tau=0.0), "tau: 0.0 is not a positive number"),
-    (lambda: a.FedAdam(v0=-1.0), "v0: -1.0 is not"),
-    (lambda: a.FedAvgM(momentum=1.0), r"momentum: 1.0 is not within \[0, 1\)"),
-    (lambda: a.FedAvgM(convention="mean"), "convention: unknown 'mean'"),
-    (lambda: a.FedBuff(buffer_size=0), "buffer_size: 0"),
-    (lambda: a.FedBuff(exponent=1.5), r"exponent: 1.5 is not within \[0, 1\]"),
-    (lambda: a.WaitForAll(period=0), "period: 0 is not"),
-    (lambda: a.WaitForAll(period=1, mode="step"), "mode: unknown 'step'; did you mean 'steps'"),
-    (lambda: a.WaitForAll(period=1, batch="all"), "batch: unknown 'all'"),
-    (lambda: a.Switch(first=a.FedAvg(), second=a.MIFA(), at=-1), "at: -1 is not"),
     (
         lambda: a.Switch(first=a.FedAvg(), second=ClientSideMemory(a.MIFA()), at=1),
         "second: clients cannot change the form",
@@ -62,16 +26,11 @@ PARAMETERS = [
         lambda: a.Switch(first=a.CentralSGD(), second=a.MIFA(), at=1),
         "second: one method pools",
     ),
-    (lambda: a.Clipped(bound=0.0), "bound: 0.0 is not a positive number"),
-    (lambda: a.Clipped(bound=1.0, rate=2.0), r"rate: 2.0 is not within \(0, 1\]"),
-    (lambda: a.Clipped(bound=1.0, quantile=1.0), r"quantile: 1.0 is not within \(0, 1\)"),
     (lambda: a.TrimmedMean(trim=0.5), r"trim: 0.5 is not within \[0, 0.5\)"),
-    (lambda: a.TrimmedMean(trim=-0.1), "trim: -0.1 is not within"),
 ]
 POPULATIONS = [
     (a.FedAvg(weights="data"), "weights: 'data' needs clients that hold samples"),
     (a.FedAU(groups=["a"]), "groups: 1 entry for 2 clients"),
-    (a.FedAU(cutoff=10**10, groups=["a", "b"]), "cutoff: 10,000,000,000 with 2 groups"),
     (a.KnownRates(), "rates: unknown, as the participation process does"),
     (a.KnownRates(rates=[0.5]), "rates: 1 rate for 2 clients"),
     (a.FedStale(rates="known"), "rates: unknown, as the participation process does"),
@@ -149,6 +108,7 @@ def test_clients_with_models_of_their_own_would_not_follow_a_wrapper_that_moves_
         a.Amplified(period=2, factor=1.5),
         a.WaitForAll(period=2),
         a.WeightedFedAvg(normalise=False),
+        a.Auto(),
         a.Clipped(bound=1.0),
         a.CentralSGD(),
     ],
@@ -158,31 +118,6 @@ def test_only_averages_of_a_rounds_updates_can_be_trimmed(inner):
     for wrapper in (a.TrimmedMean, a.Median):
         with pytest.raises(InvalidInputError, match=r"^inner: its step is not .*; give"):
             wrapper(inner=inner)
-
-
-def test_what_can_be_trimmed_is_what_is_said():
-    """In the docstring by class, in the error and in docs/methods.md by type."""
-    accepted = {type(a.TrimmedMean(inner=a.Auto(preconditioned=False)).inner)}
-    for method in METHODS:
-        with suppress(InvalidInputError):
-            accepted.add(type(a.TrimmedMean(inner=method).inner))
-    docstring = a.TrimmedMean.__doc__.partition("inner: ")[2].partition("Raises:")[0]
-    classes = {c for c in a.ALGORITHMS.values() if re.search(rf"\b{c.__name__}\b", docstring)}
-    assert classes == accepted
-    with pytest.raises(InvalidInputError) as error:
-        a.TrimmedMean(inner=a.MIFA())
-    listed = re.search(r"give (.*), and put", str(error.value))[1]
-    rows = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
-    row = next(line for line in rows.splitlines() if line.startswith("| `trimmed-mean`, `median`"))
-    for text in (listed, row.split("|")[2].partition(";")[0]):
-        names = {name for name in a.ALGORITHMS if re.search(rf"(?<![\w-]){name}(?![\w-])", text)}
-        assert {a.ALGORITHMS[name] for name in names} == accepted
-
-
-def test_steps_that_are_scaled_by_all_updates_cannot_be_trimmed():
-    for wrapper in (a.TrimmedMean, a.Median):
-        with pytest.raises(InvalidInputError, match="inner: it scales its steps"):
-            wrapper(inner=a.Auto())
         assert wrapper(inner=a.Auto(preconditioned=False)).inner == a.Auto(preconditioned=False)
 
 

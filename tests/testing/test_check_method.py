@@ -229,7 +229,7 @@ WRONG = [
     (Steps(), "weights depend on updates or numbers of steps; let the trait"),
     (Norms(), "weights depend on updates or numbers of steps; let the trait"),
     (Corrected(), "the trait message_vectors is 2, but .* 3 vectors are sent"),
-    (LaterField(), "algorithm: 'total' of its state is None either"),
+    (LaterField(), r"the state has \['total'\] either before"),
     (Moved(), "with_model returns a state with another model"),
 ]
 

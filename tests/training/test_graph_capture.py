@@ -1,7 +1,6 @@
 """The adapter of PyTorch's private interfaces: whatever fails in them, training goes on."""
 
 import os
-import re
 from pathlib import Path
 
 import numpy as np
@@ -141,70 +140,6 @@ def test_without_a_folder_that_can_be_written_compiling_goes_on(monkeypatch, tmp
     graph = _graph_capture.capture(lambda x: (x + x,), [torch.zeros(2)])
     compiled = _graph_capture.compile_graph(graph, [torch.zeros(2)])
     assert torch.equal(compiled(torch.ones(2))[0], torch.full((2,), 2.0))
-
-
-def compiled_code(function, examples, folder, monkeypatch):
-    """Return the C++ of a compiled function, whose values are those of the function."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    graph = _graph_capture.capture(function, examples, {})
-    compiled = _graph_capture.compile_graph(graph, examples)
-    for found, wanted in zip(compiled(*examples), function(*examples), strict=True):
-        torch.testing.assert_close(found, wanted)
-    return "".join(path.read_text() for path in folder.rglob("*.main.cpp"))
-
-
-@pytest.mark.compile
-def test_pointers_to_memory_of_their_own_are_marked(tmp_path, monkeypatch):
-    """Of y = x + sin(x) both are; a tensor joined from two parts shares its memory with them."""
-    code = compiled_code(lambda x: (x + x.sin(),), [torch.randn(99)], tmp_path / "a", monkeypatch)
-    assert "const float* __restrict__ in_ptr0" in code
-    assert "float* __restrict__ out_ptr0" in code
-
-    def join(x):
-        joined = torch.cat([x.sin(), x.cos()])
-        return (joined * joined.flip(0),)
-
-    code = compiled_code(join, [torch.randn(99)], tmp_path / "b", monkeypatch)
-    arguments = re.findall(r"float\* (?:__restrict__ )?(?:in|out|in_out)_ptr\d+", code)
-    assert any("__restrict__" in each for each in arguments)
-    assert any("__restrict__" not in each for each in arguments)
-
-
-@pytest.mark.compile
-def test_pointers_are_not_marked_where_an_input_is_written(tmp_path, monkeypatch):
-    """Two inputs may be the same tensor."""
-
-    def write(x, y):
-        y.add_(x.sin())
-        return (x * 2,)
-
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    examples = [torch.randn(99), torch.randn(99)]
-    graph = _graph_capture.capture(write, examples, {})
-    _graph_capture.compile_graph(graph, examples)
-    code = "".join(path.read_text() for path in tmp_path.rglob("*.main.cpp"))
-    assert "in_ptr0" in code
-    assert "__restrict__" not in code
-
-
-@pytest.mark.compile
-@every_failure
-def test_without_marks_kernels_are_compiled_all_the_same(error, tmp_path, monkeypatch):
-    monkeypatch.setattr(_graph_capture, "_mark_unaliased", raising(error))
-    code = compiled_code(lambda x: (x + x.sin(),), [torch.randn(99)], tmp_path, monkeypatch)
-    assert "float* out_ptr0" in code
-
-
-@pytest.mark.compile
-def test_kernels_that_others_compile_are_left_alone(tmp_path, monkeypatch):
-    compiled_code(lambda x: (x + x.sin(),), [torch.randn(99)], tmp_path / "own", monkeypatch)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "other"))
-    examples = [torch.randn(99)]
-    graph = _graph_capture.capture(lambda x: (x + x.sin(),), examples, {})
-    torch._inductor.compile(graph, examples, {"cpp_wrapper": True})
-    code = "".join(path.read_text() for path in (tmp_path / "other").rglob("*.cpp"))
-    assert "float* out_ptr0" in code
-    assert "__restrict__ out_ptr0" not in code
 
 
 def test_a_factor_of_one_stays_where_it_makes_whole_numbers_floating():

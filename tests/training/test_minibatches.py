@@ -265,4 +265,4 @@ def test_the_smallest_and_largest_batch_are_those_of_a_long_run(sizes, batch, co
     local = LocalTraining(**{counted: rounds}, batch_size=batch)
     planner = MinibatchPlanner(population(sizes), local, 0)
     lengths = {len(one) for own in used(planner, range(len(sizes))) for one in own}
-    assert (planner.smallest_batch, planner.largest_batch) == (min(lengths), max(lengths))
+    assert planner.batch_range == (min(lengths), max(lengths))

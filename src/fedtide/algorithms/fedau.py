@@ -28,11 +28,8 @@ from fedtide.algorithms.base import ClientUpdates
 from fedtide.client_values import Name, order_by_id
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.spec import Positive, spec
+from fedtide.spec import AtLeast, Positive, spec
 from fedtide.validation import require_one_per_client
-
-_MOST_PHASES = 2**27
-"""The largest number of groups times K: 1 GiB of counts."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +239,7 @@ class FedAU(WeightedSum[FedAUState]):
 
     Raises:
         InvalidInputError: η not positive, K < 1, an average that is neither, a number of groups
-            other than N, groups together with β, or G groups with G K > 2²⁷.
+            other than N, or groups together with β.
 
     >>> import torch
     >>> method = FedAU(cutoff=3)
@@ -256,15 +253,11 @@ class FedAU(WeightedSum[FedAUState]):
     """
 
     server_lr: Annotated[float, Positive] = 1.0
-    cutoff: int | None = 50
+    cutoff: Annotated[int, AtLeast(1)] | None = 50
     average: Literal["mean"] | float = "mean"
     groups: Sequence[int | str] | Mapping[Name, int | str] | None = None
 
     def __post_init__(self) -> None:
-        if self.cutoff is not None and self.cutoff < 1:
-            raise InvalidInputError(
-                f"cutoff: {self.cutoff} is below 1; give null (in Python: None) for ∞"
-            )
         if isinstance(self.average, str):
             if self.average != "mean":
                 raise InvalidInputError(
@@ -313,12 +306,7 @@ class FedAU(WeightedSum[FedAUState]):
         if self.groups is not None:
             groups = np.asarray(order_by_id("groups", self.groups, population))
             require_one_per_client("groups", groups, clients)
-            names, ids = np.unique(groups, return_inverse=True)
-            if len(names) * cutoff > _MOST_PHASES:
-                raise InvalidInputError(
-                    f"cutoff: {cutoff:,} with {len(names):,} groups takes "
-                    f"{8e-9 * len(names) * cutoff:,.0f} GB; give null (in Python: None) for ∞"
-                )
+            ids = np.unique(groups, return_inverse=True)[1]
             return PooledMeanInterval.empty(torch.as_tensor(ids), cutoff)
         if not isinstance(self.average, str):
             return DecayedMeanInterval.empty(clients, cutoff, self.average)

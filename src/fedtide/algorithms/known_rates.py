@@ -79,14 +79,8 @@ class KnownRates(WeightedSum[KnownRatesState]):
         return 1.0 / state.rates
 
     def client_weights(self, state: KnownRatesState, updates: ClientUpdates) -> Tensor:
-        """Return a_n = 1 / p_n; a client with rate 0 must not take part."""
-        rates = state.rates[updates.clients]
-        if bool((rates == 0).any()):
-            client = int(updates.clients[rates == 0][0])
-            raise InvalidInputError(
-                f"rates: client {client} took part although its rate is 0; correct the rate"
-            )
-        return 1.0 / rates
+        """Return a_n = 1 / p_n."""
+        return 1.0 / state.rates[updates.clients]
 
     def normaliser(self, state: KnownRatesState) -> float:
         return float(state.population)

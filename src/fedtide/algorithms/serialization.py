@@ -23,19 +23,6 @@ class TensorConvertible(Protocol):
         """Return this part with the stored tensors."""
 
 
-def list_fields(state: Any) -> set[str]:
-    """Return the dotted paths of everything stored of `state`; fields that are None are not.
-
-    Raises:
-        InvalidInputError: a field of a type that cannot be stored.
-
-    >>> from fedtide.algorithms.base import State
-    >>> sorted(list_fields(State(torch.zeros(2), 7)))
-    ['model', 'round']
-    """
-    return {path for path, _ in _walk(state)}
-
-
 def _walk(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted path and the value of everything stored of a state."""
     for field in fields(state):
@@ -49,21 +36,6 @@ def _walk(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
                 f"algorithm: its state holds {path}, a {type(value).__name__}, which cannot be "
                 "stored; let states hold only tensors, Python numbers and nested states"
             )
-
-
-def require_same_fields(before: set[str], now: set[str]) -> None:
-    """Raise InvalidInputError unless a state has the fields that it had before training.
-
-    Args:
-        before: what `list_fields` returned for the initial state, the template when resuming.
-        now: the same for the current state.
-    """
-    if before != now:
-        raise InvalidInputError(
-            f"algorithm: {list_names(sorted(before ^ now))} of its state is None either before "
-            "training or after a round, so that it cannot be resumed; let it have a value in "
-            "both, such as zeros"
-        )
 
 
 def to_tensors(state: Any) -> dict[str, Tensor]:

@@ -66,17 +66,12 @@ class CoordinatewiseTrimmed(Wrapper[TrimmedState]):
 
     def __post_init__(self) -> None:
         inner = self.inner.traits
-        if inner.centralised or not inner.averages_updates:
+        if inner.centralised or not inner.averages_updates or inner.scales_coordinates:
             raise InvalidInputError(
                 "inner: its step is not a weighted average of the round's updates; give fedavg, "
                 "fedprox, fedau, f3ast, known-rates, weighted-fedavg, auto with preconditioned: "
                 "false and without control variates, or a method of your own whose trait "
                 "averages_updates is true, and put other wrappers around this one"
-            )
-        if inner.scales_coordinates:
-            raise InvalidInputError(
-                "inner: it scales its steps by all updates, also those left out here; "
-                "give auto with preconditioned: false, or fedau"
             )
 
     @property

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from fedtide.differential_privacy.accounting import epsilon_of_loss, loss_of_epsilon
 from fedtide.errors import InvalidInputError
-from fedtide.spec import AtLeast, spec
-from fedtide.validation import require_at_least, require_positive, require_whole_number
+from fedtide.spec import AtLeast, Positive, Within, spec
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -39,36 +38,21 @@ class Mechanism(ABC):
         count_noise: σ_b, the noise on the count that C follows; None: 5 z.
     """
 
-    clip: float
-    noise_multiplier: float
-    delta: float
-    budget: float | None = field(default=None, kw_only=True)
-    quantile: float | None = field(default=None, kw_only=True)
-    clip_rate: float = field(default=0.2, kw_only=True)
+    clip: Annotated[float, Positive]
+    noise_multiplier: Annotated[float, AtLeast(0)]
+    delta: Annotated[float, Within(0, 1, "()", "give less than 1 / N, such as 1e-5")]
+    budget: Annotated[float, Positive] | None = field(default=None, kw_only=True)
+    quantile: Annotated[float, Within(0, 1, "()", "0.5 is usual, None keeps clip")] | None = field(
+        default=None, kw_only=True
+    )
+    clip_rate: Annotated[float, Within(0, 1, "(]", "0.2 is usual")] = field(
+        default=0.2, kw_only=True
+    )
     count_noise: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        require_positive("clip", self.clip)
-        require_at_least("noise_multiplier", self.noise_multiplier, 0)
-        if not 0 < self.delta < 1:
-            raise InvalidInputError(
-                f"delta: {self.delta} is not within (0, 1); give less than 1 / N, such as 1e-5"
-            )
-        if self.budget is not None:
-            require_positive("budget", self.budget)
-            if self.noise_multiplier == 0:
-                raise InvalidInputError("budget: without noise no budget can be kept; leave it out")
-        self._check_quantile()
-
-    def _check_quantile(self) -> None:
-        if not 0 < self.clip_rate <= 1:
-            raise InvalidInputError(
-                f"clip_rate: {self.clip_rate} is not within (0, 1]; 0.2 is usual"
-            )
-        if self.quantile is not None and not 0 < self.quantile < 1:
-            raise InvalidInputError(
-                f"quantile: {self.quantile} is not within (0, 1); 0.5 is usual, None keeps clip"
-            )
+        if self.budget is not None and self.noise_multiplier == 0:
+            raise InvalidInputError("budget: without noise no budget can be kept; leave it out")
         if self.count_noise is None:
             return
         if self.quantile is None:
@@ -255,17 +239,15 @@ class MatrixFactorisation(Mechanism):
 
     min_separation: Annotated[int, AtLeast(1)] = 1
     max_participations: Annotated[int, AtLeast(1)] | None = None
-    bands: int | None = None
+    bands: Annotated[int, AtLeast(1)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bands is not None:
-            require_whole_number("bands", self.bands)
-            if self.bands > self.min_separation:
-                raise InvalidInputError(
-                    f"bands: {self.bands} bands overlap for participations {self.min_separation} "
-                    f"rounds apart; give at most {self.min_separation}"
-                )
+        if self.bands is not None and self.bands > self.min_separation:
+            raise InvalidInputError(
+                f"bands: {self.bands} bands overlap for participations {self.min_separation} "
+                f"rounds apart; give at most {self.min_separation}"
+            )
 
     @property
     def separation(self) -> int:

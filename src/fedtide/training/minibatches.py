@@ -60,19 +60,14 @@ class MinibatchPlanner:
         self._even = bool((self._sizes % self._batch == 0).all())
 
     @property
-    def smallest_batch(self) -> int | None:
-        """The number of samples in the smallest minibatch; None if clients hold no samples."""
+    def batch_range(self) -> tuple[int, int] | None:
+        """How many samples the smallest and the largest minibatch have; None without samples."""
         if self._sizes is None:
             return None
         if self._full or self._epochs is None:
-            return min(self._smallest, self._batch)
+            return min(self._smallest, self._batch), self._batch
         rest = self._sizes % self._batch
-        return int(np.where(rest == 0, self._batch, rest).min())
-
-    @property
-    def largest_batch(self) -> int | None:
-        """The number of samples in the largest minibatch; None if clients hold no samples."""
-        return None if self._sizes is None else self._batch
+        return int(np.where(rest == 0, self._batch, rest).min()), self._batch
 
     @property
     def samples_per_round(self) -> float:
@@ -277,9 +272,8 @@ def check_minibatches(planner: MinibatchPlanner, task: Task) -> None:
     Raises:
         InvalidInputError: all of them have.
     """
-    smallest, largest, fewest = planner.smallest_batch, planner.largest_batch, task.fewest_samples
-    if smallest is None or largest is None:
-        return
+    fewest = task.fewest_samples
+    smallest, largest = planner.batch_range or (fewest, fewest)
     if smallest >= fewest:
         return
     found = "have a single sample, for which batch normalisation has no variance"

@@ -17,12 +17,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms import Algorithm, Cohort, RoundDriver
-from fedtide.algorithms.serialization import (
-    from_tensors,
-    list_fields,
-    require_same_fields,
-    to_tensors,
-)
+from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.atomic_io import DRAFT_PATTERNS, write_text
 from fedtide.differential_privacy import shut_out
 from fedtide.errors import InvalidInputError, first_line
@@ -141,7 +136,6 @@ class TrainingSession:
             for pattern in DRAFT_PATTERNS:  # what killed processes left
                 for draft in filter(Path.is_file, folder.glob(pattern)):
                     draft.unlink()
-            self._fields = list_fields(self.driver.state)
             self._restore(folder)
 
     @property
@@ -224,7 +218,6 @@ class TrainingSession:
         """Write everything as one checkpoint, atomically."""
         if self.folder is None:
             return
-        require_same_fields(self._fields, list_fields(self.driver.state))
         tensors = {
             f"state.{name}": tensor for name, tensor in to_tensors(self.driver.state).items()
         }

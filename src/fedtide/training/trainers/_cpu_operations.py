@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedtide.training import devices
 from fedtide.training.trainers._graph_capture import in_memory, onednn_product
-from fedtide.training.trainers._memory_formats import memory_format
+from fedtide.training.trainers._graph_rewrites import memory_format
 
 _MOST_TERMS = 16
 """Sums of up to this many terms are unrolled; longer ones would take long to compile."""

@@ -4,18 +4,17 @@ On every call, `torch.func` traces which operations make up the gradient of a st
 models as small as those of federated learning, tracing takes longer than the operations.
 
 Private interfaces of PyTorch are used in this module only: `make_fx` and the node metadata of FX
-graphs (`capture`), TorchInductor's entry point for graphs (`compile_graph`), and the arguments of
-its kernels. If anything in them fails, each function returns what it was given, the first two with
-one warning: training is then slower, not different.
+graphs (`capture`), and TorchInductor's entry point for graphs (`compile_graph`). If anything in
+them fails, each function returns what it was given, with one warning: training is then slower, not
+different.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -25,13 +24,15 @@ from torch import Tensor
 from fedtide.cache_folder import keep_compiled
 from fedtide.errors import first_line
 from fedtide.training.devices import is_cpu
-from fedtide.training.trainers._in_place import add_in_place
-from fedtide.training.trainers._memory_formats import align_images
+from fedtide.training.trainers._graph_rewrites import (
+    add_in_place,
+    align_images,
+    remove_no_ops,
+    reshape_views,
+)
 
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 Operations = Mapping[Any, Callable[..., Any]]
-
-_RESHAPES = ("aten.expand.default", "aten.view.default", "aten._unsafe_view.default")
 
 
 def capture(
@@ -138,80 +139,12 @@ def compile_graph(graph: TensorFunction, examples: list[Tensor]) -> TensorFuncti
     try:
         inductor: Any = torch._inductor
         # PyTorch's own warnings would end it where warnings are errors
-        ignored = warnings.catch_warnings(action="ignore")
-        with ignored, _unaliased_pointers():
+        with warnings.catch_warnings(action="ignore"):
             compiled: TensorFunction = inductor.compile(graph, [*examples], options)
     except Exception as error:
         _warn(f"local steps are not compiled: {first_line(error)}")
         return graph
     return compiled
-
-
-@contextmanager
-def _unaliased_pointers() -> Iterator[None]:
-    """Tell the C++ compiler which pointers of a kernel have no alias.
-
-    It may then keep in registers what a loop reads again and again, such as the factors of a
-    gradient; otherwise any number that the loop writes could be one of them. TorchInductor does not
-    declare this. If its interface has changed, kernels are compiled as it generates them.
-    """
-    try:
-        from torch._inductor.codegen.common import KernelArgs
-
-        arguments: Any = KernelArgs
-        original = arguments.cpp_argdefs
-    except (ImportError, AttributeError):
-        yield
-        return
-
-    def cpp_argdefs(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = original(self, *args, **kwargs)
-        with suppress(Exception):
-            definitions, names, *types = found
-            return _mark_unaliased(self, definitions, names), names, *types
-        return found
-
-    arguments.cpp_argdefs = cpp_argdefs
-    try:
-        yield
-    finally:
-        arguments.cpp_argdefs = original
-
-
-def _mark_unaliased(kernel: Any, definitions: list[str], names: list[str]) -> list[str]:
-    """Return the definitions of a kernel's arguments, with `__restrict__` on those without alias.
-
-    A tensor may reuse the memory of others, and the parts of a concatenated tensor are further
-    arguments in the same memory.
-    """
-    from torch._inductor.virtualized import V
-
-    aliases = [getattr(kernel.inplace_buffers.get(n), "other_names", [n]) for n in names]
-    owners = [{_owner(V.graph, alias) for alias in group} for group in aliases]
-    count = Counter(name for owner in owners for name in owner)
-    if not count.keys().isdisjoint(V.graph.mutated_inputs):
-        return definitions  # inputs may share memory, which matters if one is written to
-    return [
-        definition.replace("* ", "* __restrict__ ")
-        if all(count[name] == 1 for name in owner)
-        else definition
-        for definition, owner in zip(definitions, owners, strict=True)
-    ]
-
-
-def _owner(graph: Any, name: str) -> str:
-    """Return the name of the tensor in whose memory this one is."""
-    from torch._inductor.ir import MutationLayoutSHOULDREMOVE, NonOwningLayout
-
-    while (buffer := graph.try_get_buffer(name)) is not None:
-        layout = getattr(buffer, "layout", None)
-        if isinstance(layout, NonOwningLayout):
-            name = layout.view.get_name()
-        elif isinstance(layout, MutationLayoutSHOULDREMOVE):
-            name = layout.get_buffer().get_name()
-        else:
-            break
-    return name
 
 
 def _captured(
@@ -225,11 +158,11 @@ def _captured(
     with _without_log():
         trace = make_fx(function, operations, tracing_mode="fake", _allow_non_fake_inputs=True)
         module = trace(*examples)
-    _remove_no_ops(module.graph)
+    remove_no_ops(module.graph)
     if operations is None:  # a compiler chooses memory layouts itself
         align_images(module.graph)
         add_in_place(module.graph)
-        _reshape_views(module.graph)
+        reshape_views(module.graph)
     module.graph.set_codegen(CodeGen())  # takes a flat list of tensors: nothing is nested
     module.recompile()
     return module
@@ -244,41 +177,6 @@ def _without_log() -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
-
-
-def _remove_no_ops(graph: Any) -> None:
-    """Remove the operations without effect that stacking leaves behind."""
-    for node in list(graph.nodes):
-        same = _find_equal(node)
-        if same is not None:
-            node.replace_all_uses_with(same)
-    graph.eliminate_dead_code()
-
-
-def _reshape_views(graph: Any) -> None:
-    """Replace views by reshapes, as the strides of some real tensors do not allow a view."""
-    views = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
-    for node in graph.nodes:
-        if node.target in views:
-            node.target = torch.ops.aten.reshape.default
-
-
-def _find_equal(node: Any) -> Any:
-    """Return the earlier node whose value this one repeats, or None."""
-    source = node.args[0] if node.op == "call_function" and node.args else None
-    if not isinstance(source, torch.fx.Node):
-        return None
-    operation = str(node.target)
-    if operation in _RESHAPES and node.meta["val"].shape == source.meta["val"].shape:
-        return source
-    is_one = operation == "aten.mul.Scalar" and node.args[1] == 1
-    if is_one and node.meta["val"].dtype == source.meta["val"].dtype:
-        return source
-    is_undone = operation == str(source.target) == "aten.transpose.int"
-    if is_undone and set(node.args[1:]) == set(source.args[1:]):
-        before = source.args[0]
-        return before if isinstance(before, torch.fx.Node) else None
-    return None
 
 
 @cache
