@@ -12,7 +12,7 @@ from fedtide.algorithms import Instructions
 from fedtide.problems import Quadratic
 from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
-from fedtide.training.trainers import _graph_capture
+from fedtide.training.trainers import _graph_capture, _graph_rewrites
 from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.stacked import StackedTrainer
 
@@ -70,7 +70,7 @@ def test_plain_vmap_replaces_a_capture_function_that_was_removed(monkeypatch):
 
 @every_failure
 def test_graphs_without_the_expected_metadata_are_not_used(error, monkeypatch):
-    monkeypatch.setattr(_graph_capture, "_find_equal", raising(error))
+    monkeypatch.setattr(_graph_rewrites, "_find_equal", raising(error))
     with pytest.warns(RuntimeWarning, match="not captured"):
         found = updates(StackedTrainer)
     assert torch.allclose(found, updates(ReferenceTrainer), rtol=1e-12, atol=1e-12)
