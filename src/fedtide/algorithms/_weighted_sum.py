@@ -22,6 +22,7 @@ from fedtide.algorithms.base import (
 from fedtide.device_copies import to_device_of
 from fedtide.population import Population
 
+_TRAITS = Traits(averages_updates=True)
 _BLOCK = 2**16
 """How many numbers of a single update are added to the sum at a time."""
 
@@ -72,7 +73,7 @@ class WeightedSum(Algorithm[SumT]):
     @property
     def traits(self) -> Traits:
         """Nothing but their sum is kept of the updates."""
-        return Traits(averages_updates=True)
+        return _TRAITS
 
     def weight_bound(self, state: SumT) -> float | None:
         """Return the largest a_n possible in this training, if every a_n >= 1 and D = N.

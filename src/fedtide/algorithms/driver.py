@@ -106,13 +106,16 @@ class RoundDriver(Generic[StateT]):
         while first < len(cohort):
             part = cohort.select(slice(first, first + size))
             instructions = self.instruct(part.clients)
-            ends = [len(part)]
-            if instructions.model.ndim == 2:
-                ends = _ends_of_runs(instructions.starts, len(part))
-                if len(ends) > 1 and first + len(part) < len(cohort):
-                    ends.pop()  # these clients may have the same model as the next ones
+            if instructions.model.ndim == 1:
+                yield instructions, part
+                first += len(part)
+                continue
+            ends = _ends_of_runs(instructions.starts, len(part))
+            if len(ends) > 1 and first + len(part) < len(cohort):
+                ends.pop()  # these clients may have the same model as the next ones
             for begin, end in pairwise([0, *ends]):
-                yield _one_start(instructions, slice(begin, end)), part.select(slice(begin, end))
+                own = instructions.select(slice(begin, end))
+                yield replace(own, model=own.model[0], starts=None), part.select(slice(begin, end))
             first += ends[-1]
 
     def choose_cohort(self, cohort: Cohort) -> Cohort:
@@ -206,9 +209,3 @@ def _ends_of_runs(starts: Tensor | None, clients: int) -> list[int]:
     if starts is None:
         return [*range(1, clients + 1)]
     return [*(starts.diff().nonzero().flatten() + 1).tolist(), clients]
-
-
-def _one_start(instructions: Instructions, rows: slice) -> Instructions:
-    """Return the instructions of these clients, which start from the same model."""
-    own = instructions.select(rows)
-    return own if own.model.ndim == 1 else replace(own, model=own.model[0], starts=None)
