@@ -27,8 +27,8 @@ def remove_no_ops(graph: Any) -> None:
 
 def _find_equal(node: Any) -> Any:
     """Return the earlier node whose value this one repeats, or None."""
-    source = node.args[0] if node.op == "call_function" and node.args else None
-    if not isinstance(source, torch.fx.Node):
+    source: Any = node.args[0] if node.op == "call_function" and node.args else None
+    if not hasattr(source, "users"):  # a number
         return None
     operation = str(node.target)
     if operation in _RESHAPES and node.meta["val"].shape == source.meta["val"].shape:
@@ -39,7 +39,7 @@ def _find_equal(node: Any) -> Any:
     is_undone = operation == str(source.target) == "aten.transpose.int"
     if is_undone and set(node.args[1:]) == set(source.args[1:]):
         before = source.args[0]
-        return before if isinstance(before, torch.fx.Node) else None
+        return before if hasattr(before, "users") else None
     return None
 
 
