@@ -2,18 +2,15 @@
 
 import json
 import math
-from collections import deque
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 import fedtide as ft
 from fedtide.callbacks import Callback, EarlyStopping
 from fedtide.problems import Evaluation
-from fedtide.simulation import Experiment, execute
+from fedtide.simulation import Experiment
 from fedtide.simulation.loop import Run
-from fedtide.training.trainers import select
 
 
 class Recorder(Callback):
@@ -67,16 +64,6 @@ def test_callbacks_are_told_of_each_round_and_evaluation_in_order(in_folder, reg
         ("round", 6),
         ("end", 6),
     ]
-
-
-def test_callbacks_are_told_that_trainers_are_measured(regression, monkeypatch):
-    monkeypatch.setattr(select, "_measured", deque(maxlen=4))  # what other tests have measured
-    recorder = Recorder()
-    ft.simulate(**(regression | {"trainer": "auto", "rounds": 1}), callbacks=[recorder])
-    activities = [what for kind, what in recorder.calls if kind == "activity"]
-    assert activities[0] == "preparing the problem"
-    assert "measuring trainers" in activities
-    assert activities[-1] == ""
 
 
 def test_an_error_of_a_callback_in_an_activity_does_not_outlive_its_run(regression):
@@ -140,12 +127,6 @@ def test_a_callback_sees_no_change_of_another(regression):
 
     result = ft.simulate(**regression, callbacks=[Change(), Look()])
     assert seen == result.metrics["loss"].to_list()
-
-
-@pytest.mark.parametrize("patience", [2.5, 0, True])
-def test_patience_is_a_whole_number(patience):
-    with pytest.raises(ft.InvalidInputError, match=r"^patience: .* is not a whole number"):
-        EarlyStopping(patience=patience)
 
 
 @pytest.mark.parametrize("t", [5, 7])
@@ -295,12 +276,6 @@ def test_an_error_in_a_callback_ends_the_run_with_that_error(regression, tmp_pat
     ft.simulate(**regression, out=tmp_path / "run", resume=True)
 
 
-def test_execute_takes_callbacks(regression):
-    recorder = Recorder()
-    execute(Experiment.from_dict(regression), callbacks=[recorder])
-    assert recorder.calls[-1] == ("end", 12)
-
-
 class RaiseAt(Callback):
     """Fails after a round."""
 
@@ -336,21 +311,3 @@ def test_an_interrupted_run_has_not_failed(regression, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         ft.simulate(**regression, out=tmp_path / "run", callbacks=[Interrupting()])
     assert not (tmp_path / "run" / "failure.json").exists()
-
-
-def test_early_stopping_reads_each_evaluation_once():
-    """Reading all of them after each one takes hours in runs of 100,000 evaluations."""
-    reads = []
-
-    class Row(dict):
-        def __getitem__(self, name):
-            reads.append(name)
-            return super().__getitem__(name)
-
-    view = SimpleNamespace(metrics=[], lower_is_better=lambda metric: True)
-    stopping = EarlyStopping("loss", patience=1000)
-    stopping.on_start(view)
-    for t in range(100):
-        view.metrics.append(Row(loss=float(t)))
-        stopping.on_evaluation(view)
-    assert len(reads) == 100

@@ -1,7 +1,5 @@
 """Runs over clients with names: everything that is written, read or said names them."""
 
-import json
-
 import numpy as np
 import polars as pl
 import pytest
@@ -221,33 +219,6 @@ def test_divergence_names_the_clients(data):
     fields = experiment(data, local={"steps": 50, "lr": 1e38, "batch_size": 1})
     with pytest.raises(ft.InvalidInputError, match=r"\(clients 'user_\d{4}'(, 'user_\d{4}')*"):
         ft.simulate(**fields)
-
-
-def test_users_that_are_missing_are_refused(data):
-    frame = pl.read_parquet(data / "train.parquet")
-    gaps = pl.when(pl.int_range(pl.len()) % 100 == 7).then(None).otherwise(pl.col("user"))
-    frame.with_columns(gaps.alias("user")).write_parquet(data / "train.parquet")
-    with pytest.raises(
-        ft.InvalidInputError, match=r"column 'user' .*: 4 of 400 values are missing"
-    ):
-        ft.simulate(**experiment(data))
-
-
-def test_whole_numbers_stay_numbers(data, tmp_path):
-    """Users 1000, 997, ...: a log by id 0..N-1 would be another one."""
-    for split in ("train", "test"):
-        frame = pl.read_parquet(data / f"{split}.parquet")
-        number = 1000 - 3 * pl.col("user").str.slice(5).cast(pl.Int32)
-        frame.with_columns(user=number).write_parquet(data / f"{split}.parquet")
-    result = ft.simulate(**experiment(data), out=tmp_path / "run")
-    assert result.clients["client"].to_list() == list(range(403, 1001, 3))
-    assert result.participation.schema["client"] == pl.Int64
-    assert set(result.participation["client"]) <= set(range(403, 1001, 3))
-    replay = {"type": "replay", "log": str(tmp_path / "run" / "participation.parquet")}
-    again = ft.simulate(**experiment(data, participation=replay))
-    assert (again.model == result.model).all()
-    assert again.participation.equals(result.participation)
-    assert json.dumps(ft.audit(tmp_path / "run").to_dict())
 
 
 @pytest.mark.parametrize("kinds", [(int, int), (int, str), (str, int), (str, str)])

@@ -210,20 +210,6 @@ def noise_of_a_fork():
         return torch.randn(3)
 
 
-@pytest.mark.parametrize("noise", [noise_of_a_generator, noise_of_a_fork])
-def test_noise_that_is_seeded_in_every_pass_is_the_same_in_every_step(noise):
-    torch.manual_seed(0)
-    net = Noisy(noise)
-    shifted = table()
-    shifted[["a", "b", "c"]] += noise().numpy()
-    expected = simulate(shifted, net.layer).model
-    for trainer in ("reference", "auto"):
-        found = simulate(table(), net, trainer=trainer)
-        np.testing.assert_allclose(found.model, expected, rtol=1e-5)
-    with pytest.raises(ft.InvalidInputError, match=r"on threads \(it draws random.*; use trainer"):
-        simulate(table(), net, trainer="threaded")
-
-
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_a_loss_that_averages_says_how_to_give_one_number_per_sample():
     with pytest.raises(ft.InvalidInputError, match=r"gives values of shape \(\).*reduction='n"):

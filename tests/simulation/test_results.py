@@ -159,15 +159,6 @@ def test_a_figure_shows_shares_in_per_cent(metric, values, percent, regression):
     assert isinstance(axis.get_major_formatter(), PercentFormatter) == percent
 
 
-def test_labels_in_per_cent_say_where_their_ticks_are(regression):
-    metrics = pl.DataFrame({"round": [1, 2], "test_accuracy": [0.956, 0.969]})
-    figure = replace(ft.simulate(**regression), metrics=metrics).plot()
-    figure.canvas.draw()
-    axis = figure.axes[0].yaxis
-    shown = [float(label.get_text().removesuffix("%")) / 100 for label in axis.get_ticklabels()]
-    assert shown == pytest.approx(axis.get_ticklocs(), rel=0, abs=1e-9)
-
-
 def test_an_audit_of_a_result_says_where_its_log_is(fields):
     result = ft.simulate(**fields)
     with pytest.raises(ft.InvalidInputError, match=r"^log: .*audit\(result\.participation, cl"):

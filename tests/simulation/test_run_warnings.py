@@ -142,58 +142,6 @@ def test_a_dropout_of_all_clients_is_refused_by_its_name(participation, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-def test_a_factor_that_throws_the_model_off_is_named(depth, tmp_path):
-    """One round halves the distance to the optimum; amplified by 4 it overshoots by 1."""
-    algorithm = {"type": "amplified", "period": 3, "factor": 4.0}
-    for _ in range(depth):
-        algorithm = {"type": "averaged", "inner": algorithm}
-    found, _ = simulate(
-        tmp_path, algorithm=algorithm, local={"steps": 1, "lr": 0.4}, rounds=12 - depth
-    )
-    where = "algorithm." + "inner." * depth + "factor"
-    if depth == 0:
-        assert found[0].startswith(f"{where}: amplification steps raise the loss to ")
-    else:  # the average hides single steps, but not where they lead
-        assert all(where in sentence for sentence in found)
-
-
-ROWS = [{"round": t, "loss": loss} for t, loss in enumerate([8.0, 4.0, 9.0, 4.0, 3.0, 7.0])]
-
-
-@pytest.mark.parametrize(
-    ("period", "start", "warned"), [(2, 0, False), (3, 2, True), (2, 1, False)]
-)
-def test_only_losses_right_after_amplification_are_compared(period, start, warned):
-    """Rises of 9/4 (round 2) and 7/3 (round 5); falls elsewhere."""
-    algorithm = ft.algorithms.Amplified(period=period, factor=2.0, start=start)
-    found = find_warnings(algorithm, ROWS, 8.0, 6, moved=True)
-    assert bool(found) == warned
-    if warned:
-        assert found[0].startswith("algorithm.factor: amplification steps raise the loss to 2.33 ")
-
-
-def test_amplification_is_known_by_the_method_and_not_by_its_class():
-    """A user's own method that amplifies is judged as those of the package are."""
-
-    class Own(ft.algorithms.FedAvg):
-        traits = ft.algorithms.Traits(
-            amplification=ft.algorithms.Amplification("gain", period=3, start=2)
-        )
-
-    for algorithm, path in [(Own(), "gain"), (ft.algorithms.Averaged(Own()), "inner.gain")]:
-        assert find_warnings(algorithm, ROWS, 8.0, 6, moved=True)[0].startswith(
-            f"algorithm.{path}: "
-        )
-
-
-def test_the_second_method_of_a_switch_counts_its_periods_from_there():
-    amplified = ft.algorithms.Amplified(period=2, factor=2.0, start=1)
-    switch = ft.algorithms.Switch(first=ft.algorithms.FedAvg(), second=amplified, at=2)
-    (found,) = find_warnings(switch, ROWS, 8.0, 6, moved=True)
-    assert found.startswith("algorithm.second.factor: amplification steps raise the loss to 2.33 ")
-
-
 def test_a_step_that_is_not_finite_names_the_factor():
     with pytest.raises(ft.InvalidInputError, match=r"lower lr or algorithm\.factor"):
         ft.simulate(

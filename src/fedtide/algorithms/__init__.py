@@ -12,7 +12,6 @@ from fedtide.algorithms.averaged import Averaged
 from fedtide.algorithms.base import (
     Algorithm,
     AlgorithmState,
-    Amplification,
     ClientUpdates,
     Cohort,
     Instructions,
@@ -83,7 +82,6 @@ __all__ = [
     "MIFA",
     "Algorithm",
     "AlgorithmState",
-    "Amplification",
     "Amplified",
     "AmplifiedScaffold",
     "Auto",

@@ -70,7 +70,7 @@ class Wrapper(Algorithm[WrapperT]):
     def traits(self) -> Traits:
         """Those of `inner`; but what a step consists of, only a subclass can say."""
         inner = self.inner.traits
-        amplified = inner.amplification and inner.amplification.prefixed("inner")
+        amplified = inner.amplification and f"inner.{inner.amplification}"
         return replace(
             inner, averages_updates=False, scales_coordinates=False, amplification=amplified
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms._wrapper import Wrapper, WrapperState, require_one_model
-from fedtide.algorithms.base import Algorithm, Amplification, RoundInfo, Traits
+from fedtide.algorithms.base import Algorithm, RoundInfo, Traits
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.population import Population
 from fedtide.spec import AtLeast, Positive, spec
@@ -42,9 +42,8 @@ class Amplified(Wrapper[AmplifiedState]):
     average it out again. So evaluate, and end the run, just before an amplification step: after
     kP - 1 rounds from `start`, such as `rounds=449` with P = 50. Evaluations after multiples of P
     rounds (`every` = 10, say) see the model right after a step. With an ordinary γ, factors of 1.5
-    to 2 are enough; a run warns if amplification typically doubles the loss. For example, FedAU
-    (cutoff 50) with P = 50 on digits (logistic regression, 100 clients, a tenth of them in a round,
-    γ = 0.1; test accuracy, mean over three seeds):
+    to 2 are enough. For example, FedAU (cutoff 50) with P = 50 on digits (logistic regression, 100
+    clients, a tenth of them in a round, γ = 0.1; test accuracy, mean over three seeds):
 
     ======  ================  ================
     factor  after 449 rounds  after 400 rounds
@@ -93,8 +92,7 @@ class Amplified(Wrapper[AmplifiedState]):
     @property
     def traits(self) -> Traits:
         """Those of `inner`, with its own amplification even if `inner` amplifies as well."""
-        own = Amplification("factor", self.period, self.start)
-        return replace(super().traits, amplification=own)
+        return replace(super().traits, amplification="factor")
 
     uses_directions_only = True
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms._weighted_sum import WeightedSumState
-from fedtide.algorithms.base import Amplification, ClientUpdates, Instructions, RoundInfo, Traits
+from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo, Traits
 from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.algorithms.scaffold import CohortWeights
 from fedtide.device_copies import to_device_of
@@ -92,8 +92,7 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
     @property
     def traits(self) -> Traits:
         """Control variates come from updates; the end of every window amplifies."""
-        amplification = Amplification("factor", self.period)
-        return Traits(requires_plain_sgd=True, message_vectors=3, amplification=amplification)
+        return Traits(requires_plain_sgd=True, message_vectors=3, amplification="factor")
 
     def init(self, model: Tensor, population: Population) -> AmplifiedScaffoldState:
         """Return the state before round 0, with all control variates zero."""

@@ -206,25 +206,6 @@ class RoundInfo:
 
 
 @dataclass(frozen=True)
-class Amplification:
-    """Steps that multiply the change of the model over a period of rounds.
-
-    Args:
-        field: the path of the factor among the fields of the algorithm, such as "inner.factor".
-        period: P, in rounds.
-        start: the round from which periods are counted.
-    """
-
-    field: str
-    period: int
-    start: int = 0
-
-    def prefixed(self, field: str) -> Amplification:
-        """Return the same steps as seen by a method that holds this one in its field `field`."""
-        return replace(self, field=f"{field}.{self.field}")
-
-
-@dataclass(frozen=True)
 class Traits:
     """What drivers, wrappers and reports must know about a method; most keep the defaults.
 
@@ -256,7 +237,8 @@ class Traits:
         message_vectors: how many vectors of length d a participant receives and sends in a round:
             2, a model and an update, and one more for each correction or gradient that `instruct`
             sends or asks for. The data of a centralised method do not count.
-        amplification: the steps that amplify the change of a period and may make a run diverge.
+        amplification: the path of the factor, such as "inner.factor", by which it multiplies the
+            change of a period, which may make a run diverge; None: it does not.
         simulation_only: what it needs of its clients that a deployment does not offer; "": nothing.
         client_form: the form in which clients send updates, "": Δ_n itself (see
             `fedtide.flower.ClientSideMemory`).
@@ -273,7 +255,7 @@ class Traits:
     accepts_stale_updates: bool = False
     clients_keep_models: bool = False
     message_vectors: int = 2
-    amplification: Amplification | None = None
+    amplification: str | None = None
     simulation_only: str = ""
     client_form: str = ""
 

@@ -99,9 +99,7 @@ class Switch(Algorithm[SwitchState]):
     def traits(self) -> Traits:
         """What holds for one of the methods, or for both."""
         first, second = self.first.traits, self.second.traits
-        amplified = second.amplification and second.amplification.prefixed("second")
-        if amplified is not None:
-            amplified = replace(amplified, start=self.at + amplified.start)
+        amplified = second.amplification and f"second.{second.amplification}"
         either = {
             name: getattr(first, name) or getattr(second, name)
             for name in (

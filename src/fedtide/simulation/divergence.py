@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedtide.algorithms import Algorithm, Amplification, ClientUpdates, RoundInfo
+from fedtide.algorithms import Algorithm, ClientUpdates, RoundInfo
 from fedtide.errors import InvalidInputError, list_names, quantify
 from fedtide.participation import Ids
 from fedtide.population import Population
@@ -20,9 +19,6 @@ from fedtide.training import devices
 
 RISE = 5.0
 """A run diverged if its last loss exceeds the initial model's by more than this factor."""
-
-AMPLIFIED_RISE = 2.0
-"""Amplification steps are harmful if they typically multiply the loss by more than this factor."""
 
 Flags = tuple[torch.Tensor, torch.Tensor]
 """Clients, shape (S,), and, on the device, whether each one's update is finite, shape (S,)."""
@@ -180,44 +176,22 @@ def find_warnings(
             f"clients took part in {reports:,} of them; if the method waits for the end of a "
             "period or for all clients, let it wait for less or run more rounds"
         ]
-    amplified, found = algorithm.traits.amplification, []
-    if amplified is not None and (rise := _typical_rise(amplified, metrics)) > AMPLIFIED_RISE:
-        found.append(
-            f"algorithm.{amplified.field}: amplification steps raise the loss to {rise:.3g} times "
-            "its value before them (median); lower factor or local.lr"
-        )
     if not np.isfinite(loss) or 0 < RISE * start_loss < loss:
-        found.append(
+        return [
             f"local.lr: the loss ended at {loss:,.3g}, from {start_loss:.3g} of the initial model: "
             f"the run diverged; lower {_list_step_sizes(algorithm)}"
-        )
-        return found
+        ]
     scored = {n: v for n, v in metrics[-1].items() if n.startswith(("train_", "test_"))}
     if undefined := [name for name, value in scored.items() if not np.isfinite(value)]:
-        found.append(
+        return [
             f"problem: {', '.join(undefined)} ended as NaN or infinity, although the loss is "
             "finite; a metric must give a finite number for every sample, and a class needs test "
             "samples"
-        )
-    return found
+        ]
+    return []
 
 
 def _list_step_sizes(algorithm: Algorithm[Any]) -> str:
     """Return the fields to lower when a run with this method diverges, for a message."""
-    amplified = algorithm.traits.amplification
-    return "lr" if amplified is None else f"lr or algorithm.{amplified.field}"
-
-
-def _typical_rise(amplified: Amplification, metrics: Sequence[Mapping[str, Any]]) -> float:
-    """Return the median of loss after / loss before over the evaluated amplification steps.
-
-    A step counts as evaluated if there is an evaluation right after it and another one earlier in
-    its period. Return 0 if there is no such step.
-    """
-    rises = []
-    for before, after in pairwise(metrics):
-        ended, since = after["round"] - amplified.start, after["round"] - before["round"]
-        is_step = ended > 0 and ended % amplified.period == 0 and since < amplified.period
-        if is_step and before.get("loss", 0.0) > 0:
-            rises.append(after["loss"] / before["loss"])
-    return float(np.median(rises)) if rises else 0.0
+    factor = algorithm.traits.amplification
+    return "lr" if factor is None else f"lr or algorithm.{factor}"

@@ -11,8 +11,8 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass, replace
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -122,26 +122,30 @@ class TrainedChunk:
 
 
 def to_arrays(message: Message) -> Message:
-    """Return a message, or one in it, with arrays in place of tensors."""
-    moved: dict[str, Any] = {}
-    for name, value in vars(message).items():
-        if isinstance(value, Tensor):
-            moved[name] = value.detach().cpu().contiguous().numpy()
-        elif isinstance(value, Instructions | Cohort | ClientUpdates | WeightedTotal):
-            moved[name] = to_arrays(value)
-    return replace(message, **moved)  # type: ignore[type-var]
+    """Return a message with arrays in place of tensors."""
+    return _convert(message, Tensor, lambda _, tensor: tensor.detach().cpu().contiguous().numpy())
 
 
 def to_tensors(message: Message, like: Tensor) -> Message:
     """Return the message with tensors again: copies, as arrays from Ray cannot be written to."""
-    moved: dict[str, Any] = {}
+
+    def to_tensor(name: str, array: NDArray[Any]) -> Any:
+        if name == "steps_taken":
+            return array
+        return torch.tensor(array, device=like.device if name in _ON_DEVICE else None)
+
+    return _convert(message, np.ndarray, to_tensor)
+
+
+def _convert(message: Message, kind: type, change: Callable[[str, Any], Any]) -> Message:
+    """Return a message with `change(name, value)` for all fields of a type, also in its parts."""
+    changed: dict[str, Any] = {}
     for name, value in vars(message).items():
-        if isinstance(value, np.ndarray) and name != "steps_taken":
-            device = like.device if name in _ON_DEVICE else None
-            moved[name] = torch.tensor(value, device=device)
-        elif isinstance(value, Instructions | Cohort | ClientUpdates | WeightedTotal):
-            moved[name] = to_tensors(value, like)
-    return replace(message, **moved)  # type: ignore[type-var]
+        if isinstance(value, kind):
+            changed[name] = change(name, value)
+        elif is_dataclass(value):
+            changed[name] = _convert(value, kind, change)
+    return replace(message, **changed)  # type: ignore[type-var]
 
 
 class ChunkWorker:
