@@ -70,7 +70,7 @@ class Table:
         return f"| {' | '.join(headings)} |\n|{'---|' * len(headings)}"
 
     def line(self, name: str, row: Row) -> str:
-        shares = [row[key] for key in self.columns]
+        shares = [row.get(key) for key in self.columns]
         logs = max(share.logs for share in shares if share is not None)
         return f"| {' | '.join([name, *map(self._format, shares), str(logs)])} |"
 
@@ -88,23 +88,23 @@ TABLES = {
             "rates": "rates",
             "weights": "weights",
             "skew": "L1 skew",
+            "now": "L1 skew now",
+            "verdict": "wrong verdict",
             "without": "logs without intervals",
         }
     ),
     "false alarms": Table(
         {
             "drift": "drift",
-            "client": "drift of any client",
+            "untested": "drift not testable",
             "period": "wrong period",
-            "dependence": "dependence",
-            "regularity": "regularity",
-            "independent": "called independent",
+            "positive": "positive memory",
+            "negative": "negative memory",
+            "none": "no memory",
         },
         percent=True,
     ),
-    "power": Table(
-        {"found": "called drifting", "untested": "not testable"}, first="change", percent=True
-    ),
+    "power": Table({"found": "drift", "untested": "not testable"}, first="change", percent=True),
     "selection": Table(
         {"favourites": "favourites are covered", "uniform": "0 is covered if all are taken alike"},
         first="availability",

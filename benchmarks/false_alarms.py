@@ -23,23 +23,24 @@ Present = NDArray[np.bool_]
 Random = np.random.Generator
 
 
+STATES = ("positive", "negative", "none")
+
+
 @dataclass(frozen=True)
 class Truth:
     """Which effects a stationary process has.
 
     Args:
-        dependent: rounds are dependent.
-        regular: counts vary less than by chance.
+        memory: the states of memory that are right.
         period: of which any period found must be a multiple; None if there is none.
     """
 
-    dependent: bool = True
-    regular: bool = False
+    memory: tuple[str, ...] = ("positive",)
     period: int | None = None
 
 
-INDEPENDENT, DEPENDENT = Truth(dependent=False), Truth()
-EVEN = Truth(regular=True)
+INDEPENDENT, DEPENDENT, EVEN = Truth(("none",)), Truth(), Truth(("negative",))
+EITHER = Truth(STATES)
 
 STATIONARY: dict[str, Truth] = {
     "Bernoulli, uneven rates": INDEPENDENT,
@@ -54,7 +55,7 @@ STATIONARY: dict[str, Truth] = {
     "Markov, correlation 0.95, all 0.3": DEPENDENT,
     "four regions, each a chain of correlation 0.8": DEPENDENT,
     "Markov 0.9, server takes 5 at random": DEPENDENT,
-    "Markov 0.9, server takes the 5 longest absent": EVEN,
+    "Markov 0.9, server takes the 5 longest absent": EITHER,
     "Weibull(0.6) sessions": DEPENDENT,
     "Pareto(1.5) sessions": DEPENDENT,
     "log-normal sessions": DEPENDENT,
@@ -62,13 +63,15 @@ STATIONARY: dict[str, Truth] = {
     "bad rounds common to all": DEPENDENT,
     "pause of 24 rounds": EVEN,
     "a fortieth a round, pause of 24 rounds": EVEN,
-    "weeks of phones, redrawn": Truth(regular=True, period=8),
-    "cycles of 24 rounds": Truth(regular=True, period=24),
-    "cycles of 100 rounds": Truth(regular=True, period=100),
-    "three groups in turn, at random within": Truth(regular=True, period=60),
+    "weeks of phones, redrawn": Truth(STATES, 8),
+    "cycles of 24 rounds": Truth(("negative",), 24),
+    "cycles of 100 rounds": Truth(("negative",), 100),
+    "three groups in turn, at random within": Truth(("none", "negative"), 60),
     "permutations": EVEN,
+    "two regimes of 80 rounds, common to all": EITHER,
+    "five regions, shocks of 40 rounds": EITHER,
 }
-"""Cycles and queues are regular: verdicts of regularity are no false alarms there."""
+"""Memory is judged besides the cycle. Regimes and shocks are causes that clients have in common."""
 
 
 def regions(random: Random, logs: int, rounds: int, clients: int, correlation: float) -> Present:
@@ -76,6 +79,21 @@ def regions(random: Random, logs: int, rounds: int, clients: int, correlation: f
     rates = np.full(4, 0.5)
     up = chain_states(random, logs, rounds, rates, np.full(4, correlation))
     return up[:, :, np.arange(clients) % 4] & (random.random((logs, rounds, clients)) < 0.5)
+
+
+def regimes(random: Random, logs: int, rounds: int, clients: int) -> Present:
+    """Two regimes of 80 rounds on average; in one of them all clients come 0.4 times as often."""
+    bad = chain_states(random, logs, rounds, np.full(1, 0.5), np.full(1, 1 - 2 / 80))
+    rates = np.linspace(0.1, 0.5, clients)
+    return random.random((logs, rounds, clients)) < rates * np.where(bad, 0.4, 1.0)
+
+
+def shocks(random: Random, logs: int, rounds: int, clients: int) -> Present:
+    """Five regions; a fifth of the time one is down, for 40 rounds on average."""
+    down = chain_states(random, logs, rounds, np.full(5, 0.2), np.full(5, 1 - 1.25 / 40))
+    rates = np.linspace(0.1, 0.5, clients)
+    factors = np.where(down, 0.2, 1.0)[:, :, np.arange(clients) % 5]
+    return random.random((logs, rounds, clients)) < rates * factors
 
 
 def interrupted(draw: Draw) -> Draw:
@@ -94,6 +112,9 @@ def interrupted(draw: Draw) -> Draw:
 def make_draw(name: str, clients: int) -> Draw:
     if name.endswith(", server down at times"):
         return interrupted(FAMILIES[name.removesuffix(", server down at times")](clients).draw)
+    if name.startswith(("two regimes", "five regions")):
+        law = regimes if name.startswith("two") else shocks
+        return lambda random, logs, rounds: law(random, logs, rounds, clients)
     if name.startswith("four regions"):
         correlation = 0.8 if "chain" in name else 0.0
         return lambda random, logs, rounds: regions(random, logs, rounds, clients, correlation)
@@ -140,6 +161,9 @@ CHANGES: dict[str, Callable] = {
     "step: rates halve half-way, Markov of correlation 0.75": scaled(
         lambda u, n: np.where(u < 0.5, 1.0, 0.5), 0.75
     ),
+    "two steps: rates are halved in the middle third": scaled(
+        lambda u, n: np.where(abs(u - 0.5) > 1 / 6, 1.0, 0.5)
+    ),
     "weights of 3 and 1 swap half-way, a tenth a round": swapped,
 }
 
@@ -165,21 +189,13 @@ def tabulate_false_alarms(logs: int, clients: int, rounds: int, only: str, recor
         length = rounds // 56 * 56 if "phones" in name else rounds
         found = find_patterns(make_draw(name, clients), logs, length)
         wrong = [p.period is not None and p.period % (truth.period or 10**6) != 0 for p in found]
-        families = [p.family for p in found]
+        memory = {state: Share.count([p.memory.state == state for p in found]) for state in STATES}
         row: Row = {
-            "drift": Share.count([f == "drifting" for f in families]),
-            "client": Share.count([bool((p.clients == "drifting").any()) for p in found]),
+            "drift": Share.count([p.drift.found is True for p in found]),
+            "untested": Share.count([p.drift.found is None for p in found]),
             "period": Share.count(wrong),
-            "dependence": None,
-            "regularity": None,
-            "independent": None,
+            **{state: None if state in truth.memory else memory[state] for state in STATES},
         }
-        if not truth.dependent:
-            row["dependence"] = Share.count([f == "markov" for f in families])
-        if not truth.regular:
-            row["regularity"] = Share.count([f == "regularized" for f in families])
-        if truth.dependent:
-            row["independent"] = Share.count([f == "independent" for f in families])
         report("false alarms", name, row, record)
 
 
@@ -190,9 +206,8 @@ def tabulate_power(logs: int, clients: int, rounds: int, only: str, record: bool
         if only not in name:
             continue
         found = find_patterns(lambda r, m, t, d=draw: d(r, m, t, clients), logs, rounds)
-        untested = [p.drift is not None and p.drift.p_value is None for p in found]
         row: Row = {
-            "found": Share.count([p.family == "drifting" for p in found]),
-            "untested": Share.count(untested),
+            "found": Share.count([p.drift.found is True for p in found]),
+            "untested": Share.count([p.drift.found is None for p in found]),
         }
         report("power", name, row, record)

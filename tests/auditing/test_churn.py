@@ -197,7 +197,6 @@ def test_churn_is_the_same_in_reverse() -> None:
     present[300:, :3] = False
     forwards, backwards = find(present), find(present[::-1])
     assert forwards.gone.tolist() == backwards.late.tolist() == [0, 1, 2]
-    np.testing.assert_allclose(forwards.gone_p_values, backwards.late_p_values)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])

@@ -76,7 +76,7 @@ class Audit(Findings):
         return list_limits(self)
 
     def clients(self) -> pl.DataFrame:
-        """Return one row per client: its rate, influence, absences, pattern and state.
+        """Return one row per client: its rate, influence, absences and state.
 
         The influence is that of the objective in force: of the log's own weights if it has any.
         If the log has stages, also in how many rounds it was available and reported; if it has
@@ -106,7 +106,6 @@ class Audit(Findings):
                 "weight_high": self.objectives.high,
                 "times_its_share": self.objectives.ratios,
                 "longest_absence": self.coverage.absences,
-                "pattern": self.pattern.clients,
                 "first_round": first,
                 "last_round": last,
                 "state": self.churn.states,
@@ -238,9 +237,7 @@ def audit(
     forgetting = measure_forgetting(participation, pattern.period)
     groupings = table.groups.items() if table else ()
     influence = [
-        measure_group_influence(
-            name, labels, participation, coverage, pattern, rates, objectives, variances
-        )
+        measure_group_influence(name, labels, participation, coverage, rates, objectives, variances)
         for name, labels in groupings
     ]
     watch("windows", 0.0)
@@ -308,7 +305,7 @@ def _find_churn_and_unseen(
     complete = log.complete
     if availability is not None and log.available is not None:  # both or neither
         log, pattern, rates = log.available, availability.pattern, availability.rates
-    time = 1.0 if pattern.correlation is None else pattern.correlation.integrated_time
+    time = float(np.nan_to_num(pattern.memory.dispersion, nan=1.0))
     active = pattern.leave_out_pauses(log)
     unseen = None if complete else estimate_unseen(active, time)
     return find_churn(log, rates, active), unseen

@@ -63,7 +63,7 @@ class ClientTotals:
         last: the last one; −1: none.
         returns: k, how often it was seen after the first time.
         era: e of the last silence that ended, in a round t with 2^e <= t < 2^(e+1).
-        peak: the highest score x of its silences that ended in that era, see `find_silence_limits`.
+        peak: the highest score x of its silences that ended in that era, see `Visits.find_limits`.
         former_peak: the same for the era before.
         seen_at: the time of its last row, in seconds since 1970; NaN: unknown.
         unused: how many of its updates were not used, for whatever reason.

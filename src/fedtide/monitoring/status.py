@@ -11,11 +11,11 @@ import numpy as np
 import polars as pl
 
 from fedtide.auditing.log.participation_log import ParticipationLog
+from fedtide.auditing.statistics.churn import Visits
 from fedtide.auditing.statistics.influence import EffectiveObjective, measure_influence
 from fedtide.auditing.statistics.pattern import find_pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
 from fedtide.auditing.statistics.variance import VarianceModel
-from fedtide.monitoring.departures import find_common_silences, find_silence_limits
 from fedtide.monitoring.ledger_window import (
     USED,
     ClientTotals,
@@ -170,7 +170,7 @@ def find_states(totals: ClientTotals, first: int, last: int) -> Ints:
     """Return the state of each client after round `last`, as an index in CLIENT_STATES.
 
     never: not seen in any round. present: seen in the last round. gone: silent for longer than
-    habits explain (`find_silence_limits`), while others are there (`find_common_silences`); a
+    habits explain (`Visits.find_limits`), while others are there; a
     client stays gone for as many rounds as the window has. absent: not seen in the window, and not,
     or no longer, called gone. away: any other silent client.
 
@@ -179,9 +179,10 @@ def find_states(totals: ClientTotals, first: int, last: int) -> Ints:
         first: the first round of the window.
         last: the last one.
     """
-    silent, limits = last - totals.last, find_silence_limits(totals, last)
+    visits = Visits(totals.first, totals.last, totals.returns, totals.find_peaks(last))
+    silent, limits = last - totals.last, visits.find_limits(last, visits.find_appearances(last))
     gone = (silent > limits) & (silent <= limits + last - first + 1)
-    gone &= ~find_common_silences(totals, last)
+    gone &= ~visits.find_common_silences(last)
     conditions = [totals.last < 0, silent == 0, gone, totals.last < first]
     return np.select(conditions, [NEVER, PRESENT, GONE, ABSENT], AWAY)
 

@@ -57,10 +57,6 @@ def render_page(audit: Findings, privacy: Sequence[Sequence[str]] = ()) -> str:
             ("Most influence for their share", _rank_clients(audit, over=True)),
             ("Least influence for their share", _rank_clients(audit, over=False)),
         ],
-        evidence=[
-            [one.test, one.result, "–" if one.p_value is None else f"{one.p_value:.2g}"]
-            for one in audit.pattern.evidence
-        ],
     )
 
 
@@ -77,7 +73,6 @@ def _rank_clients(audit: Findings, over: bool) -> Rows:
             audit.log.show_name(n),
             f"{ratios[n]:.2f}",
             f"{audit.rates.estimate[n]:.1%}",
-            str(audit.pattern.clients[n]),
         ]
         for n in chosen[np.argsort(keys, kind="stable")][:_ROWS]
     ]
@@ -120,9 +115,8 @@ def _list_refusals(audit: Findings) -> Rows:
 
 
 def _list_churn(audit: Findings) -> Rows:
-    """Return the clients that left or joined, those with the smallest p-values first."""
+    """Return the clients that left or joined, by their numbers."""
     churn, states = audit.churn, audit.churn.states
-    p_values = np.minimum(churn.gone_p_values, churn.late_p_values)
     chosen = np.union1d(churn.gone, churn.late)
     return [
         [
@@ -131,7 +125,6 @@ def _list_churn(audit: Findings) -> Rows:
             f"{churn.first[n] + audit.log.first_round:,}",
             f"{churn.last[n] + audit.log.first_round:,}",
             f"{churn.rates[n]:.1%}",
-            f"{p_values[n]:.1g}",
         ]
-        for n in chosen[np.argsort(p_values[chosen], kind="stable")][:_ROWS]
+        for n in chosen[:_ROWS]
     ]

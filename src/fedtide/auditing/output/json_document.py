@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.auditing.log.participation_log import Floats, Ints
+from fedtide.auditing.log.participation_log import Ints
 from fedtide.auditing.output.limits import list_limits
 from fedtide.auditing.output.sentences import list_lines
 from fedtide.auditing.recommend.advice import Advice
@@ -16,7 +17,6 @@ from fedtide.auditing.recommend.findings import Findings
 from fedtide.auditing.statistics.forgetting import Forgetting
 from fedtide.auditing.statistics.group_influence import GroupInfluence
 from fedtide.auditing.statistics.influence import EffectiveObjective
-from fedtide.auditing.statistics.pattern import Evidence
 from fedtide.auditing.statistics.stages import StageShift
 from fedtide.auditing.statistics.unseen import UnseenClients
 
@@ -52,7 +52,7 @@ def _build(audit: Findings) -> dict[str, Any]:
         "selection": _build_selection(audit, names),
         "refusals": _build_refusals(audit, names),
         "groups": {group.grouping: _build_group(group) for group in audit.groups},
-        "pattern": _build_pattern(audit, names),
+        "pattern": _build_pattern(audit),
         "regularity": [
             {"period": int(p), "value": float(v)}
             for p, v in zip(audit.regularity.periods, audit.regularity.values, strict=True)
@@ -104,21 +104,20 @@ def _build_unseen(unseen: UnseenClients | None) -> dict[str, Any] | None:
 def _build_churn(audit: Findings, names: list[str]) -> dict[str, Any]:
     churn, start = audit.churn, audit.log.first_round
 
-    def describe(clients: Ints, p_values: Floats) -> dict[str, Any]:
+    def describe(clients: Ints) -> dict[str, Any]:
         return {
             names[n]: {
                 "first_round": int(churn.first[n]) + start,
                 "last_round": int(churn.last[n]) + start,
                 "rate": [float(churn.low[n]), float(churn.rates[n]), float(churn.high[n])],
-                "p_value": float(p_values[n]),
             }
             for n in clients
         }
 
     return {
         "tested": churn.tested,
-        "gone": describe(churn.gone, churn.gone_p_values),
-        "late": describe(churn.late, churn.late_p_values),
+        "gone": describe(churn.gone),
+        "late": describe(churn.late),
     }
 
 
@@ -249,7 +248,6 @@ def _build_group(group: GroupInfluence) -> dict[str, Any]:
             "clients": int(group.sizes[g]),
             "never_seen": int(group.never[g]),
             "longest_absence": int(group.absence[g]),
-            "pattern": group.patterns[g],
             "rate": float(group.rates[g]),
             "weight": float(group.weights[g]),
             "weight_interval": [float(group.low[g]), float(group.high[g])],
@@ -259,27 +257,16 @@ def _build_group(group: GroupInfluence) -> dict[str, Any]:
     }
 
 
-def _build_pattern(audit: Findings, names: list[str]) -> dict[str, Any]:
+def _build_pattern(audit: Findings) -> dict[str, Any]:
     pattern = audit.pattern
     return {
         "family": pattern.family,
         "reason": pattern.reason,
         "period": pattern.period,
-        "parameters": pattern.parameters,
-        "mixing_time": pattern.mixing_time,
+        "period_p_value": None if pattern.cycle is None else pattern.cycle.p_value,
         "idle_rounds_left_out": pattern.idle_rounds,
-        "evidence": [_build_evidence(one) for one in audit.pattern.evidence],
-        "clients": _by_name(names, pattern.clients),
-    }
-
-
-def _build_evidence(evidence: Evidence) -> dict[str, Any]:
-    return {
-        "test": evidence.test,
-        "found": evidence.result,
-        "p_value": evidence.p_value,
-        "estimate": evidence.estimate,
-        "interval": None if evidence.interval is None else list(evidence.interval),
+        "drift": asdict(pattern.drift),
+        "memory": asdict(pattern.memory),
     }
 
 

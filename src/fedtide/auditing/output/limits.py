@@ -29,7 +29,7 @@ def list_limits(audit: Findings) -> list[str]:
             "no weights correct their share"
         )
     memory = audit.rates.dispersion.long_memory
-    drifting = audit.pattern.family == "drifting"
+    drifting = audit.pattern.drift.found
     if audit.rates.intervals and memory > _LONG_MEMORY and not drifting:
         limits.append(
             f"whether participation depends on rounds before the log (probability {memory:.0%}); "

@@ -9,7 +9,6 @@ from fedtide.auditing.output.formatting import (
     format_method,
     format_p_value,
     format_ratio,
-    format_reach,
     format_short,
     format_skew,
     list_some,
@@ -18,7 +17,6 @@ from fedtide.auditing.output.limits import list_limits
 from fedtide.auditing.recommend.findings import Findings, is_biased
 from fedtide.auditing.statistics.group_influence import GroupInfluence
 from fedtide.auditing.statistics.influence import EffectiveObjective
-from fedtide.auditing.statistics.pattern import NEIGHBOURS, PERIOD, PRESENCE
 from fedtide.auditing.statistics.stages import StageShift
 from fedtide.errors import printable, quantify
 
@@ -34,8 +32,6 @@ _SAME = 0.001
 """The L1 distance up to which two objectives are the same."""
 _ROUNDING = 1e-9
 """The rounding error of sums of weights."""
-_OF_SIZE = 0.1
-"""The correlation of neighbouring rounds from which on bursts and turns are called so."""
 _NAMED = 3
 """The most clients that a sentence names."""
 
@@ -299,26 +295,30 @@ def describe_refusals(audit: Findings) -> list[str]:
     ]
 
 
+_MEMORY = {
+    "positive": "positive: who takes part is likelier to take part again soon",
+    "negative": "negative: clients take turns, more evenly than by chance",
+    "none": "little or none",
+    "undecided": "not known",
+}
+
+
 def describe_memory(audit: Findings) -> str:
     """Return how rounds depend on each other, and whether the objective swings."""
-    pattern = audit.pattern
-    found = {one.test: one for one in pattern.evidence}
-    if pattern.family == "always":
-        text = found[PRESENCE].result
-    elif pattern.family == "cyclic":
-        p_value = format_p_value(found[PERIOD].p_value)
-        text = f"participation repeats every {pattern.period} rounds ({p_value})"
-    elif NEIGHBOURS not in found:
-        text = f"not known: {pattern.reason}"
+    pattern, memory = audit.pattern, audit.pattern.memory
+    low, high = memory.interval
+    if pattern.reason:
+        text = pattern.reason if pattern.always else f"not known: {pattern.reason}"
     else:
-        low, high = found[NEIGHBOURS].interval or (-np.inf, np.inf)
-        value, reach = found[NEIGHBOURS].estimate or 0.0, format_reach(low, high)
-        if low > 0 and value >= _OF_SIZE:
-            text = f"clients come in bursts: correlation of neighbouring rounds {value:.2f} {reach}"
-        elif pattern.family == "regularized" or (high < 0 and value <= -_OF_SIZE):
-            text = "clients take turns: counts are more even than by chance"
-        else:
-            text = f"little or none: correlation of neighbouring rounds {value:.3f} {reach}"
+        text = _MEMORY[memory.state]
+        if np.isfinite([low, high]).all():
+            text += (
+                f"; counts vary {memory.dispersion:.2f} times as much as those of independent "
+                f"rounds (95%: {low:.2f} to {high:.2f})"
+            )
+    if pattern.cycle is not None and pattern.period is not None:
+        p_value = format_p_value(pattern.cycle.p_value)
+        text = f"participation repeats every {pattern.period} rounds ({p_value}); besides, {text}"
     text += f"; {describe_forgetting(audit)}" if audit.swings else ""
     idle = pattern.idle_rounds
     return f"{text}; without {quantify(idle, 'round')} of pauses" if idle else text
@@ -327,18 +327,16 @@ def describe_memory(audit: Findings) -> str:
 def describe_drift(audit: Findings) -> str:
     """Return whether rates change over time: found, not found, or not testable and why."""
     drift = audit.pattern.drift
-    if drift is None:
-        always = audit.pattern.family == "always"
-        reason = "every client is always there" if always else audit.pattern.reason
-        return "none" if always else f"not testable: {reason}"
-    if drift.p_value is None:
+    if audit.pattern.always:
+        return "none"
+    if drift.found is None or drift.interval is None:
         return f"not testable: {drift.obstacle}"
     p_value = format_p_value(drift.p_value)
-    low, high = drift.interval or (0.0, np.inf)
-    if audit.pattern.family == "drifting":
-        found = f"the rates of the two halves differ by {drift.relative_change:.0%} of their mean"
-        return f"found ({p_value}): {found} (95%: {low:.0%} to {high:.0%})"
-    return f"none found ({p_value}): between the halves, rates change by at most {high:.0%} (95%)"
+    low, high = drift.interval
+    if drift.found:
+        size = f"{drift.change:.0%} of their mean (95%: {low:.0%} to {high:.0%})"
+        return f"found ({p_value}): rates change slowly by {size}"
+    return f"none found ({p_value}): slow changes are at most {high:.0%} of the rates (95%)"
 
 
 def describe_forgetting(audit: Findings) -> str:

@@ -57,7 +57,7 @@ class Findings:
         unseen: how many clients never appear in the log; None if all clients are known.
         groups: the influence of groups under the objective in force, one entry per grouping of the
             roster.
-        pattern: how clients come and go, with the tests behind it.
+        pattern: how clients come and go: whether they have a cycle, drift and memory.
         forgetting: how far the objective in force swings.
         regularity: the regularity of windows of P rounds.
         cutoff: the cutoff K with which the weights of FedAU have the smallest error at these rates.
@@ -102,7 +102,8 @@ class Findings:
             skews.append(self.objectives.recent.objective.skew)
         if any(map(is_biased, skews)) or self.swings:
             return True
-        return False if skews[0].interval[1] < _EXCLUDED else None  # NaN: no interval
+        excluded = skews[0].interval[1] < _EXCLUDED and not skews[0].doubtful  # NaN: no interval
+        return False if excluded else None
 
     @property
     def swings(self) -> bool:
@@ -128,7 +129,7 @@ class Findings:
             found += ["recent skew"] if is_biased(recent.objective.correctable) else []
         if self.swings:
             found.append("swing")
-        if self.pattern.family == "regularized":
+        if self.pattern.memory.state == "negative":
             found.append("turns")
         return found
 
@@ -176,4 +177,4 @@ class Findings:
 
 def is_biased(skew: SkewEstimate) -> bool:
     """Return whether chance does not explain the skew of an objective, and it is not small."""
-    return skew.interval[0] >= 0.02 and skew.corrected >= 0.05
+    return not skew.doubtful and skew.interval[0] >= 0.02 and skew.corrected >= 0.05

@@ -95,7 +95,7 @@ TABLE = (
         "known-rates",
         "it divides each update by the client's rate, so the weights are fixed from the first "
         "round on; where clients are chosen otherwise, use auto or fedau, which need no rates",
-        lambda found: found.pattern.family != "drifting",
+        lambda found: not found.pattern.drift.found,
     ),
 )
 """From the best to the last. The first row of a method whose condition holds gives its reason."""

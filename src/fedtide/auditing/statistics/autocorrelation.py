@@ -9,15 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog, find_gaps
-from fedtide.auditing.statistics.distributions import student_t_isf
+from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
 
 _MAX_CELLS = 1 << 22
 """Above this number of (client, round) cells, a sample of the clients is used."""
 _BATCH_CELLS = 1 << 20
 """Cells per Fourier transform."""
-_MIN_BATCHES, _MAX_BATCHES = 8, 25
-"""Batches of rounds for the error of the correlation between neighbouring rounds."""
 _WINDOWS, _GROUP = 32, 16
 """Windows for the dependence between clients over longer times; products of similar distance."""
 _PRODUCT_ROUNDS = 128
@@ -78,18 +75,6 @@ class Autocorrelation:
         """Return the standard deviation of R at lags without correlation."""
         factor = self.bartlett_factor if bartlett_factor is None else bartlett_factor
         return np.asarray(np.sqrt(factor / (self.effective_clients * (self.length - lags))))
-
-    def window_dispersion(self, window: int) -> tuple[float, float]:
-        """Return the variance of counts in windows of L rounds, relative to independence, and sd.
-
-        1 + 2 Σ_{ℓ < L} (1 − ℓ / L) R(ℓ),       sd ≈ 2 √(L / (3 m T))
-        """
-        window = min(window, self.length)
-        lags = np.arange(1, window)
-        shift = min(1.0, self.integrated_time) / self.length
-        corrected = (self.values[1:window] + shift) / (1 + shift)
-        ratio = 1 + 2 * float(((1 - lags / window) * corrected).sum())
-        return ratio, 2 * float(np.sqrt(window / (3 * self.slow_clients * self.length)))
 
 
 def estimate_autocorrelation(log: ParticipationLog) -> Autocorrelation | None:
@@ -159,37 +144,6 @@ def _measure_products(products: Floats, times: Ints) -> float:
     groups = np.array_split(products[inside][order] / scale, max(1, len(order) // _GROUP))
     freedom = sum(len(group) - 1 for group in groups)
     return sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / max(freedom, 1)
-
-
-def estimate_neighbour_correlation(
-    log: ParticipationLog, correlation: Autocorrelation
-) -> tuple[float, float]:
-    """Return R(1) of all clients, and half the width of its 95% interval.
-
-    R(1) = Σ_t g_t / Σ_t h_t with the sums over clients g_t = Σ_n (x_t − p_n) (x_{t+1} − p_n) and
-    h_t = Σ_n (x_t − p_n)². The interval uses the means of g_t − R(1) h_t over batches of at least
-    4 τ rounds (but at least 8 batches) and Student's t, which allows for dependence between clients
-    and between rounds. The shift of R by the removed means, −τ / T, is corrected.
-    """
-    length = log.length
-    rates = log.counts / length
-    adjacent, present = np.zeros(length), np.zeros(length)
-    for clients, entries, starts in log.iter_client_chunks():
-        rounds = log.rounds[entries]
-        present += np.bincount(rounds, np.repeat(rates[clients], np.diff(starts)), length)
-        follows = find_gaps(rounds, starts) == 1
-        adjacent += np.bincount(rounds[follows] - 1, minlength=length)
-    squares = float((rates**2).sum())
-    products = adjacent[:-1] - present[:-1] - present[1:] + squares
-    norms = (log.cohorts - 2 * present + squares)[:-1]
-    value = float(products.sum() / norms.sum())
-    most = length / (4 * correlation.integrated_time)
-    batches = min(int(np.clip(most, _MIN_BATCHES, _MAX_BATCHES)), (length - 1) // 2)
-    parts = np.array_split(products - value * norms, batches)
-    spread = float(np.std([part.mean() for part in parts], ddof=1)) / np.sqrt(batches)
-    half_width = float(student_t_isf(0.025, batches - 1)) * spread / float(norms.mean())
-    shift = correlation.integrated_time / length
-    return (value + shift) / (1 + shift), half_width
 
 
 def _extend_geometrically(tail: Floats, length: int) -> NDArray[np.float64]:

@@ -1,9 +1,12 @@
-"""Churn: clients that left for good, and clients that joined late."""
+"""Clients that left for good, and clients that joined late: one rule for the audit and the monitor.
+
+The audit uses it for the whole log, forwards and in reverse; `fedtide watch` after each round.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,45 +14,107 @@ from numpy.typing import NDArray
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
 
-_ALPHA = 0.005
-"""The probability that a stationary log has any client called gone, or any called late."""
-_TAIL = 20
-"""The number of longest silences behind the extrapolation."""
-_MIN_SHAPE, _MAX_SHAPE = 0.4, 0.5
-"""Bounds of the Weibull shape of the tail of silences. A higher one, up to 1 for the exponential
-tail of exchangeable rounds, finds more churn, but fails where all clients share bad weeks."""
-_MAX_ENTRIES = 1 << 22
-"""Above this number of entries, the silences of a sample of the clients are used."""
+_LEVEL = 0.001
+"""The chance that any client is called gone in a round if the rounds of each are exchangeable."""
+_FACTOR = 2
+"""How much more unusual, and how much longer, a silence must be than those that have ended."""
+_TOGETHER = 0.4
+"""If this share of the others fell silent at about the same time, nobody is called gone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Visits:
+    """What the rule needs to know of each client, arrays of shape (N,).
+
+    Args:
+        first: the first round in which it was seen; −1: none.
+        last: the last one; −1: none.
+        returns: k, how often it was seen after the first time; in a whole log, after an absence.
+        peaks: the highest score of its silences that ended lately, see `find_limits`; 0: none.
+    """
+
+    first: Ints
+    last: Ints
+    returns: Ints
+    peaks: Floats
+
+    def find_limits(self, t: int, appeared: int) -> Floats:
+        """Return for how many rounds each client may be silent after round t, shape (N,).
+
+        A silence of a client that has lasted until round t scores
+
+            x = k log((t − f) / (s − f))
+
+        with f and s the first and the last round in which it was seen, and k its returns in
+        between: exp(−x) is the chance of such a silence if its rounds are exchangeable. It may be
+        silent until its score exceeds log(N / 0.001), and twice the highest score of all clients'
+        silences that ended lately: cycles and sessions give them high scores. ∞: it never returned.
+
+        Args:
+            t: the last round.
+            appeared: a lower bound of the limits, see `find_appearances`.
+        """
+        limits = np.full(len(self.first), np.inf)
+        known = self.returns > 0
+        if not known.any():
+            return limits
+        score = max(math.log(len(limits) / _LEVEL), _FACTOR * float(self.peaks.max()))
+        with np.errstate(over="ignore"):
+            own = (self.last - self.first)[known] * np.expm1(score / self.returns[known])
+        limits[known] = np.maximum(own, appeared)
+        return limits
+
+    def find_appearances(self, t: int) -> int:
+        """Return twice how long 95% of the clients took to appear for the first time.
+
+        Those that appeared in the first quarter of the rounds count as 0. Nobody has left in the
+        first cycle of participation, which only clients that appear late reveal.
+        """
+        first = self.first[self.first >= 0]
+        if len(first) == 0:
+            return 0
+        waits = first - first.min()
+        late = np.sort(np.where(4 * waits >= t - first.min(), waits, 0))
+        return _FACTOR * int(late[math.ceil(0.95 * (len(late) - 1))])
+
+    def find_common_silences(self, t: int) -> NDArray[np.bool_]:
+        """Return whether others fell silent together with each client, shape (N,).
+
+        Of the other clients that were seen within twice the length s of its silence, at least two
+        in five have been silent for s / 2: night falls, or a server was away. Then nobody has left.
+        """
+        ends = np.sort(self.last[self.last >= 0])
+        silent = t - self.last
+        before = np.searchsorted(ends, t - 2 * silent, side="left")
+        quiet = np.searchsorted(ends, t - silent / 2, side="right") - before
+        others = len(ends) - before - 1  # without the client itself
+        return np.asarray((self.last >= 0) & (quiet - 1 >= _TOGETHER * others))
 
 
 @dataclass(frozen=True, eq=False)
 class Churn:
     """Which clients left for good and which joined late.
 
-    A client is called gone if, for its habits, its silence at the end of the log is longer than the
-    silences that ended with a return make likely; it is called late if the same holds for the log
-    in reverse. If no client leaves or joins, each list is empty with probability 0.995.
+    A client is called gone if its silence at the end of the log is longer than its habits, and the
+    silences of others, explain (`Visits`); it is called late if the same holds for the log in
+    reverse.
 
     Args:
         first: the round of each client's first participation, shape (N,); −1: none.
         last: of its last one, (N,); −1: none.
         gone: the clients that left, by index.
         late: the clients that joined after the start, by index.
-        gone_p_values: of each client, corrected for the number of clients (Bonferroni), (N,).
-        late_p_values: likewise.
         rates: the rate from joining to leaving, (N,): after the first participation if the client
             is late, before the last one if it is gone.
         low: lower end of a 95% interval of `rates`, (N,).
         high: upper end, (N,).
-        tested: whether the log has enough silences with a return to compare with.
+        tested: whether any client returned after an absence, without which nobody has habits.
     """
 
     first: Ints
     last: Ints
     gone: Ints
     late: Ints
-    gone_p_values: Floats
-    late_p_values: Floats
     rates: Floats
     low: Floats
     high: Floats
@@ -66,87 +131,10 @@ class Churn:
         return states
 
 
-@dataclass(frozen=True, eq=False)
-class _Silences:
-    """The silences of a log that ended with a return, for the tests of one direction of time.
-
-    For a client first seen in round f that took part k times since, a silence after round s that
-    has lasted until round t has the score
-
-        x = K log((t − f) / (s − f)),    K = min(number of visits, k / max(1, C²))
-
-    with C the coefficient of variation of the distances between its participations, and consecutive
-    rounds as one visit. With K = k, x is exponentially distributed with mean 1 if rounds are
-    exchangeable; K is the effective k of a client in sessions, which make distances vary.
-
-    Args:
-        length: T.
-        clients: the number of clients whose silences these are.
-        factors: K, (G,).
-        starts: s − f, (G,).
-        ends: t − f of the last silent round, (G,).
-        firsts: f, (G,).
-        habits: K of every client at its last participation, (N,); 0 without one.
-    """
-
-    length: int
-    clients: int
-    factors: Floats
-    starts: Floats
-    ends: Floats
-    firsts: Floats
-    habits: Floats
-
-    @cached_property
-    def scores(self) -> Floats:
-        """x at the end of each silence, (G,)."""
-        return _score(self.factors, self.starts, self.ends)
-
-    def exceedance(self, score: float) -> float:
-        """Return the share of (client, round) pairs in which the silence scores above `score`.
-
-        Only rounds of the second half count: their histories are about as long as those at the end
-        of the log. Each such silence counts for at least half a round.
-        """
-        above = self.scores >= score
-        begins = self.firsts[above] + self.starts[above] * np.exp(score / self.factors[above])
-        half = self.length // 2
-        ends = self.firsts[above] + self.ends[above] + 1
-        time = np.maximum(ends - np.maximum(begins, half), 0.5).sum()
-        return min(0.5, float(time) / (self.clients * (self.length - half)))
-
-    def find_p_values(self, scores: Floats) -> Floats:
-        """Return the p-value of each score of a silence at the end of the log.
-
-        Beyond the 20th highest score the tail is Weibull's, with the shape between that score and
-        the highest tenth, less two standard errors; never lighter than for exchangeable rounds.
-        """
-        largest = np.sort(self.scores)
-        near, far = max(4 * _TAIL, len(largest) // 10), _TAIL
-        score = float(largest[-far])
-        depth = -np.log(self.exceedance(score))
-        shape = _MIN_SHAPE
-        if len(largest) >= near and 0 < largest[-near] < score:
-            reference = -np.log(self.exceedance(float(largest[-near])))
-            width = np.log(score / largest[-near])
-            error = np.sqrt(2 / (far * depth**2) + 2 / (near * reference**2)) / width
-            found = np.log(depth / reference) / width - 2 * error if depth > reference else 0.0
-            shape = float(np.clip(found, _MIN_SHAPE, _MAX_SHAPE))
-        deep = depth * np.maximum(scores / score, 0) ** shape
-        return np.asarray(np.exp(-np.minimum(scores, deep)))
-
-
 def find_churn(
     log: ParticipationLog, rates: RateEstimates, active: ParticipationLog | None = None
 ) -> Churn:
     """Return the clients that left for good or joined late.
-
-    A long silence at the end says little about a client that comes in sessions. So each silence is
-    scored by the client's habits up to then (see `_Silences`) and compared with those of the log:
-    the silences that ended with a return, weighted by how long each exceeds a score, give the
-    distribution of the score at a random round. It is extrapolated with a Weibull tail to the
-    level 0.005 / N (Bonferroni). With fewer than 20 silences with a return in the second half of
-    the log (in the first, for clients that join), no client is called gone (late).
 
     The intervals of the rates are Wilson's, for the rounds from joining to leaving divided by τ_n.
 
@@ -156,32 +144,8 @@ def find_churn(
         active: the log without pauses of the federation, in which nobody is silent; None: as `log`.
     """
     first, last = _find_ends(log)
-    tests = [_test_ends(active or log, reverse) for reverse in (False, True)]
-    gone_p, late_p = (np.ones(log.size) if p is None else p for p in tests)
-    gone, late = np.flatnonzero(gone_p <= _ALPHA), np.flatnonzero(late_p <= _ALPHA)
-    estimate, low, high = _estimate_rates(log, rates, first, last, (gone, late))
-    return Churn(
-        first=first,
-        last=last,
-        gone=gone,
-        late=late,
-        gone_p_values=gone_p,
-        late_p_values=late_p,
-        rates=estimate,
-        low=low,
-        high=high,
-        tested=all(p is not None for p in tests),
-    )
-
-
-def _estimate_rates(
-    log: ParticipationLog, rates: RateEstimates, first: Ints, last: Ints, churn: tuple[Ints, Ints]
-) -> tuple[Floats, Floats, Floats]:
-    """Return each client's rate from joining to leaving, with its interval.
-
-    The participations that mark these two rounds are left out of the count and of the rounds.
-    """
-    gone, late = churn
+    gone, late = (_find_silent(active or log, reverse) for reverse in (False, True))
+    # The participations that mark joining and leaving are left out of the count and the rounds.
     rounds, count = np.full(log.size, float(log.length)), log.counts.astype(np.float64)
     rounds[late] -= first[late] + 1
     rounds[gone] -= log.length - last[gone]
@@ -192,7 +156,8 @@ def _estimate_rates(
     low, high = wilson_interval(estimate, draws, freedom=rates.freedom)
     if not rates.intervals:
         low = high = np.full(log.size, np.nan)
-    return estimate, low, high
+    tested = bool((last - first >= log.counts).any())
+    return Churn(first, last, gone, late, estimate, low, high, tested)
 
 
 def _find_ends(log: ParticipationLog) -> tuple[Ints, Ints]:
@@ -204,76 +169,29 @@ def _find_ends(log: ParticipationLog) -> tuple[Ints, Ints]:
     return first, last
 
 
-def _test_ends(log: ParticipationLog, reverse: bool) -> Floats | None:
-    """Return the p-value of each client's silence at the end, or in reverse at the start, (N,)."""
+def _find_silent(log: ParticipationLog, reverse: bool) -> Ints:
+    """Return the clients that have left at the end of a log, or in reverse at its start."""
     first, last = _find_ends(log)
-    if reverse:
-        first, last = log.length - 1 - last, log.length - 1 - first
-    tested = log.counts >= 2
-    silences = _collect_silences(log, tested, reverse)
-    if len(silences.scores) < _TAIL:
-        return None
-    start = (last - first)[tested]
-    scores = _score(silences.habits[tested], start, log.length - 1 - first[tested])
-    p_values = np.ones(log.size)
-    p_values[tested] = np.minimum(1.0, tested.sum() * silences.find_p_values(scores))
-    return p_values
-
-
-def _collect_silences(log: ParticipationLog, tested: NDArray[np.bool_], reverse: bool) -> _Silences:
-    """Return the silences that ended in the second half of the log with a return."""
-    chosen = np.zeros(log.size, dtype=np.bool_)
-    chosen[log.sample_clients(_MAX_ENTRIES / len(log.clients))] = True
-    parts, habits = [], np.zeros(log.size)
+    end = log.length - 1
+    peaks, returns = np.zeros(log.size), np.zeros(log.size, dtype=np.int64)
     for clients, entries, starts in log.iter_client_chunks():
         rounds = log.rounds[entries].astype(np.int64)
+        owner = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        begin = first[clients]
         if reverse:
-            rounds = log.length - 1 - rounds[::-1]
-            starts = len(rounds) - starts[::-1]
-        counts = np.diff(starts)
-        begins = np.repeat(starts[:-1], counts)
-        rank = np.arange(len(rounds)) - begins
-        factors = _count_effectively(rounds, begins, rank)
-        seen = counts > 0
-        last = np.zeros(len(counts))
-        last[seen] = factors[starts[1:][seen] - 1]
-        habits[clients] = last[::-1] if reverse else last
-        # Entry i ends a silence after entry i − 1, the (rank − 1)-th since the first.
-        ends = np.flatnonzero((rank >= 2) & (rounds > log.length // 2))
-        ends = ends[rounds[ends] - rounds[ends - 1] > 1]
-        if not chosen.all():
-            own = chosen[clients][::-1] if reverse else chosen[clients]
-            ends = ends[np.repeat(own, counts)[ends]]
-        origin = rounds[begins[ends]]
-        numbers = (factors[ends - 1], rounds[ends - 1] - origin, rounds[ends] - 1 - origin, origin)
-        parts.append(np.stack(numbers).astype(np.float64))
-    lasting, since, until, firsts = np.concatenate(parts, axis=1)
-    count = int((tested & chosen).sum())
-    return _Silences(log.length, count, lasting, since, until, firsts, habits)
-
-
-def _count_effectively(rounds: Ints, begins: Ints, rank: Ints) -> Floats:
-    """Return K at every participation: the effective number of those since the first, (E,).
-
-    Args:
-        rounds: of the participations, by client, (E,).
-        begins: the entry of the client's first one, (E,).
-        rank: the number of earlier ones, (E,).
-    """
-    gaps = np.diff(rounds, prepend=rounds[:1]).astype(np.float64)
-    gaps[rank == 0] = 0.0
-
-    def sum_since_first(values: Floats) -> Floats:
-        totals = np.cumsum(values)
-        return np.asarray(totals - totals[begins])
-
-    visits = sum_since_first((gaps > 1).astype(np.float64)) + 1
-    count = np.maximum(rank, 1)
-    mean = np.maximum((rounds - rounds[begins]) / count, 1e-9)
-    variation = sum_since_first(gaps**2) / count / mean**2 - 1
-    counted = np.minimum(np.minimum(visits, rank), rank / np.maximum(variation, 1.0))
-    return np.asarray(counted, dtype=np.float64)
-
-
-def _score(factors: Floats | Ints, starts: Floats | Ints, ends: Floats | Ints) -> Floats:
-    return np.asarray(factors * np.log(ends / starts))
+            rounds, owner, begin = end - rounds[::-1], owner[::-1], end - last[clients]
+        absent = (np.diff(rounds) > 1) & (owner[1:] == owner[:-1])
+        until = np.flatnonzero(absent) + 1
+        of = owner[until]
+        returns[clients] = np.bincount(of, minlength=len(begin))
+        groups = np.flatnonzero(np.diff(of, prepend=-1))
+        rank = np.arange(len(of)) - np.repeat(groups, np.diff(np.append(groups, len(of))))
+        scored = (rank > 0) & (2 * rounds[until] > log.length)
+        until, of, rank = until[scored], of[scored], rank[scored]
+        since, past = rounds[until - 1] - begin[of], rounds[until] - 1 - begin[of]
+        np.maximum.at(peaks[clients], of, rank * np.log(past / since))
+    if reverse:
+        first, last = np.where(last < 0, -1, end - last), np.where(first < 0, -1, end - first)
+    visits = Visits(first, last, returns, peaks)
+    gone = (end - last > visits.find_limits(end, 0)) & ~visits.find_common_silences(end)
+    return np.flatnonzero(gone & (log.counts > 0))

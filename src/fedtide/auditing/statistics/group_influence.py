@@ -6,18 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
 from fedtide.auditing.statistics.coverage import Coverage
-from fedtide.auditing.statistics.dispersion import Dispersion
 from fedtide.auditing.statistics.influence import (
     ObjectiveComparison,
     divide_by_wanted,
     find_averaging,
 )
-from fedtide.auditing.statistics.pattern import Pattern
-from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
+from fedtide.auditing.statistics.rate_estimates import Dispersion, RateEstimates, wilson_interval
 from fedtide.auditing.statistics.variance import VarianceModel
 
 
@@ -36,7 +33,6 @@ class GroupInfluence:
         rates: the mean participation rate, (G,).
         never: the number of clients that never took part, (G,).
         absence: the longest absence of clients that took part, (G,); 0 if none did.
-        patterns: the most frequent pattern of the group's clients, (G,).
     """
 
     grouping: str
@@ -49,7 +45,6 @@ class GroupInfluence:
     rates: Floats
     never: Floats
     absence: Ints
-    patterns: list[str]
 
     @property
     def ratios(self) -> Floats:
@@ -62,7 +57,6 @@ def measure_group_influence(
     labels: pl.Series,
     log: ParticipationLog,
     coverage: Coverage,
-    pattern: Pattern,
     rates: RateEstimates,
     objectives: ObjectiveComparison,
     variances: VarianceModel,
@@ -89,7 +83,6 @@ def measure_group_influence(
         rates=total(rates.estimate) / sizes,
         never=total((log.counts == 0).astype(np.float64)),
         absence=absence,
-        patterns=[_most_frequent(pattern.clients[codes == g]) for g in range(size)],
     )
 
 
@@ -111,8 +104,3 @@ def _intervals(
     draws = np.divide(spread, noise, out=draws, where=(noise > 0) & (spread > 1e-12))
     low, high = wilson_interval(shares, draws)
     return np.minimum(low, shares), np.maximum(high, shares)
-
-
-def _most_frequent(families: NDArray[np.str_]) -> str:
-    names, counts = np.unique(families, return_counts=True)
-    return str(names[np.argmax(counts)])

@@ -65,7 +65,10 @@ class SpectralShape:
 
 
 def fit_shape(
-    powers: NDArray[np.floating], independent: Floats, series: float = np.inf
+    powers: NDArray[np.floating],
+    independent: Floats,
+    series: float = np.inf,
+    known: Hypotheses | None = None,
 ) -> SpectralShape:
     """Return the shape of S near f = 0, as an average over the hypotheses
 
@@ -83,18 +86,21 @@ def fit_shape(
         powers: of the clients, shape (n, m).
         independent: S of each client if rounds were independent, (n,).
         series: the largest number of independent series that the clients can equal.
+        known: the hypotheses at the frequencies of the powers; None: f = 1, 2, ...
     """
     count = powers.shape[1]
+    known = known or list_hypotheses()
     pooled, clients = _pool(powers, independent, series)
+    clients *= known.step
     if not pooled.sum() > 1e-9:  # all clients repeat strictly
-        return SpectralShape(0.0, np.ones(count), 0.0, 0.0, count, _list_hypotheses().prior)
+        return SpectralShape(0.0, np.ones(count), 0.0, 0.0, count, known.prior)
     for used in (count, *(m for m in _SUBSETS if m < count)):
-        shape = _average_hypotheses(pooled[:used], clients)
+        shape = _average_hypotheses(known, pooled[:used], clients)
         residuals = pooled[:used] / (shape.level * shape.ratios) - 1
         misfit = clients * float((residuals**2).sum())
         if misfit < used + 2.5 * np.sqrt(2 * used):
             break
-    return _average_hypotheses(pooled[:used], clients / max(1.0, misfit / max(1, used - 2)))
+    return _average_hypotheses(known, pooled[:used], clients / max(1.0, misfit / max(1, used - 2)))
 
 
 def long_run_variance(powers: NDArray[np.floating], clients: Floats) -> float:
@@ -111,12 +117,12 @@ def long_run_variance(powers: NDArray[np.floating], clients: Floats) -> float:
     """
     if not powers.sum() > 0:
         return 0.0
-    known, count = _list_hypotheses(), len(powers)
+    known, count = list_hypotheses(), len(powers)
     own = np.asarray(powers, dtype=np.float64)
     prior = (1 - _OWN_SHAPE) * clients + _OWN_SHAPE * known.prior
-    posterior = special.softmax(np.log(prior) + _log_likelihoods(own, 1.0))
+    posterior = special.softmax(np.log(prior) + _log_likelihoods(known, own, 1.0))
     stretch = (float(student_t_isf(0.025, 2.0 * count)) / _TWO_SIDED) ** 2
-    variances = _scales(own) * known.levels * stretch
+    variances = _scales(known, own) * known.levels * stretch
 
     def excess(log_variance: float) -> float:
         outside = 2 * special.ndtr(-_TWO_SIDED * np.exp(log_variance / 2) / np.sqrt(variances))
@@ -124,26 +130,6 @@ def long_run_variance(powers: NDArray[np.floating], clients: Floats) -> float:
 
     low, high = np.log(variances.min()) - 1, np.log(variances.max()) + 1
     return float(np.exp(optimize.brentq(excess, low, high, xtol=1e-6)))
-
-
-def compare_shapes(
-    groups: list[tuple[NDArray[np.floating], Floats]], series: float = np.inf
-) -> float:
-    """Return the log Bayes factor for a shape of each group's own against one for all clients.
-
-    Densities of one shape may differ by a factor.
-
-    Args:
-        groups: the powers of the clients, and S of each if rounds were independent.
-        series: the largest number of independent series that the clients of a group can equal.
-    """
-    pools = [_pool(powers, independent, series) for powers, independent in groups]
-    if not all(pooled.sum() > 1e-9 for pooled, _ in pools):
-        return -np.inf
-    prior = np.log(_list_hypotheses().prior)
-    fits = [_log_likelihoods(pooled, clients) for pooled, clients in pools]
-    apart = sum(float(special.logsumexp(prior + fit)) for fit in fits)
-    return apart - float(special.logsumexp(prior + np.sum(fits, axis=0)))
 
 
 def _pool(powers: NDArray[np.floating], independent: Floats, series: float) -> tuple[Floats, float]:
@@ -156,24 +142,24 @@ def _pool(powers: NDArray[np.floating], independent: Floats, series: float) -> t
     return powers.sum(axis=0, dtype=np.float64) / scale, min(series, clients)
 
 
-def _log_likelihoods(pooled: Floats, clients: float) -> Floats:
+def _log_likelihoods(known: Hypotheses, pooled: Floats, clients: float) -> Floats:
     """Return each hypothesis's log-likelihood at its best scale, up to a constant, shape (h,)."""
-    known, count = _list_hypotheses(), len(pooled)
-    return np.asarray(-clients * (known.log_sums[:, count - 1] + count * np.log(_scales(pooled))))
+    count = len(pooled)
+    sums = known.log_sums[:, count - 1] + count * np.log(_scales(known, pooled))
+    return np.asarray(-clients * sums)
 
 
-def _scales(pooled: Floats) -> Floats:
+def _scales(known: Hypotheses, pooled: Floats) -> Floats:
     """Return the scale of largest likelihood of each hypothesis, shape (h,)."""
     count = len(pooled)
-    densities = _list_hypotheses().densities[:, :count]
-    return np.asarray(np.einsum("hf,f->h", 1 / densities, pooled) / count)
+    return np.asarray(np.einsum("hf,f->h", 1 / known.densities[:, :count], pooled) / count)
 
 
-def _average_hypotheses(pooled: Floats, clients: float) -> SpectralShape:
+def _average_hypotheses(known: Hypotheses, pooled: Floats, clients: float) -> SpectralShape:
     """Return the posterior mean of the shapes; `pooled` and `clients` as returned by `_pool`."""
-    known, count = _list_hypotheses(), len(pooled)
-    posterior = special.softmax(np.log(known.prior) + _log_likelihoods(pooled, clients))
-    scale = _scales(pooled)
+    count = len(pooled)
+    posterior = special.softmax(np.log(known.prior) + _log_likelihoods(known, pooled, clients))
+    scale = _scales(known, pooled)
     variances = scale * known.levels
     level = float((posterior * variances).sum())
     square = float((posterior * variances**2).sum()) * (1 + 1 / (clients * count))
@@ -183,15 +169,16 @@ def _average_hypotheses(pooled: Floats, clients: float) -> SpectralShape:
 
 
 @dataclass(frozen=True, eq=False)
-class _Hypotheses:
+class Hypotheses:
     """Densities up to a factor.
 
     Args:
-        densities: S(f) for f = 1, 2, ..., shape (h, m).
-        log_sums: the sums of log S(1), ..., log S(f), (h, m).
+        densities: S at the frequencies, shape (h, m).
+        log_sums: the sums of log S over the frequencies up to each, (h, m).
         levels: V, (h,).
         prior: their probabilities, (h,).
         is_long: whether the memory is longer than the log, (h,).
+        step: between the frequencies: cosines, half a cycle apart, have one degree of freedom each.
     """
 
     densities: Floats
@@ -199,10 +186,12 @@ class _Hypotheses:
     levels: Floats
     prior: Floats
     is_long: NDArray[np.bool_]
+    step: float
 
 
 @cache
-def _list_hypotheses() -> _Hypotheses:
+def list_hypotheses(first: float = 1.0, step: float = 1.0) -> Hypotheses:
+    """Return the hypotheses of `fit_shape` at the frequencies first, first + step, ..."""
     grids = np.meshgrid(_FLOORS, _BENDS, _POWERS, _CORNERS, indexing="ij")
     table = np.stack([grid.ravel() for grid in grids])
     floors, bends, powers, corners = table
@@ -215,16 +204,17 @@ def _list_hypotheses() -> _Hypotheses:
         first = (1 + corners[:, None] ** -bends[:, None]) ** exponents
         return np.asarray((1 - floors[:, None]) * base / first + floors[:, None])
 
-    step = 1 / 64
-    roots = np.arange(step / 2, 8, step)  # of the frequencies: finer steps towards 0
-    window = 2 * step * roots * np.sinc(roots**2) ** 2
-    densities = density(np.arange(1.0, FREQUENCIES + 1))
+    width = 1 / 64
+    roots = np.arange(width / 2, 8, width)  # of the frequencies: finer steps towards 0
+    window = 2 * width * roots * np.sinc(roots**2) ** 2
+    densities = density(first + step * np.arange(float(FREQUENCIES)))
     prior = np.minimum(corners, 1.0) * np.where(powers == 0, 2.0, 1.0)
     prior *= np.where(floors > 0, _FLOOR_PRIOR / (len(_FLOORS) - 1), 1.0)
-    return _Hypotheses(
+    return Hypotheses(
         densities=densities,
         log_sums=np.cumsum(np.log(densities), axis=1),
         levels=2 * (density(roots**2) * window).sum(axis=1),
         prior=prior / prior.sum(),
         is_long=(corners < 1) & (powers > 0),
+        step=step,
     )

@@ -1,20 +1,20 @@
-"""Periodic participation: the period, and each client's place in the cycle."""
+"""A test for a cycle of participation."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.auditing.log.participation_log import Floats, ParticipationLog
+from fedtide.auditing.log.participation_log import Floats
 from fedtide.auditing.statistics.autocorrelation import Autocorrelation
-from fedtide.auditing.statistics.distributions import chi2_sf, normal_sf
+from fedtide.auditing.statistics.distributions import normal_sf
 
 _MAX_PERIOD = 5000
-_MAX_CELLS = 1 << 25
+_LEVEL = 0.0002
+"""The level of the test, whose noise is not quite normal."""
 _PARTS, _SHIFT_BITS = 6, 18
 """The phase test (`_test_phase`) shifts 6 parts; for cycles shorter than 8 rounds, as many as give
 2^18 shifts."""
@@ -40,46 +40,10 @@ class PeriodCandidate:
     persistence: float
     p_value: float
 
-
-@dataclass(frozen=True, eq=False)
-class CycleProfile:
-    """The clients' participation folded over a period of c rounds.
-
-    Args:
-        period: c.
-        explained: share of each client's variance explained by the position in the cycle, chance
-            deducted, shape (N,).
-        repeats: whether the position in the cycle matters (χ² test, level 0.001), (N,).
-        on: share of the cycle's positions at which the client takes part more often than on
-            average, (N,).
-        phase: the circular mean position of the client's participations, in rounds from the start
-            of the cycle, (N,); NaN if undefined.
-        rate: the rate over whole cycles, unaffected by an incomplete last cycle, (N,).
-        visits: the number of cycles in the log.
-    """
-
-    period: int
-    explained: Floats
-    repeats: NDArray[np.bool_]
-    on: Floats
-    phase: Floats
-    rate: Floats
-    visits: float
-
-    def summary(self) -> dict[str, Any]:
-        """Return the median share of the cycle that clients are on, and the groups of phases."""
-        cyclic = self.repeats & np.isfinite(self.phase)
-        if not cyclic.any():
-            return {"on_fraction": None, "phases": 0, "explained": 0.0}
-        centers = group_phases(self.phase[cyclic], self.period)
-        # With less than one participation per position, the positions above average are chance.
-        known = self.visits * float(np.median(self.rate[cyclic])) >= 1
-        return {
-            "on_fraction": float(np.median(self.on[cyclic])) if known else None,
-            "phases": len(centers),
-            "phase_centers": [round(float(center), 1) for center in centers],
-            "explained": float(np.mean(self.explained[cyclic])),
-        }
+    @property
+    def found(self) -> bool:
+        """Whether participation has this cycle."""
+        return self.p_value < _LEVEL and self.strength > 0.005 and self.persistence > 0.5
 
 
 def find_period(correlation: Autocorrelation) -> PeriodCandidate | None:
@@ -108,37 +72,6 @@ def find_period(correlation: Autocorrelation) -> PeriodCandidate | None:
         p = max(p, _test_phase(correlation.values, int(candidates[best])))
     persistence = float(strength[best]) / _highest_return(correlation)
     return PeriodCandidate(int(candidates[best]), float(strength[best]), persistence, p)
-
-
-def fold_over_period(log: ParticipationLog, period: int) -> CycleProfile:
-    """Return the clients' places in a cycle of this length; one pass, in chunks of clients."""
-    parts = []
-    chunk = max(1, _MAX_CELLS // period)
-    visits = np.bincount(np.arange(log.length) % period, minlength=period).astype(np.float64)
-    for _, entries, starts in log.iter_client_chunks(chunk):
-        clients = len(starts) - 1
-        owner = np.repeat(np.arange(clients), np.diff(starts))
-        cell = owner * period + log.rounds[entries] % period
-        counts = np.bincount(cell, minlength=clients * period).reshape(-1, period)
-        parts.append(_profile(counts.astype(np.float64), visits))
-    explained, p_value, on, phase, rate = map(np.concatenate, zip(*parts, strict=True))
-    return CycleProfile(period, explained, p_value < 0.001, on, phase, rate, log.length / period)
-
-
-def group_phases(phases: Floats, period: int) -> Floats:
-    """Return the centres of the groups of phases, split at gaps of a twelfth of a cycle.
-
-    >>> group_phases(np.array([1.0, 2.0, 50.0, 51.0, 99.0]), 100).round(1)
-    array([50.5,  0.7])
-    """
-    order = np.sort(phases)
-    gaps = np.diff(np.concatenate([order, [order[0] + period]]))
-    cuts = np.flatnonzero(gaps > period / 12)
-    if len(cuts) < 2:
-        return np.array([_circular_mean(order, period)]) if len(cuts) else np.empty(0)
-    rotated = np.concatenate([order[cuts[0] + 1 :], order[: cuts[0] + 1] + period])
-    pieces = np.split(rotated, (cuts[1:] - cuts[0]).tolist())
-    return np.array([_circular_mean(piece, period) for piece in pieces if len(piece)])
 
 
 def _select_shortest(strength: Floats, rise: Floats, noise: Floats) -> int:
@@ -210,26 +143,3 @@ def _interpolate(r: Floats, lags: NDArray[np.floating]) -> Floats:
     low = np.floor(lags).astype(np.int64)
     high = np.minimum(np.ceil(lags).astype(np.int64), len(r) - 1)
     return np.asarray((r[low] + r[high]) / 2)
-
-
-def _profile(counts: Floats, visits: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Return explained, p-value, on, phase and rate from counts by client and position."""
-    length, period = visits.sum(), len(visits)
-    rate = counts.sum(axis=1) / length
-    variance = np.maximum(rate * (1 - rate), 1e-12)
-    excess = counts - np.outer(rate, visits)
-    chi2 = (excess**2 / visits).sum(axis=1) / variance
-    chi2[(rate == 0) | (rate == 1)] = 0
-    explained = np.clip((chi2 - (period - 1)) / max(length - (period - 1), 1), 0, 1)
-    on = (excess > 0).mean(axis=1)
-    angle = np.exp(2j * np.pi * (np.arange(period) + 0.5) / period)
-    resultant = (counts / visits) @ angle
-    phase = np.angle(resultant) / (2 * np.pi) * period % period
-    phase[np.abs(resultant) < 1e-9] = np.nan
-    p_value = chi2_sf(chi2, period - 1)
-    return explained, p_value, on, phase, (counts / visits).mean(axis=1)
-
-
-def _circular_mean(phases: Floats, period: int) -> float:
-    resultant = np.exp(2j * np.pi * phases / period).mean()
-    return float(np.angle(resultant) / (2 * np.pi) * period % period)

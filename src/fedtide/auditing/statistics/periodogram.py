@@ -47,18 +47,40 @@ class Periodogram:
         powers: |Σ_t y_t exp(−2πi f t / T)|² / T for f = 1, 2, ..., shape (series, m).
         means: the mean over whole cycles, shape (series,).
         rounds: the number of rounds in whole cycles.
-        independent: the number of independent series of equal power whose sum of powers varies as
-            much as that of these, which may have causes in common.
+        products: z_f · z_g, with z_f the values of all series at a frequency, (m, m).
     """
 
     powers: NDArray[np.floating]
     means: Floats
     rounds: int
-    independent: float = 1.0
+    products: NDArray[np.complex128]
+
+    @property
+    def independent(self) -> float:
+        """The number of independent series of equal power whose sum of powers varies as much.
+
+        With Σ_f the covariance of z_f, the power Σ_n |z_fn|² has the mean tr Σ_f and the variance
+        tr Σ_f². Two frequencies are independent, so the mean square of their inner product is
+        tr Σ_f Σ_g. The number is
+
+            Σ_{f ≠ g} |z_f|² |z_g|² / Σ_{f ≠ g} |z_f · z_g|²
+
+        It is infinite if no dependence shows. Only the lowest frequencies count: causes in common
+        may be slow, and chance is not.
+        """
+        products = self.products[:_LOWEST, :_LOWEST]
+        powers = products.diagonal().real
+        pairs = float(powers.sum() ** 2 - (powers**2).sum())
+        shared = float((np.abs(products) ** 2).sum() - (powers**2).sum())
+        return pairs / shared if shared > 1e-12 * powers.sum() ** 2 else np.inf
 
 
 def client_periodograms(
-    log: ParticipationLog, parts: Parts | None, means: Floats, period: int | None
+    log: ParticipationLog,
+    parts: Parts | None,
+    means: Floats,
+    period: int | None,
+    cosines: bool = False,
 ) -> Periodogram:
     """Return the periodograms of the series y_t^n − w_n Σ_m y_t^m of the clients.
 
@@ -67,9 +89,11 @@ def client_periodograms(
         parts: y_t^n of the participants; None: the series are y_t^n = 1[n in S_t] alone.
         means: w_n, shape (N,).
         period: of a cycle; its mean effect is removed, and an incomplete last cycle is left out.
+        cosines: whether to project on cosines of f = 1/2, 1, 3/2, ... cycles instead of waves: a
+            trend has nearly all of its power in the first ones.
     """
     most = FREQUENCIES if len(log.clients) <= _MANY_ENTRIES else _FEW_FREQUENCIES
-    waves = _Waves(log.length, period, most)
+    waves = _Waves(log.length, period, most, cosines)
     total = np.zeros(waves.count + 1, dtype=np.complex128)
     own = None
     if parts is not None:
@@ -88,28 +112,7 @@ def client_periodograms(
         sums -= np.outer(means[clients], total)
         powers[clients] = np.abs(sums[:, 1:]) ** 2 / max(1, waves.rounds)
         products += sums[:, 1:].conj().T @ sums[:, 1:]
-    return Periodogram(powers, found, waves.rounds, _count_independent(products))
-
-
-def _count_independent(products: NDArray[np.complex128]) -> float:
-    """Return the equivalent number of equal, independent series; infinite if no dependence shows.
-
-    With z_f the values of all series at frequency f, of covariance Σ_f, the power Σ_n |z_fn|² has
-    the mean tr Σ_f and the variance tr Σ_f². Two frequencies are independent, so the mean square of
-    their inner product is tr Σ_f Σ_g. The number is
-
-        Σ_{f ≠ g} |z_f|² |z_g|² / Σ_{f ≠ g} |z_f · z_g|²
-
-    Only the lowest frequencies count: causes in common may be slow, and chance is not.
-
-    Args:
-        products: z_f · z_g, shape (m, m).
-    """
-    products = products[:_LOWEST, :_LOWEST]
-    powers = products.diagonal().real
-    pairs = float(powers.sum() ** 2 - (powers**2).sum())
-    shared = float((np.abs(products) ** 2).sum() - (powers**2).sum())
-    return pairs / shared if shared > 1e-12 * powers.sum() ** 2 else np.inf
+    return Periodogram(powers, found, waves.rounds, products)
 
 
 def series_periodogram(series: Floats, period: int | None) -> Periodogram:
@@ -117,7 +120,8 @@ def series_periodogram(series: Floats, period: int | None) -> Periodogram:
     waves = _Waves(len(series), period)
     sums = waves.transform_series(series)
     rounds = max(1, waves.rounds)
-    return Periodogram(np.abs(sums[None, 1:]) ** 2 / rounds, sums[:1].real / rounds, waves.rounds)
+    powers = np.abs(sums[None, 1:]) ** 2 / rounds
+    return Periodogram(powers, sums[:1].real / rounds, waves.rounds, np.diag(powers[0] + 0j))
 
 
 def sum_by_round(log: ParticipationLog, values: Floats, parts: Parts) -> Floats:
@@ -137,17 +141,27 @@ def sum_by_round(log: ParticipationLog, values: Floats, parts: Parts) -> Floats:
 
 
 class _Waves:
-    """exp(−2πi f t / T) for f = 0, 1, ..., m and the rounds t of whole cycles."""
+    """exp(−2πi f t / T) for f = 0, 1, ..., m and the rounds t of whole cycles.
 
-    def __init__(self, length: int, period: int | None, most: int = FREQUENCIES) -> None:
+    Or √2 cos(2π f (t + 1/2) / T) for f = 0, 1/2, ..., m / 2; constant within each cycle.
+    """
+
+    def __init__(
+        self, length: int, period: int | None, most: int = FREQUENCIES, cosines: bool = False
+    ) -> None:
         cycle = period or 1
         self.rounds = length // cycle * cycle
-        below = length // cycle - 1 if period else (length - 1) // 2
+        below = length // cycle - 1 if period or cosines else (length - 1) // 2
         self.count = max(0, min(most, below))
-        self._step = max(1, -(-self.rounds // _ROWS))
+        unit = cycle if cosines else 1
+        self._step = unit * max(1, -(-self.rounds // (unit * _ROWS)))
         middle = (np.arange(-(-self.rounds // self._step)) + 0.5) * self._step
         angles = 2 * np.pi * np.outer(middle / max(1, self.rounds), np.arange(self.count + 1))
-        table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+        if cosines:
+            table = np.cos(angles / 2)
+            table[:, 1:] *= np.sqrt(2)
+        else:
+            table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
         self._table = np.concatenate([table, np.zeros((1, table.shape[1]))])  # other rounds
 
     def transform(
@@ -159,6 +173,8 @@ class _Waves:
         data = np.ones(len(rows)) if values is None else values
         shape = (len(starts) - 1, last + 1)
         sums = sparse.csr_array((data, rows, starts.astype(rows.dtype)), shape=shape) @ self._table
+        if self._table.shape[1] == self.count + 1:
+            return np.asarray(sums, dtype=np.complex128)
         return np.asarray(sums[:, : self.count + 1] - 1j * sums[:, self.count + 1 :])
 
     def transform_series(self, series: Floats) -> NDArray[np.complex128]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.statistics.churn import Churn
 from fedtide.auditing.statistics.influence import (
-    EffectiveObjective,
+    RecentInfluence,
     find_averaging,
     measure_influence,
     recorded_weights,
@@ -18,7 +18,7 @@ from fedtide.auditing.statistics.influence import (
 )
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
-from fedtide.auditing.statistics.runs_test import RunCounts, count_runs
+from fedtide.auditing.statistics.runs import RunCounts, count_runs
 from fedtide.auditing.statistics.variance import EarlierRounds, VarianceModel
 
 _CHANCE = 0.2
@@ -28,26 +28,6 @@ _DRAWS = 150
 _MIN_RUNS = 5
 """Clients with fewer runs of participation show too little of their own memory."""
 _POINTS = 60
-
-
-@dataclass(frozen=True, eq=False)
-class RecentInfluence:
-    """The objective of the last rounds, and the skew of windows of the same length over time.
-
-    Args:
-        objective: of the last window.
-        window: how many rounds of the log it spans.
-        ends: one past the last round of each window, ascending, shape (K,). All windows hold the
-            same number of rounds, without the empty ones that are left out in whole cycles.
-        skews: Σ |w_n − a_n| of each window, (K,).
-        chance: what this sum is expected to be by chance if every w_n is a_n, (K,).
-    """
-
-    objective: EffectiveObjective
-    window: int
-    ends: Ints
-    skews: Floats
-    chance: Floats
 
 
 def measure_recent_influence(
@@ -122,7 +102,7 @@ def _model_variance(
     log, so the window is judged by itself; so are the clients that left or joined.
     """
     own = estimate_rates(recent, pattern)
-    if pattern.family == "drifting":
+    if pattern.drift.found:
         return VarianceModel(recent, pattern, own)
     own = replace(own, reason=own.reason or rates.reason)
     whole = _measure_parts(VarianceModel(log, pattern, rates), lasting).dispersion

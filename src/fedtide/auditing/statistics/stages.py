@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
-from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
 from fedtide.auditing.statistics.distributions import chi2_sf
 from fedtide.auditing.statistics.influence import (
     EffectiveObjective,
@@ -21,8 +21,13 @@ from fedtide.auditing.statistics.influence import (
 )
 from fedtide.auditing.statistics.pattern import Pattern, find_pattern
 from fedtide.auditing.statistics.periodogram import Parts
-from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
-from fedtide.auditing.statistics.runs_test import count_runs
+from fedtide.auditing.statistics.rate_estimates import (
+    Dispersion,
+    RateEstimates,
+    estimate_dispersion,
+    estimate_rates,
+)
+from fedtide.auditing.statistics.runs import count_runs
 from fedtide.auditing.statistics.skew import SkewEstimate, estimate_skew
 from fedtide.auditing.statistics.variance import VarianceModel
 from fedtide.randomness import generator
@@ -215,7 +220,7 @@ def measure_shift(before: ParticipationLog, after: ParticipationLog) -> StageShi
         level = float((roots**2 * variance).sum()) / total
         p_value = float(chi2_sf(squares / (level * total) * freedom, freedom))
     distance = _estimate_distance(
-        weights, origin, roots * np.sqrt(parts) / rounds, memory.uncertainty
+        weights, origin, roots * np.sqrt(parts) / rounds, memory.shape.uncertainty
     )
     return StageShift(distance, p_value)
 
@@ -259,7 +264,7 @@ def _table(log: ParticipationLog, values: NDArray[Any]) -> sparse.csr_array:
 
 
 def _estimate_distance(
-    weights: Floats, origin: Floats, errors: Floats, uncertainty: Floats
+    weights: Floats, origin: Floats, errors: Floats, uncertainty: float
 ) -> SkewEstimate:
     """Return Σ |w_n − v_n| with its interval.
 
@@ -267,7 +272,7 @@ def _estimate_distance(
         weights: w_n, shape (N,).
         origin: v_n, (N,).
         errors: the standard errors of w_n if the choice is uniform, (N,).
-        uncertainty: the relative variance that the estimates of their squares have in common, (N,).
+        uncertainty: the relative variance that the estimates of their squares have in common.
     """
 
     def scale(assumed: Floats) -> Floats:
@@ -280,7 +285,7 @@ def _estimate_distance(
     def variance(slopes: Floats) -> float:
         return float((slopes**2 * found**2).sum())
 
-    return estimate_skew(weights, origin, scale, variance, np.sqrt(uncertainty) / 2)
+    return estimate_skew(weights, origin, scale, variance, math.sqrt(uncertainty) / 2)
 
 
 def _try_selections(

@@ -9,11 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
-from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.periodogram import Parts, sum_by_round
-from fedtide.auditing.statistics.rate_estimates import RateEstimates
-from fedtide.auditing.statistics.runs_test import count_runs
+from fedtide.auditing.statistics.rate_estimates import (
+    Dispersion,
+    RateEstimates,
+    estimate_dispersion,
+)
+from fedtide.auditing.statistics.runs import count_runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,5 +133,5 @@ class VarianceModel:
             dispersion: of these parts.
         """
         series, rounds = sum_by_round(self.log, slopes, parts), parts.count_rounds()
-        own = dispersion.variance_of_mean(series * (self.log.length / rounds), slopes)
+        own = dispersion.variance_of_mean(series * (self.log.length / rounds))
         return own if self._earlier is None else max(own, self._earlier.variance(slopes, rounds))
