@@ -131,7 +131,8 @@ def test_many_rounds_of_one_client_each_are_accepted(tmp_path: Path) -> None:
     pl.DataFrame({"round": np.arange(100_000), "client": clients}).write_csv(path)
     result = ft.audit(path)
     assert result.log.length == 100_000
-    assert result.pattern.family == "independent"
+    low, high = result.pattern.memory.interval
+    assert low < 1 < high
 
 
 def test_rosters_come_in_the_same_formats_as_logs(tmp_path: Path) -> None:
