@@ -45,7 +45,7 @@ def unreadable(field: str, path: Path, error: Exception) -> InvalidInputError:
     0xe9 in position 0: invalid); save it as UTF-8 (in Excel: CSV UTF-8)")
     """
     reason = first_line(error).rstrip(".")
-    if "more fields" in reason or "n_extra" in reason:  # in terms of a schema
+    if "more fields" in reason:  # Polars explains this in terms of its schema
         reason = "a line has more values than the header has columns"
     encoded = "utf8" in str(error).lower().replace("-", "")  # spellings differ
     hint = "save it as UTF-8 (in Excel: CSV UTF-8)" if encoded else "write it again"

@@ -275,10 +275,9 @@ def _open_csv(field: str, path: Path) -> OpenTable:
         rows = pl.scan_csv(
             path,
             separator=header.separator,
-            has_header=False,
-            skip_lines=header.lines,
-            schema=dict.fromkeys(names, pl.String),
-            missing_columns="insert",
+            skip_lines=header.lines - 1,
+            new_columns=names,
+            infer_schema=False,
             glob=False,
         )
         return rows.filter(~pl.all_horizontal(pl.all().is_null())).select(wanted)  # empty lines
