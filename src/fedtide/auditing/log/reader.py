@@ -29,6 +29,7 @@ Numbers = NDArray[np.float32]
 OnProgress = Callable[[str, float], None]
 """Called with the name of the current step and the completed share of it."""
 
+_MAX_NUMBER = 1e30
 _SUM_OF_SHARES = (0.3, 3.0)
 """Between these, the typical sum of a round's weights is about 1."""
 
@@ -135,6 +136,9 @@ def _index(
     first, end = rows.log.span
     check_length(end - first)
     frame, notes = rows.frame, [*rows.log.notes]
+    for ours in ("weight", "samples"):
+        if ours in frame and len(large := frame[ours].filter(frame[ours] >= _MAX_NUMBER)):
+            raise InvalidInputError(f"{ours}: {large[0]} is too large; correct it")
     names, frame = _number_clients(frame, rows.log.clients, clients, roster, notes)
     frame, weightless = _drop_weightless(frame, notes)
     declared = _average_samples(frame, len(names))
