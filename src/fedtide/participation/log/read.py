@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
-from fedtide.errors import InvalidInputError, quantify
+from fedtide.errors import InvalidInputError
 from fedtide.participation.log.columns import (
     NOUNS,
     as_words,
@@ -36,7 +35,12 @@ from fedtide.participation.log.tables import (
     parse_numbers,
     write_table,
 )
-from fedtide.participation.log.times import divide_time, number_rounds, parse_rounds
+from fedtide.participation.log.times import (
+    describe_rounds,
+    divide_time,
+    number_rounds,
+    parse_rounds,
+)
 from fedtide.participation.log.values import (
     expand_lists,
     is_used,
@@ -285,38 +289,8 @@ def _parse_rounds(
         return frame, None, notes
     first, last = int(rounds.min()), int(rounds.max())  # type: ignore[arg-type]
     if not log.recorded:
-        notes += _describe_rounds(rounds, first, last, in_order=seconds is None)
+        notes += describe_rounds(rounds, first, last, in_order=seconds is None)
     return frame, (first, last + 1), notes
-
-
-def _describe_rounds(rounds: pl.Series, first: int, last: int, in_order: bool) -> list[str]:
-    """Return notes on rounds without rows, and on numbers that start again."""
-    notes, numbers = [], rounds.unique().sort()
-    if gaps := last - first + 1 - len(numbers):
-        jump = int((numbers.diff().fill_null(1) > 1).arg_max() or 0)
-        notes.append(
-            f"{quantify(gaps, 'round')} of {last - first + 1:,} without rows, such as round "
-            f"{numbers[jump - 1] + 1}: counted as rounds in which nobody took part"
-        )
-    if in_order:
-        back = np.flatnonzero(np.diff(rounds.to_numpy()) < 0)
-        if 0 < len(back) <= 1 + len(numbers) // 20:
-            row = int(back[0])
-            notes.append(
-                f"the numbers of the rounds go back {quantify(len(back), 'time')}, first from "
-                f"{rounds[row]} to {rounds[row + 1]} in row {row + 2:,}: rows of one number are "
-                "one round; if these are several runs, or rounds run again, read each alone"
-            )
-    sizes = rounds.alias("round").value_counts(name="n")
-    usual = sizes["n"].mode()[0]
-    larger = sizes.filter(pl.col("n") > usual).sort("round")
-    if len(sizes) >= 20 and (sizes["n"] == usual).mean() >= 0.9 and len(larger):
-        t, n = larger.row(0)
-        notes.append(
-            f"{quantify(len(larger), 'round')} with more rows than the usual {usual:,}, such as "
-            f"round {t} with {n:,}: if it was run again under its number, leave the first try out"
-        )
-    return notes
 
 
 def _parse(

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, quantify
 from fedtide.participation.log.columns import name_columns
 from fedtide.participation.log.tables import parse_numbers
 
@@ -128,6 +128,36 @@ def find_step(numbers: Ints) -> int:
     even = step > 1 and (numbers[-1] - numbers[0]) // step == len(numbers) - 1
     enough = len(numbers) >= (_EVEN_ROUNDS if even else _COMMON_ROUNDS)
     return step if step > 1 and enough else 1
+
+
+def describe_rounds(rounds: pl.Series, first: int, last: int, in_order: bool) -> list[str]:
+    """Return notes on rounds without rows, and on numbers that start again."""
+    notes, numbers = [], rounds.unique().sort()
+    if gaps := last - first + 1 - len(numbers):
+        jump = int((numbers.diff().fill_null(1) > 1).arg_max() or 0)
+        notes.append(
+            f"{quantify(gaps, 'round')} of {last - first + 1:,} without rows, such as round "
+            f"{numbers[jump - 1] + 1}: counted as rounds in which nobody took part"
+        )
+    if in_order:
+        back = np.flatnonzero(np.diff(rounds.to_numpy()) < 0)
+        if 0 < len(back) <= 1 + len(numbers) // 20:
+            row = int(back[0])
+            notes.append(
+                f"the numbers of the rounds go back {quantify(len(back), 'time')}, first from "
+                f"{rounds[row]} to {rounds[row + 1]} in row {row + 2:,}: rows of one number are "
+                "one round; if these are several runs, or rounds run again, read each alone"
+            )
+    sizes = rounds.alias("round").value_counts(name="n")
+    usual = sizes["n"].mode()[0]
+    larger = sizes.filter(pl.col("n") > usual).sort("round")
+    if len(sizes) >= 20 and (sizes["n"] == usual).mean() >= 0.9 and len(larger):
+        t, n = larger.row(0)
+        notes.append(
+            f"{quantify(len(larger), 'round')} with more rows than the usual {usual:,}, such as "
+            f"round {t} with {n:,}: if it was run again under its number, leave the first try out"
+        )
+    return notes
 
 
 def divide_time(column: pl.Series, seconds: float, zone: str | None) -> tuple[pl.Series, str]:
