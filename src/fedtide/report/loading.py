@@ -300,7 +300,7 @@ def _relative(path: Path) -> Path:
 def _load(path: Path) -> LoadedRun | OmittedRun:
     folder, experiment = RunFolder(path), {}
     try:
-        experiment = _read(folder.experiment, read_yaml, _EXPERIMENT_KEYS)
+        experiment = _read(folder.experiment, read_yaml)
         with suppress(OSError, ValueError, PolarsError):  # it may finish at this moment
             if not folder.finished and (run := _load_under_way(folder, experiment)):
                 return run
@@ -317,6 +317,8 @@ _EXPERIMENT_KEYS = ("name", "seed", "rounds", "problem", "algorithm")
 
 
 def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun:
+    _read(folder.experiment, lambda _: experiment, _EXPERIMENT_KEYS)
+
     def load_json(file: Path) -> dict[str, Any]:
         return folder.read_json(file)
 
