@@ -332,6 +332,6 @@ def compare(
     comparison = compare_objectives(log, variances, rates, counts / counts.sum(), 50)
     coverage = measure_coverage(log)
     of_groups = measure_group_influence(
-        "size", pl.Series(groups), log, coverage, pattern, rates, comparison, variances
+        "size", pl.Series(groups), log, coverage, rates, comparison, variances
     )
     return comparison, of_groups
