@@ -144,12 +144,6 @@ def test_the_address_of_a_function_is_no_part_of_the_settings(tmp_path):
     assert deploy(federation(), again, 2, state=tmp_path / "state").training.round == 2
 
 
-def test_a_field_that_is_none_at_first_is_refused_at_the_first_save(tmp_path):
-    with pytest.raises(InvalidInputError, match=r"^algorithm: 'momentum' .*None.*; let it have"):
-        deploy(federation(), Momentum(zeros=False), 2, state=tmp_path / "state")
-    assert deploy(federation(), Momentum(zeros=False), 2).training.round == 2  # nothing is saved
-
-
 def test_a_state_that_cannot_be_stored_is_refused_before_clients_train(tmp_path):
     grid = federation()
     with pytest.raises(InvalidInputError, match=r"^algorithm: .* names, a dict.*; let states"):

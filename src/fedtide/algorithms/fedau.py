@@ -28,7 +28,7 @@ from fedtide.algorithms.base import ClientUpdates
 from fedtide.client_values import Name, order_by_id
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.spec import AtLeast, Positive, spec
+from fedtide.spec import Positive, spec
 from fedtide.validation import require_one_per_client
 
 
@@ -253,11 +253,15 @@ class FedAU(WeightedSum[FedAUState]):
     """
 
     server_lr: Annotated[float, Positive] = 1.0
-    cutoff: Annotated[int, AtLeast(1)] | None = 50
+    cutoff: int | None = 50
     average: Literal["mean"] | float = "mean"
     groups: Sequence[int | str] | Mapping[Name, int | str] | None = None
 
     def __post_init__(self) -> None:
+        if self.cutoff is not None and self.cutoff < 1:
+            raise InvalidInputError(
+                f"cutoff: {self.cutoff} is below 1; give null (in Python: None) for ∞"
+            )
         if isinstance(self.average, str):
             if self.average != "mean":
                 raise InvalidInputError(

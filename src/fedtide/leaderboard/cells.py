@@ -8,14 +8,15 @@ and the second stage the neighbours of the best pair on both axes. Each trial is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import torch
-from joblib import Parallel, delayed, parallel_config
+from joblib.externals.loky import ProcessPoolExecutor
 
 from fedtide.errors import error_prefix
 from fedtide.leaderboard.spec import Cell, Place
@@ -209,14 +210,25 @@ def run_cells(
     """
     results = load_results(cells, file)
     missing = {cell.place: cell for cell in cells if cell.place not in results}
-    with parallel_config("loky", inner_max_num_threads=1):
-        pool = Parallel(min(workers, max(1, len(missing))), return_as="generator_unordered")
-        for record in pool([delayed(run_cell)(cell) for cell in missing.values()]):
-            records_in(file).add([record])
-            results[record.place] = record
-            cell = missing.pop(record.place)
-            if on_cell is not None:
-                on_cell(cell, record, estimate_seconds(missing.values(), results))
+    for record in _run_in_processes([*missing.values()], workers):
+        records_in(file).add([record])
+        results[record.place] = record
+        cell = missing.pop(record.place)
+        if on_cell is not None:
+            on_cell(cell, record, estimate_seconds(missing.values(), results))
+
+
+def _run_in_processes(cells: Collection[Cell], workers: int) -> Iterator[CellRecord]:
+    """Yield the record of each cell when it has ended; one worker is this process."""
+    if min(workers, len(cells)) <= 1:
+        yield from map(run_cell, cells)
+        return
+    pool = ProcessPoolExecutor(min(workers, len(cells)), env={"OMP_NUM_THREADS": "1"})
+    try:
+        for ended in as_completed([pool.submit(run_cell, cell) for cell in cells]):
+            yield ended.result()
+    finally:
+        pool.shutdown(kill_workers=True)
 
 
 def estimate_seconds(missing: Iterable[Cell], results: Results) -> float:

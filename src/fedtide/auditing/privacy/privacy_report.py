@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,14 @@ from fedtide.differential_privacy import MECHANISMS, Mechanism
 from fedtide.errors import InvalidInputError, did_you_mean, quantify
 from fedtide.simulation.experiment import SWEEP_KEYS
 from fedtide.simulation.experiment_files import read_yaml
-from fedtide.spec import Builder
+from fedtide.spec import Builder, spec
 
 _BUILDER = Builder({Algorithm: ALGORITHMS, Mechanism: MECHANISMS, SamplingLaw: SAMPLING_LAWS})
 _KEYS = ("privacy", "algorithm", "law", "target", "horizon")
 _SHOWN = 5
 
 
-@dataclass(frozen=True)
+@spec
 class PrivacyFile:
     """What is asked about the privacy of a log.
 

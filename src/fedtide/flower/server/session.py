@@ -136,6 +136,7 @@ class TrainingSession:
             for pattern in DRAFT_PATTERNS:  # what killed processes left
                 for draft in filter(Path.is_file, folder.glob(pattern)):
                     draft.unlink()
+            to_tensors(self.driver.state)  # refuses what cannot be saved before clients train
             self._restore(folder)
 
     @property
