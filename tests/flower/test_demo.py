@@ -38,7 +38,7 @@ def test_a_federation_runs_and_is_audited(tmp_path):
     first = log.filter(round=0)
     assert first["client"].to_list() == [f"site-{n}" for n in range(5)]
     assert set(first["stage"]) == {"used"}
-    assert left_behind(out) == {}
+    wait_until(lambda: left_behind(out) == {}, "end of all processes", seconds=60)
 
 
 @pytest.mark.flower

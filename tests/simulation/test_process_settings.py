@@ -11,7 +11,7 @@ import os, sys, torch
 from fedtide.simulation.process_settings import ProcessSettings
 from dataclasses import replace
 
-settings = replace(ProcessSettings.current(), deterministic={deterministic})
+settings = replace(ProcessSettings.current(), determinism=2 * {deterministic})
 settings.apply()
 print("torch._inductor" in sys.modules, os.environ.get("TORCHINDUCTOR_CACHE_DIR"))
 assert torch.are_deterministic_algorithms_enabled() is {deterministic}

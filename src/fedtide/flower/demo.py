@@ -20,7 +20,7 @@ SITES = {"site-0": 1, "site-1": 1, "site-2": 2, "site-3": 3, "site-4": 4}
 """Each site and its period in rounds, of which it takes part in one; it holds two of ten digits."""
 
 _HOST = "127.0.0.1"
-_START_TIMEOUT, _STOP_TIMEOUT = 120.0, 15.0  # seconds
+_START_TIMEOUT, _STOP_TIMEOUT = 120.0, 30.0  # seconds
 FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
 """Environment that makes a SuperExec look for work every 0.5 s, not every 3 s."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")

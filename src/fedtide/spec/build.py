@@ -186,7 +186,7 @@ def refuse_unknown_keys(
             if found := find(str(key)):
                 hint = f"did you mean {' or '.join(map(repr, found))}?"
             raise InvalidInputError(
-                f"{_join(path, key)}: unknown key; {hint or did_you_mean(str(key), known)}"
+                f"{_join(path, key) or repr(key)}: unknown key; {hint or did_you_mean(str(key), known)}"
             )
 
 
