@@ -13,7 +13,7 @@ from .driver import Quadratics, drive
 
 PARAMETERS = [  # rules over several fields; tests/spec checks those that single fields declare
     (lambda: a.FedAvg(weights="meen"), "weights: unknown 'meen'; did you mean 'mean'"),
-    (lambda: a.FedAU(cutoff=0), "cutoff: 0 is not a number of at least 1"),
+    (lambda: a.FedAU(cutoff=0), "cutoff: 0 is below 1"),
     (lambda: a.FedAU(average=1.5), "average: the decay 1.5"),
     (lambda: a.FedAU(average="median"), "average: unknown 'median'"),
     (lambda: a.FedAU(average=0.5, groups=[0]), "average: groups share"),

@@ -185,8 +185,9 @@ def refuse_unknown_keys(
             hint = "write decimals with a point, such as 0.1" if is_number else ""
             if found := find(str(key)):
                 hint = f"did you mean {' or '.join(map(repr, found))}?"
+            place = _join(path, key) or repr(key)
             raise InvalidInputError(
-                f"{_join(path, key) or repr(key)}: unknown key; {hint or did_you_mean(str(key), known)}"
+                f"{place}: unknown key; {hint or did_you_mean(str(key), known)}"
             )
 
 
