@@ -31,7 +31,7 @@ Most of a round of the CNN is spent in its kernels, more than a third of it in c
 their gradients; the rest is Python, which plans the minibatches while the GPU waits. Twenty-five
 clients of 16 samples are far from filling such a GPU. So several runs share one well: on the H100,
 full runs of paper 001 on the real data, two side by side under NVIDIA's Multi-Process Service, took
-198 to 213 s each, evaluations included ([records](results.md#001cifar10)). A round of a hundred
+198 to 213 s each, evaluations included ([records](results-001.md#001cifar10)). A round of a hundred
 logistic models takes at most half as long as compiled on two cores of a CPU: here Python is their
 limit, and for thousands of them planning. `trainer: auto` does not compile on a GPU: what compiling
 saves of a round must make up for the seconds before, for every size that cohorts have. The compiled

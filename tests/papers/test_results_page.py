@@ -1,4 +1,4 @@
-"""The results page: generated from the committed records, which match their planned runs."""
+"""The results pages: generated from the committed records, which match their planned runs."""
 
 import re
 import statistics
@@ -19,17 +19,26 @@ def records():
 
 
 @pytest.fixture(scope="module")
-def page(records):
+def pages(records):
     return render_results(records)
 
 
-def test_committed_page_is_up_to_date(page):
-    written = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert written == page, "run: fedtide papers --write docs/results.md"
+def row(page, experiment, statement):
+    """Return the row of a claim in the section of an experiment."""
+    section = page.partition(f"\n## {experiment}\n")[2].partition("\n## ")[0]
+    (line,) = re.findall(rf"^\| {re.escape(statement)}.*$", section, re.MULTILINE)
+    return line
 
 
-def test_the_readme_has_its_totals(page):
-    (total,) = re.findall(r"^All papers: (.*?)\. We count", page, re.MULTILINE)
+def test_committed_pages_are_up_to_date(pages):
+    for paper, page in pages.items():
+        name = f"results-{paper}.md" if paper else "results.md"
+        written = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert written == page, "run: fedtide papers --write docs/results.md"
+
+
+def test_the_readme_has_its_totals(pages):
+    (total,) = re.findall(r"^All papers: (.*?)\.", pages[""], re.MULTILINE)
     count = {name: int(n) for n, name in re.findall(r"(\d+) ([a-z ]+?)(?: \(|,|$)", total)}
     with_data = sum(n for name, n in count.items() if name != "without data")
     said = (
@@ -39,22 +48,13 @@ def test_the_readme_has_its_totals(page):
     assert said in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_page_without_records():
-    text = render_results([])
-    assert "0 reproduced, 0 not reproduced, 0 undecided, 0 partly tested" in text
+def test_pages_without_records():
+    pages = render_results([])
+    assert "0 reproduced, 0 not reproduced, 0 undecided, 0 partly tested" in pages[""]
     for name in names():
-        assert f"## {name}" in text
         missing = load(name).no_data
         reason = f"No data here: {missing}." if missing else "Not run with the planned settings."
-        assert reason in text.partition(f"## {name}\n")[2][:400]
-
-
-def test_experiments_without_data_are_not_offered_as_runs(page):
-    offered = page.partition("\n## Runs that would decide more\n")[2].partition("\n## ")[0]
-    assert "| 001/cifar10 |" in offered
-    for name in names():
-        if load(name).no_data is not None:
-            assert name not in offered
+        assert reason in pages[name[:3]].partition(f"## {name}\n")[2][:400]
 
 
 def test_claims_are_judged_as_others_once_the_data_are_there(records):
@@ -67,28 +67,33 @@ def test_claims_are_judged_as_others_once_the_data_are_there(records):
         measures={"train": 50.0, "test": 50.0},
         curve={},
     )
-    page = render_results([record])
-    assert "No data here: SVHN." not in page
-    assert "| 001/svhn | 8 |" in page
-    assert "No data here: CIFAR-100. 7 claims wait for it." in page
+    pages = render_results([record])
+    offered = pages[""].partition("\n## Runs that would decide more\n")[2]
+    assert "| [001/svhn](results-001.md#001svhn) | 8 |" in offered
+    assert "cifar100" not in offered
+    assert "No data here: SVHN." not in pages["001"]
+    assert "No data here: CIFAR-100. 7 claims wait for it." in pages["001"]
 
 
-def test_intervals_on_the_page_are_those_of_the_records(records, page):
-    """Amplified SCAFFOLD against SCAFFOLD, 002/fashion-mnist, five seeds: t = 2.776."""
+def test_numbers_on_the_page_are_those_of_the_records(records, pages):
+    """002/fashion-mnist, five seeds, of which the interval has t = 2.776."""
     runs = {
         (r.method, r.seed): r.measures["test"]
         for r in records
         if (r.paper, r.scale) == ("002/fashion-mnist", "paper")
     }
-    d = [runs["amplified-scaffold", seed] - runs["scaffold", seed] for seed in range(1, 6)]
+    best = [runs["amplified-scaffold", seed] for seed in range(1, 6)]
+    d = [a - runs["scaffold", seed] for seed, a in enumerate(best, start=1)]
     mean, half = statistics.mean(d), 2.776 * statistics.stdev(d) / 5**0.5
     text = f"amplified-scaffold − scaffold = {mean:.2f} [{mean - half:.2f}, {mean + half:.2f}]"
-    assert text in page
+    assert text in pages["002"]
+    section = pages["002"].partition("\n## 002/fashion-mnist\n")[2]
+    (line,) = re.findall(r"^\| test accuracy %: full scale .*$", section, re.MULTILINE)[:1]
+    assert line.endswith(f"| {statistics.mean(best):.2f} ± {statistics.stdev(best):.2f} |")
 
 
 def test_decided_failure_at_full_scale_counts_although_other_runs_are_missing(records):
     """Laptop runs that confirm a claim do not hide full-scale runs that refute it."""
-    statement = "Amplified SCAFFOLD has the best test accuracy"
     laptop = [r for r in records if (r.paper, r.scale) == ("002/cifar10", "laptop")]
     full = [
         replace(
@@ -102,21 +107,23 @@ def test_decided_failure_at_full_scale_counts_although_other_runs_are_missing(re
         for accuracy in [{"amplified-scaffold": 10.0, "fedavg": 50.0}.get(run.method)]
         if accuracy is not None
     ]
-    page = render_results([*laptop, *full])
-    assert f"- Does not hold: {statement}" in page
-    assert f"- Holds: {statement}" in render_results(laptop)
+    statement = "Amplified SCAFFOLD has the best test accuracy"
+    refuted = row(render_results([*laptop, *full])["002"], "002/cifar10", statement)
+    assert "Why not: " in refuted
+    assert refuted.index("**not reproduced**") < refuted.index("**reproduced**")
+    confirmed = row(render_results(laptop)["002"], "002/cifar10", statement)
+    assert "**reproduced**" in confirmed
+    assert "not reproduced" not in confirmed
 
 
-def test_the_round_from_which_a_claim_holds_is_that_of_the_curves(records, page):
+def test_the_round_from_which_a_claim_holds_is_that_of_the_curves(records, pages):
     """002/cifar10 at full scale, from its records: Amplified SCAFFOLD against the other four.
 
-    t = 4.303 for three seeds; the interval of every difference in training loss is below 0.
+    t = 4.303 for three seeds; the interval of every difference in training loss is below 0. If the
+    last evaluation of one method is turned round, no round is named.
     """
-    curves = {
-        (r.method, r.seed): r.curve
-        for r in records
-        if (r.paper, r.scale) == ("002/cifar10", "paper")
-    }
+    paper = [r for r in records if r.paper == "002/cifar10"]
+    curves = {(r.method, r.seed): r.curve for r in paper if r.scale == "paper"}
     rounds = curves["fedavg", 1]["round"]
 
     def holds(i):
@@ -131,23 +138,14 @@ def test_the_round_from_which_a_claim_holds_is_that_of_the_curves(records, page)
         return True
 
     since = next(t for i, t in enumerate(rounds) if all(map(holds, range(i, len(rounds)))))
-    (line,) = re.findall(
-        r"- Holds: Amplified SCAFFOLD has the least training loss .*002/cifar10.*", page
-    )
-    assert f"; from round {since:,} of 12,000 on (" in line
-
-
-def test_of_a_claim_that_no_longer_holds_at_the_last_evaluation_no_round_is_named(records):
-    """The measure is the same, but the last evaluation of one method is turned round."""
-    paper = [r for r in records if (r.paper, r.scale) == ("002/cifar10", "paper")]
+    statement = "Amplified SCAFFOLD has the least training loss"
+    assert f"; from round {since:,} of 12,000 on |" in row(pages["002"], "002/cifar10", statement)
     turned = [
         replace(r, curve=r.curve | {"train_loss": [*r.curve["train_loss"][:-1], 9.0]})
-        if r.method == "amplified-scaffold"
+        if (r.method, r.scale) == ("amplified-scaffold", "paper")
         else r
         for r in paper
     ]
-    (line,) = re.findall(
-        r"- Holds: Amplified SCAFFOLD has the least training loss .*002/cifar10.*",
-        render_results(turned),
-    )
+    line = row(render_results(turned)["002"], "002/cifar10", statement)
+    assert "**reproduced**" in line
     assert "from round" not in line

@@ -76,7 +76,10 @@ def papers_command(
         typer.Option(help="Write one case as a sweep file for `fedtide run`; run nothing."),
     ] = None,
     write: Annotated[
-        Path | None, typer.Option(help="Write the results of all records as Markdown; run nothing.")
+        Path | None,
+        typer.Option(
+            help="Write the results of all records as Markdown, with a page per paper; run nothing."
+        ),
     ] = None,
 ) -> None:
     """List the papers' experiments, or run one and compare it with the published numbers.

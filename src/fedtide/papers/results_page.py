@@ -1,19 +1,18 @@
-"""Generates docs/results.md: the published numbers and claims next to the recorded runs."""
+"""Generates docs/results.md and a page per paper: what is published next to the recorded runs."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from fedtide.atomic_io import write_text
 from fedtide.html_page import markdown_table, render_markdown
-from fedtide.papers.claims import Claim
 from fedtide.papers.judging import DECIDED, JudgedExperiment, Ruling, judge_experiment
-from fedtide.papers.paper_spec import SCALES, PaperExperiment, Scale, load, names
+from fedtide.papers.paper_spec import MAIN, SCALES, PaperExperiment, Scale, load, names
 from fedtide.papers.record import Record, load_records
-from fedtide.papers.rows import Row, format_measured, format_number, has_number, titles
+from fedtide.papers.rows import Row, format_measured, format_number, titles
 from fedtide.papers.terminal_tables import format_minutes
 from fedtide.papers.verdicts import Outcome, Verdict
 
@@ -27,45 +26,48 @@ _PAPERS = {
 
 
 def write_results(file: Path, records: Path) -> None:
-    """Write the page from all records in a folder.
+    """Write the page from all records in a folder, and beside it a page per paper (NAME-000.md).
 
     Raises:
         InvalidInputError: an unreadable record, or a file that cannot be written.
     """
-    text = render_results(load_records(records))
-    write_text(file, text, field="write", hint="choose another file")
+    for paper, text in render_results(load_records(records), file.stem).items():
+        page = file.with_stem(f"{file.stem}-{paper}") if paper else file
+        write_text(page, text, field="write", hint="choose another file")
 
 
-def render_results(records: Iterable[Record]) -> str:
-    """Return the page in Markdown."""
+def render_results(records: Iterable[Record], stem: str = "results") -> dict[str, str]:
+    """Return the pages in Markdown by the number of their paper; that of all papers is ""."""
     by_paper: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_paper[record.paper].append(record)
     judged = [judge_experiment(load(name), by_paper[name]) for name in names()]
-    rulings = [ruling for one in judged for ruling in one.counted]
     checks = [r for one in judged for r in one.rulings if r.claim.check is not None]
-    untested = {
-        _link(one.paper.name): [_statement(r.claim) for r in one.counted if not _is_tested(r)]
-        for one in judged
+    pages = {
+        "": render_markdown(
+            "fedtide.papers",
+            "results.md.jinja",
+            **_count_records(judged),
+            headlines=_headline_table(judged, stem),
+            papers=_paper_table(judged, stem),
+            counts=_count_claims(judged),
+            check_counts=_count_outcomes(checks),
+            open=_open_table(judged, stem),
+        )
     }
-    return render_markdown(
-        "fedtide.papers",
-        "results.md.jinja",
-        **_count_records(judged),
-        papers=[_paper(number, judged) for number in _PAPERS],
-        counts=_count_claims(judged),
-        tested=_ruling_table(filter(_is_tested, rulings)),
-        untested=[(link, statements) for link, statements in untested.items() if statements],
-        waiting=[(_link(one.paper.name), _missing_data(one)) for one in judged if one.waiting],
-        check_counts=_count_outcomes(checks),
-        checks=_ruling_table(checks),
-        open=_open_table(judged),
-        sections=[_section(one) for one in judged],
-    )
-
-
-def _is_tested(ruling: Ruling) -> bool:
-    return ruling.decisive.outcome != "not tested"
+    for number, title in _PAPERS.items():
+        own = [one for one in judged if one.paper.name.startswith(number)]
+        pages[number] = render_markdown(
+            "fedtide.papers",
+            "paper_results.md.jinja",
+            stem=stem,
+            number=number,
+            title=title,
+            counts=_count_claims(own),
+            sections=[_section(one) for one in own],
+            machines=_machines([record for one in own for record in one.records]),
+        )
+    return pages
 
 
 def _count_records(judged: Sequence[JudgedExperiment]) -> dict[str, int]:
@@ -100,49 +102,42 @@ def _count_outcomes(rulings: Sequence[Ruling]) -> str:
     )
 
 
-def _paper(number: str, judged: Sequence[JudgedExperiment]) -> dict[str, Any]:
-    """Return what the runs of a paper have shown and how much they leave open."""
-    own = [one for one in judged if one.paper.name.startswith(number)]
-    findings = [
-        f"{label}: {_finding(ruling)}"
-        for outcome, label in DECIDED.items()
-        for one in own
-        for ruling in one.counted
-        if ruling.decisive.outcome == outcome
-    ]
-    counts = _count_claims(own)
-    return {"number": number, "title": _PAPERS[number], "counts": counts, "findings": findings}
+def _headline_table(judged: Iterable[JudgedExperiment], stem: str) -> str:
+    """Return the first claim that is decided of each experiment, and how many more there are."""
+    rows = []
+    for one in judged:
+        decided = [ruling for ruling in one.counted if ruling.decisive.outcome in DECIDED]
+        if decided:
+            first, *others = decided
+            more = Counter[str](ruling.decisive.outcome for ruling in others)
+            more["open"] = len(one.counted) - len(decided)
+            scale = "full" if first.decisive is first.full else "laptop"
+            counts = ", ".join(f"{n} {outcome}" for outcome, n in more.items() if n)
+            link = _link(one.paper.name, stem)
+            rows.append((link, _statement(first), scale, _verdict(first.decisive), counts))
+    return markdown_table(["experiment", "claim", "scale", "verdict", "its other claims"], rows)
 
 
-def _finding(ruling: Ruling) -> str:
-    """Return a decided claim with its numbers, and why it does not hold."""
-    claim, verdict = ruling.claim, ruling.decisive
-    scale = "full scale" if verdict is ruling.full else "laptop scale"
-    why = f" Why: {claim.why or 'not known'}." if verdict.outcome == "not reproduced" else ""
-    where = f"({_link(ruling.paper)}, {scale})"
-    return f"{_statement(claim)}: {verdict.summary}{ruling.since} {where}.{why}"
+def _paper_table(judged: Sequence[JudgedExperiment], stem: str) -> str:
+    """Return how many claims of each paper have each outcome."""
+    outcomes = get_args(Outcome)
+    rows = []
+    for number, title in _PAPERS.items():
+        own = [one for one in judged if one.paper.name.startswith(number)]
+        count = Counter(r.decisive.outcome for one in own for r in one.counted)
+        waiting = sum(one.waiting for one in own)
+        link = f"[{number}]({stem}-{number}.md), {title}"
+        rows.append([link, *(count[outcome] for outcome in outcomes), waiting])
+    return markdown_table(["paper", *outcomes, "without data"], rows)
 
 
-def _ruling_table(rulings: Iterable[Ruling]) -> str:
-    rows = [
-        (
-            _link(r.paper),
-            _statement(r.claim) + (f" [check: {r.claim.check}]" if r.claim.check else ""),
-            _verdict(r.full),
-            "" if r.laptop is None else _verdict(r.laptop),
-        )
-        for r in rulings
-    ]
-    return markdown_table(["experiment", "claim", "full scale", "laptop"], rows)
-
-
-def _open_table(judged: Iterable[JudgedExperiment]) -> str:
+def _open_table(judged: Iterable[JudgedExperiment], stem: str) -> str:
     """Return the table of the runs without which claims stay open, and their estimated time."""
     rows = []
     for one in judged:
         still = [r for r in one.counted if r.decisive.outcome not in DECIDED]
-        cells = [_missing_runs(one, scale) if scale in one.rows else "" for scale in SCALES]
-        rows += [[one.paper.name, len(still), *cells]] if still else []
+        missing = [_missing_runs(one, scale) if scale in one.rows else "" for scale in SCALES]
+        rows += [[_link(one.paper.name, stem), len(still), *missing]] if any(missing) else []
     return markdown_table(["experiment", "open claims", "full scale", "laptop"], rows)
 
 
@@ -151,20 +146,15 @@ def _missing_runs(one: JudgedExperiment, scale: Scale) -> str:
     planned = sum(row.planned for row in one.rows[scale])
     missing = planned - sum(len(row.records) for row in one.rows[scale])
     minutes = one.paper.minutes[scale] * missing / planned
-    return f"{missing} runs, {format_minutes(minutes)}" if missing else "all run"
+    return f"{missing} runs, {format_minutes(minutes)}" if missing and one.counted else ""
 
 
-def _missing_data(one: JudgedExperiment) -> str:
-    """Return which data set is missing, and how many claims wait for it."""
-    wait = "1 claim waits" if one.waiting == 1 else f"{one.waiting} claims wait"
-    return f"No data here: {one.paper.no_data}. {wait} for it."
+def _link(name: str, stem: str) -> str:
+    return f"[{name}]({stem}-{name[:3]}.md#{name.replace('/', '')})"
 
 
-def _link(name: str) -> str:
-    return f"[{name}](#{name.replace('/', '')})"
-
-
-def _statement(claim: Claim) -> str:
+def _statement(ruling: Ruling) -> str:
+    claim = ruling.claim
     return claim.statement + (f" ({claim.reference})" if claim.reference else "")
 
 
@@ -174,69 +164,98 @@ def _verdict(verdict: Verdict) -> str:
 
 
 def _section(one: JudgedExperiment) -> dict[str, Any]:
-    """Return the section of one experiment: its numbers, comparisons and remarks."""
+    """Return the section of one experiment: its numbers, verdicts and remarks."""
     paper = one.paper
     if not any(row.records for rows in one.rows.values() for row in rows):
-        missing = _missing_data(one) if one.waiting else "Not run with the planned settings."
-        return {"paper": paper, "missing": missing}
+        wait = "1 claim waits" if one.waiting == 1 else f"{one.waiting} claims wait"
+        no_data = f"No data here: {paper.no_data}. {wait} for it."
+        return {
+            "paper": paper,
+            "missing": no_data if one.waiting else "Not run with the planned settings.",
+        }
+    stopped = [
+        f"{row.label} ({'full scale' if scale == 'paper' else scale}): {row.stopped}"
+        for scale, rows in one.rows.items()
+        for row in rows
+        if row.stopped is not None
+    ]
     return {
         "paper": paper,
         "missing": "",
-        "numbers": _numbers(paper, one.rows.get("paper", ()), one.rows.get("laptop")),
-        "comparisons": _comparisons(one.rulings),
+        "seeds": {_SCALE_NAMES[scale]: _seeds(rows) for scale, rows in one.rows.items()},
+        "numbers": _number_table(paper, one.rows),
+        "verdicts": _ruling_table(one.rulings),
         "remarks": {
-            "Unknown, and the substitute": paper.unknown,
-            "Where paper and program differ": paper.choices,
-            "Notes": paper.notes,
-            "Stopped early": [
-                f"{row.label} ({'full scale' if scale == 'paper' else scale}): {row.stopped}"
-                for scale, rows in one.rows.items()
-                for row in rows
-                if row.stopped is not None
-            ],
-            "Run on": _machines(one.records),
+            "Unknown, and the substitute": " ".join(paper.unknown),
+            "Where paper and program differ": " ".join(paper.choices),
+            "Notes": " ".join(paper.notes),
+            "Stopped early": "; ".join(stopped),
         },
     }
 
 
-def _numbers(paper: PaperExperiment, full: Sequence[Row], laptop: Sequence[Row] | None) -> str:
-    """Return the table of published and measured numbers; a dash where a scale has no such row."""
-    small = {(row.case, row.method): row for row in laptop or ()}
-    heads, columns = ["method"], []
+_SCALE_NAMES = {"paper": "full scale", "laptop": "laptop"}
+
+
+def _seeds(rows: Sequence[Row]) -> str:
+    """Return how many seeds the rows with records have: the least and the most."""
+    run = {len(row.records) for row in rows} - {0}
+    return " to ".join(map(str, sorted({min(run), max(run)}))) if run else "none"
+
+
+def _number_table(paper: PaperExperiment, rows: Mapping[Scale, Sequence[Row]]) -> str:
+    """Return the published and measured numbers, by case and method or, if shorter, by measure.
+
+    Nothing is shown of a case, a method or a measure that has no number.
+    """
+    cells: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
+    by_measure: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
     for name, title in titles(paper).items():
-        for table, source in ((paper.published, "published"), (paper.program, "authors' program")):
-            if has_number(table, name):
-                heads.append(f"{title}, {source}")
-                columns.append([format_number(paper, table, row, name) for row in full])
-        heads.append(f"{title}, measured")
-        columns.append([format_measured(paper, row, name) for row in full])
-        if laptop is not None:
-            heads.append(f"{title}, laptop")
-            rows = [small.get((row.case, row.method)) for row in full]
-            columns.append(["–" if r is None else format_measured(paper, r, name) for r in rows])
-    counts = []
-    for row in full:
-        both = [row] if laptop is None else [row, small.get((row.case, row.method))]
-        counts.append(" / ".join("–" if r is None else _run_count(r) for r in both))
-    labels = [row.label for row in full]
-    return markdown_table([*heads, "seeds run"], zip(labels, *columns, counts, strict=True))
+        for row, source, text in _texts(paper, rows, name):
+            case = () if row.case == MAIN else (row.case,)
+            cells.setdefault((*case, row.method), {})[title, source] = text
+            by_measure.setdefault((title, *case, source), {})[row.method,] = text
+    return _table(min(by_measure, cells, key=len) if by_measure else {})
 
 
-def _run_count(row: Row) -> str:
-    return f"{len(row.records)} of {row.planned}"
-
-
-def _comparisons(rulings: Sequence[Ruling]) -> str:
-    """Return the table of all comparisons that were run."""
-    rows = [
-        (ruling.claim.statement, scale, one.text, one.state)
-        for ruling in rulings
-        for scale, verdict in (("full", ruling.full), ("laptop", ruling.laptop))
-        if verdict is not None
-        for one in verdict.comparisons
-        if one.state != "not run"
+def _table(cells: Mapping[tuple[str, ...], Mapping[tuple[str, ...], str]]) -> str:
+    heads = list(dict.fromkeys(head for row in cells.values() for head in row))
+    lines = [
+        [": ".join(name), *(row.get(head, "") for head in heads)] for name, row in cells.items()
     ]
-    return markdown_table(["claim", "scale", "comparison", ""], rows)
+    return markdown_table(["", *(", ".join(head) for head in heads)], lines)
+
+
+def _texts(
+    paper: PaperExperiment, rows: Mapping[Scale, Sequence[Row]], name: str
+) -> Iterable[tuple[Row, str, str]]:
+    """Yield all numbers of a measure with their rows and where they are from."""
+    small = {(row.case, row.method): row for row in rows.get("laptop", ())}
+    for row in rows["paper"]:
+        for table, source in ((paper.published, "published"), (paper.program, "authors' program")):
+            if text := format_number(paper, table, row, name):
+                yield row, source, text
+        for scale, of in (("paper", row), ("laptop", small.get((row.case, row.method)))):
+            if of is not None and of.records:
+                yield row, _SCALE_NAMES[scale], format_measured(paper, of, name)
+
+
+def _ruling_table(rulings: Sequence[Ruling]) -> str:
+    """Return each claim with its verdicts and, where it is decided, since when and why."""
+    rows = []
+    for ruling in rulings:
+        claim, both = ruling.claim, [ruling.full, ruling.laptop]
+        cells = [
+            "" if one is None else _verdict(one) + (ruling.since if one is ruling.decisive else "")
+            for one in both
+        ]
+        text = _statement(ruling) + (f" [check: {claim.check}]" if claim.check else "")
+        if ruling.decisive.outcome == "not reproduced":
+            text += f". Why not: {claim.why or 'not known'}"
+        rows.append((text, *cells))
+    if all(ruling.laptop is None for ruling in rulings):
+        return markdown_table(["claim", "verdict"], [row[:2] for row in rows])
+    return markdown_table(["claim", "full scale", "laptop"], rows)
 
 
 def _machines(records: Sequence[Record]) -> list[str]:
