@@ -6,7 +6,6 @@ import multiprocessing
 import os
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 import fedtide as ft
@@ -54,12 +53,6 @@ def test_of_three_processes_at_most_one_locks_a_folder(tmp_path):
     assert left <= {".lock", "experiment.yaml", "fingerprints.json"}
 
 
-def test_the_lock_file_of_a_killed_process_is_ignored(fields, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".lock").touch()
-    ft.simulate(**fields, out=tmp_path / "run")
-
-
 # Damage.
 
 
@@ -73,12 +66,14 @@ def damage(file, how):
     file.write_bytes(content[: {"torn": len(content) // 2, "emptied": 0}.get(how, len(content))])
 
 
-@pytest.mark.parametrize("how", ["torn", "edited", "emptied"])
-def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(
-    how, fields, results, whole, killed, caplog
+@pytest.mark.parametrize(("how", "last"), [("torn", 3), ("edited", 3), ("emptied", 0)])
+def test_damaged_checkpoints_are_named_and_the_previous_one_is_used(
+    how, last, fields, results, whole, killed, caplog
 ):
-    newest = killed / "checkpoints" / "000000006.safetensors"
-    damage(newest, how)
+    """Without any, the run starts again."""
+    for t in (3, 6):
+        if t > last:
+            damage(killed / "checkpoints" / f"{t:09d}.safetensors", how)
     starts = []
 
     class Starts(ft.callbacks.Callback):
@@ -87,15 +82,14 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(
 
     with caplog.at_level(logging.WARNING, logger="fedtide"):
         ft.simulate(**fields, out=killed, resume=True, callbacks=[Starts()])
-    assert starts == [3]
-    (message,) = (record.getMessage() for record in caplog.records)
-    assert message.startswith(str(newest))
-    assert "damaged" in message
+    assert starts == [last]
+    damaged = [m for m in caplog.messages if "damaged" in m]
+    assert damaged[0].startswith(str(killed / "checkpoints" / "000000006.safetensors"))
+    assert len(damaged) == (6 - last) // 3
     assert results(killed) == results(whole)
 
 
-@pytest.mark.parametrize("how", ["torn", "edited", "emptied", "removed"])
-@pytest.mark.parametrize("part", [3, 6])
+@pytest.mark.parametrize(("how", "part"), [("torn", 3), ("edited", 6), ("removed", 3)])
 def test_a_damaged_part_of_the_log_invalidates_later_checkpoints(
     how, part, fields, results, whole, killed, caplog
 ):
@@ -105,7 +99,7 @@ def test_a_damaged_part_of_the_log_invalidates_later_checkpoints(
     assert results(killed) == results(whole)
 
 
-@pytest.mark.parametrize("text", ["rounds: [", "just words", "\0", ""])
+@pytest.mark.parametrize("text", ["rounds: [", ""])
 def test_a_damaged_experiment_file_is_refused(text, fields, killed):
     (killed / "experiment.yaml").write_text(text)
     with pytest.raises(ft.InvalidInputError, match=r"experiment.yaml: .*(YAML|mapping)"):
@@ -156,23 +150,4 @@ def test_files_that_are_open_elsewhere_do_not_end_a_run(
     assert results(killed) == results(whole)
 
 
-def test_later_files_that_cannot_be_removed_are_refused(fields, killed, monkeypatch):
-    damage(killed / "checkpoints" / "000000006.safetensors", "edited")
-    keep_open(monkeypatch, "6.parquet")
-    with pytest.raises(ft.InvalidInputError, match=r"^out: .*6\.parquet cannot be written .*; "):
-        ft.simulate(**fields, out=killed, resume=True)
-
-
 # Finished runs.
-
-
-def test_parts_of_the_log_left_by_a_kill_at_the_end_are_removed(fields, finished):
-    (finished / "log").mkdir()
-    pl.DataFrame({"round": [0]}).write_parquet(finished / "log" / "000000003.parquet")
-    ft.simulate(**fields, out=finished, resume=True)
-    assert not (finished / "log").exists()
-
-
-def test_resuming_needs_a_folder(fields):
-    with pytest.raises(ft.InvalidInputError, match=r"^resume: .*folder.*; .* out"):
-        ft.simulate(**fields, resume=True)

@@ -113,11 +113,6 @@ def test_errors_and_first_lines_are_one_printable_line(name):
     assert len(printable(name, most=80)) <= 80
 
 
-def test_printable_text_stays_as_it_is():
-    for name in ("Klinik Süd", "東京", "a-b_c.1", "Σ ω Δ", "[x]"):
-        assert printable(name) == name
-
-
 @pytest.mark.parametrize("name", HOSTILE[:-1])
 def test_a_console_prints_no_control_characters_of_others(name):
     console = new_console()

@@ -7,10 +7,6 @@ import torch
 
 import fedtide as ft
 from fedtide.participation import write_log
-from fedtide.plotting.saving import figure_svg
-from fedtide.plotting.style import method_styles
-from fedtide.report.figures.client_influence import influence_figures
-from fedtide.report.grouping import group_by_method
 from fedtide.report.loading import load_runs
 from fedtide.report.weight_replay import history
 
@@ -99,14 +95,6 @@ def test_names_are_the_same_in_every_file_and_figure(data, tmp_path):
         assert again.participation.equals(log)
         assert again.clients.drop("rate").equals(first.clients.drop("rate"))
 
-    # So is a run over a trace in which the same clients are there at the same time.
-    trace = log.select("client", start="round", end=pl.col("round") + 1)
-    trace.write_csv(tmp_path / "trace.csv")
-    process = {"type": "trace", "file": str(tmp_path / "trace.csv"), "round_seconds": 1}
-    again = ft.simulate(**experiment(data, participation=process))
-    assert (again.model == first.model).all()
-    assert again.participation.equals(log)
-
     # The report names clients, and finds their weights: 200 / |S_t| for plain averaging.
     (run,) = load_runs([out])
     found = history(run)
@@ -127,13 +115,8 @@ def test_names_are_the_same_in_every_file_and_figure(data, tmp_path):
 SIX = {f"user_{n:04}": 0.1 * (n + 1) for n in (5, 0, 3, 1, 4, 2)}
 SETTINGS = {
     "rates": lambda values: {"participation": {"type": "bernoulli", "rates": values}},
-    "groups": lambda values: {
-        "participation": {"type": "group-cycle", "groups": values, "rounds": 1}
-    },
-    "groups of FedAU": lambda values: {"algorithm": {"type": "fedau", "groups": values}},
-    "weights": lambda values: {"participation": {"type": "weighted", "size": 2, "weights": values}},
+    "groups": lambda values: {"algorithm": {"type": "fedau", "groups": values}},
     "objective": lambda values: {"objective": values},
-    "known rates": lambda values: {"algorithm": {"type": "known-rates", "rates": values}},
 }
 
 
@@ -157,53 +140,6 @@ def test_values_by_name_are_those_of_a_list_in_order(data, tmp_path, setting):
         ft.simulate(**run | SETTINGS[setting](values))
 
 
-def test_the_ledger_of_a_federation_is_replayed_by_name(data, tmp_path):
-    """A ledger with the rounds of a run, exported to a file, makes the same run."""
-    pytest.importorskip("sqlalchemy", reason="the ledger needs fedtide[flower]")
-    from fedtide.flower.ledger.ledger import Entry, Ledger, read_ledger
-
-    first = ft.simulate(**experiment(data))
-    log = first.participation
-    url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    ledger = Ledger(url)
-    for t in range(6):
-        rows = log.filter(pl.col("round") == t)
-        entries = [Entry(c, s, w) for c, s, w in rows.select("client", "stage", "weight").rows()]
-        ledger.commit(t, entries, time=t)
-    ledger.close()
-    exported = tmp_path / "ledger.parquet"
-    write_log(exported, read_ledger(url))
-    again = ft.simulate(**experiment(data, participation={"type": "replay", "log": str(exported)}))
-    assert (again.model == first.model).all()
-    roster = first.clients.select("client")
-    assert ft.audit(url, roster=roster).clients()["client"].to_list() == USERS
-
-
-def test_the_report_labels_clients_by_name(data, tmp_path):
-    """Names are no mathematics, no HTML, and not too long for a title."""
-    names = ["$x_{$", "<b>bold</b>", "user_" + "x" * 60]
-    users = pl.Series("user", [names[n % 3] for n in range(400)])
-    for split in ("train", "test"):
-        file = data / f"{split}.parquet"
-        frame = pl.read_parquet(file)
-        frame.with_columns(users.head(len(frame))).write_parquet(file)
-    rates = [0.9, 0.6, 0.4]
-    fields = experiment(data, rounds=12, participation={"type": "bernoulli", "rates": rates})
-    fields["problem"]["clients"] = 3
-    ft.simulate(**fields, out=tmp_path / "run")
-    runs = load_runs([tmp_path / "run"])
-    groups = group_by_method(runs)
-    figures = influence_figures(groups, method_styles(groups))
-    figure = {f.name: f for f in figures}["weights-time"].figure
-    titles = [panel.get_title() for panel in figure.axes]
-    assert sorted(title.split(",")[0] for title in titles) == sorted(
-        ["client $x_{$", "client <b>bold</b>", "client user_xxxxxxxxxxxx…"]
-    )
-    svg = figure_svg(figure, "weights", "weights")
-    assert "client $x_{$, p = 0.9" in svg
-    assert "<b>bold" not in svg
-
-
 def test_a_resumed_run_is_the_same(data, tmp_path, killed_at, results):
     fields = experiment(data, checkpoint={"every": 2})
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -213,12 +149,6 @@ def test_a_resumed_run_is_the_same(data, tmp_path, killed_at, results):
     resumed = ft.simulate(**fields, out=parts, resume=True)
     assert results(parts) == results(whole)
     assert ft.simulate(**fields, out=parts, resume=True).participation.equals(resumed.participation)
-
-
-def test_divergence_names_the_clients(data):
-    fields = experiment(data, local={"steps": 50, "lr": 1e38, "batch_size": 1})
-    with pytest.raises(ft.InvalidInputError, match=r"\(clients 'user_\d{4}'(, 'user_\d{4}')*"):
-        ft.simulate(**fields)
 
 
 @pytest.mark.parametrize("kinds", [(int, int), (int, str), (str, int), (str, str)])

@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 from importlib import import_module
 from itertools import islice
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +14,7 @@ from torch import nn
 import fedtide as ft
 from fedtide.algorithms.base import WeightedTotal
 from fedtide.simulation import round_plan
-from fedtide.simulation.cluster import chunk_worker
 from fedtide.simulation.cluster.chunk_worker import ChunkWorker, WorkerSetup
-from fedtide.simulation.cluster.ray_cluster import WorkerPool
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.loop import Run
 from fedtide.simulation.runner import execute
@@ -124,22 +121,17 @@ METHODS = {
     "sum in wrappers": {
         "algorithm": {"type": "fedadam", "inner": {"type": "amplified", "period": 2, "factor": 1.5}}
     },
-    "sum by samples": {"algorithm": {"type": "fedavg", "weights": "data"}},
-    "proximal": {"algorithm": {"type": "fedprox", "mu": 0.3}},
     "sum after rows": {
         "algorithm": {"type": "switch", "first": "mifa", "second": "fedavg", "at": 2}
     },
     "rows": {"algorithm": "fedvarp"},
-    "corrections": {"algorithm": "scaffold"},
     "reported gradients": {"algorithm": {"type": "scaffold", "option": 1}},
     "everyone, at times": {"algorithm": {"type": "wait-for-all", "period": 2}},
-    "clipped": {"algorithm": {"type": "clipped", "bound": 0.1, "inner": "fedau"}},
     "epochs": {"local": {"epochs": 1, "batch_size": 3, "lr": 0.05}},
     "momentum and a weighted objective": {
         "local": {"steps": 2, "batch_size": 3, "lr": 0.05, "momentum": 0.9},
         "objective": [1, 2, 3, 1, 2, 3, 1],
     },
-    "double precision": {"dtype": "float64"},
     "weights that follow the updates": {"algorithm": WeighedByLength()},
 }
 
@@ -237,12 +229,6 @@ def test_a_sum_of_the_whole_cohort_has_the_bits_of_sums_of_chunks(fields, small_
     assert_same(execute(run), execute(run, cluster=HereCluster(3)))
 
 
-@pytest.mark.compile
-def test_so_it_has_in_compiled_blocks_on_threads(small_chunks):
-    run = large_cohorts(trainer="compiled")
-    assert_same(execute(run), execute(run, cluster=HereCluster(3)))
-
-
 @pytest.mark.parametrize("name", ["fedavg", "fedvarp"])
 def test_only_clients_whose_updates_are_added_up_train_all_together(
     name, small_chunks, monkeypatch
@@ -250,12 +236,6 @@ def test_only_clients_whose_updates_are_added_up_train_all_together(
     run = large_cohorts(algorithm=name, participation="full", rounds=2)
     _, together = trained_together(run, monkeypatch)
     assert together == ([23, 23] if name == "fedavg" else [5, 5, 5, 5, 3] * 2)
-
-
-def test_no_more_clients_train_together_than_the_experiment_allows(small_chunks, monkeypatch):
-    run = large_cohorts(participation="full", rounds=1, chunk=5)
-    _, together = trained_together(run, monkeypatch)
-    assert together == [5, 5, 5, 5, 3]
 
 
 def test_clients_that_train_all_together_are_dropped_as_those_of_chunks(small_chunks, monkeypatch):
@@ -312,31 +292,24 @@ class _Killed(BaseException):
 
 
 def test_a_pooled_method_is_refused():
-    with pytest.raises(ft.InvalidInputError, match=r"^cluster: .*; run it without a cluster"):
+    with pytest.raises(ft.InvalidInputError, match=r"^cluster: "):
         execute(experiment(**without_buffers({"algorithm": "central-sgd"})), cluster=HereCluster())
 
 
-def test_a_worker_with_other_versions_is_refused():
-    def change(setup):
-        return replace(setup, versions={**setup.versions, "torch": "1.0"})
-
-    with pytest.raises(
-        ft.InvalidInputError, match=r"^cluster: on the node .*'torch': '1.0'.*; install the same"
-    ):
-        execute(experiment(), cluster=HereCluster(change=change))
+def other_versions(setup):
+    return replace(setup, versions={**setup.versions, "torch": "1.0"})
 
 
-def test_a_worker_with_other_data_is_refused():
-    def change(setup):
-        other = samples()
-        other["y"][0] = (other["y"][0] + 1) % 3
-        changed = replace(setup.experiment.problem, train=other)
-        return replace(setup, experiment=replace(setup.experiment, problem=changed))
+def other_data(setup):
+    other = samples()
+    other["y"][0] = (other["y"][0] + 1) % 3
+    changed = replace(setup.experiment.problem, train=other)
+    return replace(setup, experiment=replace(setup.experiment, problem=changed))
 
-    with pytest.raises(
-        ft.InvalidInputError,
-        match=r"^cluster: .*its data differ from those of the run",
-    ):
+
+@pytest.mark.parametrize("change", [other_versions, other_data])
+def test_a_worker_with_other_versions_or_data_is_refused(change):
+    with pytest.raises(ft.InvalidInputError, match=r"^cluster: "):
         execute(experiment(), cluster=HereCluster(change=change))
 
 
@@ -377,59 +350,16 @@ def test_a_script_travels_with_its_own_loss(script, monkeypatch):
     assert_same(execute(run, cluster=HereCluster(change=change)), alone)
 
 
-def test_what_cannot_be_pickled_is_named_without_the_data():
-    def put(setup):
-        try:
-            raise TypeError("cannot pickle '_thread.lock' object")
-        except TypeError as error:
-            raise TypeError(f"Could not serialize the put value {setup!r}") from error
-
-    node = {"Alive": True, "Resources": {"CPU": 64}}
-    ray = SimpleNamespace(put=put, nodes=lambda: [node])
-    match = r"^cluster: the model, .* \(cannot pickle '_thread.lock' object\); leave out"
-    with pytest.raises(ft.InvalidInputError, match=match):
-        WorkerPool(ray, WorkerSetup.of_run(experiment(), "reference"), 1)
-
-
-def test_a_worker_without_a_compiler_is_refused(monkeypatch):
-    run = experiment(trainer="compiled")
-
-    def change(setup):
-        monkeypatch.setattr("shutil.which", lambda name: None)
-        return replace(setup, trainer="compiled")
-
-    with pytest.raises(ft.InvalidInputError, match=r"^cluster: .*cannot compile.*; install g\+\+"):
-        execute(run, cluster=HereCluster(change=change))
-
-
-def test_what_travels_does_not_grow_with_what_only_the_run_needs():
-    """Neither the participation nor the method reaches a worker."""
-    wide = experiment(
-        participation=ft.participation.Table(weights=np.ones((5, 7)).tolist()),
-        algorithm={"type": "fedau", "groups": list("aabbccd")},
-    )
-    part = chunk_worker.training_part(wide)
-    assert part == chunk_worker.training_part(replace(wide, algorithm=ft.algorithms.FedAvg()))
-    assert not isinstance(part.participation, ft.participation.Table)
-
-
 @pytest.mark.parametrize(
-    ("how", "error"),
+    ("field", "how"),
     [
-        ({"workers": 2}, r"^workers: there is no cluster; give its address"),
-        ({"cluster": "127.0.0.1:1", "workers": 0}, r"^workers: 0 is "),
-        ({"cluster": "127.0.0.1"}, r"^cluster: '127.0.0.1' is not HOST:PORT; start a cluster"),
-        ({"cluster": "127.0.0.1:1"}, r"^cluster: nothing answers at .*; start a cluster"),
+        ("workers", {"workers": 2}),
+        ("workers", {"cluster": "127.0.0.1:1", "workers": 0}),
+        ("cluster", {"cluster": "127.0.0.1"}),
+        ("cluster", {"cluster": "127.0.0.1:1"}),
     ],
 )
-def test_a_cluster_that_cannot_be_used_is_refused(how, error):
+def test_a_cluster_that_cannot_be_used_is_refused(field, how, regression):
     pytest.importorskip("ray")
-    with pytest.raises(ft.InvalidInputError, match=error):
-        ft.simulate(
-            problem=ft.problems.Quadratic(matrices=[[[1.0]]], centers=[[0.0]]),
-            participation=ft.participation.Full(),
-            algorithm=ft.algorithms.FedAvg(),
-            local=ft.LocalTraining(steps=1, lr=0.5),
-            rounds=2,
-            **how,
-        )
+    with pytest.raises(ft.InvalidInputError, match=f"^{field}: "):
+        ft.simulate(**regression, **how)

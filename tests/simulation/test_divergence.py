@@ -1,7 +1,6 @@
 """What is not finite: stop, with the round and the clients named, or leave the update out."""
 
 import numpy as np
-import polars as pl
 import pytest
 
 import fedtide as ft
@@ -26,15 +25,6 @@ def experiment(**changes):
     } | changes
 
 
-@pytest.mark.parametrize("trainer", ["reference", "stacked"])
-def test_stop_names_the_round_and_the_client(trainer):
-    with pytest.raises(ft.InvalidInputError) as error:
-        ft.simulate(**experiment(trainer=trainer))
-    said = str(error.value)
-    assert said.startswith("local.lr: an update in round 4 is not finite (clients 1); ")
-    assert "on_nonfinite: drop" in said
-
-
 def test_stop_keeps_the_last_good_checkpoint(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(ft.InvalidInputError, match="update in round 4"):
@@ -45,30 +35,6 @@ def test_stop_keeps_the_last_good_checkpoint(tmp_path):
     assert not (out / "summary.json").exists()
     with pytest.raises(ft.InvalidInputError, match="round 4"):  # it ends in the same way
         ft.simulate(**experiment(), out=out, resume=True)
-
-
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedau", "mifa", "fedvarp", "scaffold"])
-def test_drop_is_the_run_without_the_client(algorithm):
-    """The others' updates make the same model as if client 1 had never come."""
-    fields = experiment(on_nonfinite="drop", dtype="float64", algorithm=algorithm)
-    fields["problem"] = ft.problems.Quadratic(
-        matrices=[[[1.0]], [[1e200]], [[2.0]]], centers=[[0.0], [1.0], [1.0]], start=[3.0]
-    )
-    dropped = ft.simulate(**fields)
-    never = np.ones((12, 3))
-    never[:, 1] = 0
-    without = ft.simulate(**fields | {"participation": ft.participation.Table(weights=never)})
-    assert np.allclose(dropped.model, without.model, rtol=1e-12)
-
-
-def test_drop_logs_who_reported_but_was_not_used():
-    result = ft.simulate(**experiment(on_nonfinite="drop"))
-    log = result.participation.filter(pl.col("client") == 1)
-    assert log["round"].to_list() == [4, 5, 9]
-    assert log["stage"].to_list() == ["reported"] * 3
-    others = result.participation.filter(pl.col("client") != 1)
-    assert others["stage"].unique().to_list() == ["used"]
-    assert result.clients["participation"].to_list() == [1, 0, 1]
 
 
 def test_a_round_of_which_nothing_is_left_is_an_empty_one():

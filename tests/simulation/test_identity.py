@@ -15,9 +15,6 @@ from typer.testing import CliRunner
 import fedtide as ft
 from fedtide.cli.main import app
 from fedtide.problems import Partition, Problem
-from fedtide.problems.models import Model, resolve_model
-from fedtide.report.comparison import compare_runs
-from fedtide.report.loading import load_runs
 from fedtide.simulation.experiment import BUILDER
 from fedtide.spec import describe, session, spec
 from fedtide.training.lr_schedules import LearningRateSchedule
@@ -180,27 +177,6 @@ def test_what_is_at_the_import_path_must_fit(name, complaint, own):
     assert str(error.value).startswith(complaint.format(own.stem))
 
 
-def test_fields_of_an_imported_class_are_checked_like_those_of_others(own):
-    given = {"type": f"{own.stem}:Scaled", "factor": [2.0]}
-    with pytest.raises(ft.InvalidInputError, match=r"^here\.factor: .* did you mean 'factors'"):
-        BUILDER.build(ft.algorithms.Algorithm, given, "here")
-
-
-def test_models_by_import_path_take_their_parameters_directly(own):
-    for given in (
-        {"type": f"{own.stem}:net", "width": 7},
-        {"type": f"{own.stem}:Wide", "width": 7},
-    ):
-        assert resolve_model(given).build((1, 8, 8), 10)[1].out_features == 7
-    module = __import__(own.stem)
-    assert issubclass(module.Wide, Model)
-    plain = BUILDER.to_plain(
-        ft.problems.Classification("digits", ft.problems.Iid(), 5, model=module.Wide(width=4))
-    )
-    assert plain["model"] == {"type": f"{own.stem}:Wide", "width": 4}
-    assert resolve_model(plain["model"]).build((1, 8, 8), 10)[1].out_features == 4
-
-
 # A method of one's own in runs, sweeps and comparisons.
 
 
@@ -235,16 +211,6 @@ def test_a_method_of_ones_own_is_swept_from_a_file_and_resumed(own, regression):
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
 
 
-def test_two_classes_with_the_same_fields_are_two_rows(own, regression):
-    module = __import__(own.stem)
-    for number, algorithm in enumerate((module.Scaled(), module.Other(), module.Scaled())):
-        fields = regression | {"algorithm": algorithm, "rounds": 2, "seed": number}
-        ft.simulate(**fields, out=f"runs/{number}")
-    table = compare_runs(load_runs(["runs"]))
-    assert table["seeds"].to_list() == [2, 1]
-    assert all(name in row for name, row in zip(("Scaled", "Other"), table["method"], strict=True))
-
-
 def test_another_class_is_another_experiment(own, regression):
     module = __import__(own.stem)
     ft.simulate(**regression | {"algorithm": module.Scaled()}, out="run")
@@ -267,13 +233,6 @@ def test_what_has_no_name_runs_in_memory_only(regression, tmp_path):
         with pytest.raises(ft.InvalidInputError, match=rf"^out: .*{cls.__name__} of .* no import"):
             ft.simulate(**regression | {"algorithm": cls()}, out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
-
-
-def test_functions_and_classes_are_written_by_name():
-    assert BUILDER.to_plain(torch.nn.functional.l1_loss) == "torch.nn.functional:l1_loss"
-    assert BUILDER.to_plain(nn.Linear) == "torch.nn.modules.linear:Linear"
-    with pytest.raises(ft.InvalidInputError, match=r"^out: .*<lambda> of .* has no import path; "):
-        BUILDER.to_plain(lambda outputs, target: 0)
 
 
 # Data in memory.
@@ -301,15 +260,6 @@ def test_data_in_memory_are_described_and_recognised(regression, tmp_path):
         run(changed, resume=True)
     with pytest.raises(ft.InvalidInputError, match=r"^participation\.log: given in memory \(po"):
         ft.run(tmp_path / "run" / "experiment.yaml")
-
-
-def test_runs_with_data_in_memory_have_weights_in_reports(regression, tmp_path):
-    from fedtide.report.weight_replay import history
-
-    fields = regression | {"participation": ft.participation.Replay(log=LOG)}
-    ft.simulate(**fields, out=tmp_path / "run")
-    (run,) = load_runs([tmp_path / "run"])
-    assert history(run).rounds.tolist() == [0, 1, 2, 3, 3, *range(4, 12)]
 
 
 def test_problems_with_data_in_memory_share_a_task_only_if_the_content_is_equal():
@@ -348,22 +298,6 @@ def test_problems_with_data_in_memory_share_a_task_only_if_the_content_is_equal(
             for x in (long, long.copy(), changed, changed):
                 prepare_cached(Given(make(x.copy())), 0, "cpu", "float64")
         assert len(prepared) == before + 2
-
-
-def test_data_that_change_in_place_are_prepared_again():
-    from fedtide.simulation.inputs import prepare_cached
-
-    columns = {"x": np.ones((2, 1)), "y": np.full(2, 2.0), "client": np.zeros(2, dtype=int)}
-    net = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(net.weight, 0.0)
-    problem = ft.problems.Supervised(
-        columns, inputs="x", clients="client", model=net, loss=lambda z, y: (z.squeeze(1) - y) ** 2
-    )
-    before = prepare_cached(problem, 0, "cpu", "float32")
-    columns["y"][:] = 3.0
-    after = prepare_cached(problem, 0, "cpu", "float32")
-    x = torch.zeros(1)
-    assert (before.evaluate(x).metrics["loss"], after.evaluate(x).metrics["loss"]) == (4.0, 9.0)
 
 
 @pytest.mark.parametrize("seed", range(2))

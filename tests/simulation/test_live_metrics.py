@@ -3,9 +3,6 @@
 import json
 import math
 
-import polars as pl
-import pytest
-
 import fedtide as ft
 from fedtide.callbacks import Callback
 from fedtide.simulation.run_folder import RunFolder
@@ -19,24 +16,6 @@ class Read(Callback):
 
     def on_evaluation(self, run):
         self.tables.append(RunFolder(run.out).read_metrics())
-
-
-def test_each_evaluation_can_be_read_when_it_has_been_made(regression, tmp_path):
-    read = Read()
-    result = ft.simulate(**regression, out=tmp_path / "run", callbacks=[read])
-    assert [table["round"].to_list() for table in read.tables] == [
-        [0],
-        [0, 5],
-        [0, 5, 10],
-        [0, 5, 10, 12],
-    ]
-    assert read.tables[-1].equals(result.metrics)
-
-
-def test_a_finished_run_has_its_metrics_in_one_file(regression, tmp_path):
-    result = ft.simulate(**regression, out=tmp_path / "run")
-    assert not RunFolder(tmp_path / "run").live_metrics.exists()
-    assert RunFolder(tmp_path / "run").read_metrics().equals(result.metrics)
 
 
 def test_lines_are_standard_json_with_null_for_what_is_not_finite(tmp_path):
@@ -73,29 +52,3 @@ def test_a_line_that_is_being_written_is_not_read(regression, killed_at, tmp_pat
     with folder.live_metrics.open("a") as file:
         file.write('{"round": 10, "lo')
     assert folder.read_metrics().equals(before)
-
-
-def test_metrics_left_by_a_kill_at_the_end_are_removed(regression, tmp_path):
-    ft.simulate(**regression, out=tmp_path / "run")
-    folder = RunFolder(tmp_path / "run")
-    folder.start_live_metrics([{"round": 0, "loss": 1.0}])
-    ft.simulate(**regression, out=tmp_path / "run", resume=True)
-    assert not folder.live_metrics.exists()
-
-
-def test_a_run_without_an_evaluation_yet_has_an_empty_table(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.experiment.touch()
-    assert folder.read_metrics().equals(pl.DataFrame())
-
-
-@pytest.mark.parametrize("name", [".", "missing"])
-def test_a_folder_without_a_run_has_no_metrics(name, tmp_path):
-    with pytest.raises(ft.InvalidInputError, match=r": holds no run; give the folder of a run$"):
-        RunFolder(tmp_path / name).read_metrics()
-
-
-def test_a_full_disk_is_reported(regression, tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path / "none")
-    with pytest.raises(ft.InvalidInputError, match=r"^out: .*metrics.jsonl cannot be written \("):
-        folder.add_live_metrics({"round": 1})

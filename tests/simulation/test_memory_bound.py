@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import fedtide as ft
-from fedtide.training.trainers.reference import ReferenceTrainer
 
 
 @pytest.mark.parametrize(
@@ -44,29 +43,3 @@ def test_parts_make_no_difference(algorithm):
 
 def draw_centers():
     return np.random.default_rng(1).normal(size=(9, 2))
-
-
-@pytest.mark.parametrize("method", ["wait-for-all", "fedpbc"])
-def test_chunks_fit_the_memory_of_all_clients_that_train(method, monkeypatch):
-    """Client 0 hardly ever reports, but trains: four epochs of its 1,000 samples in every plan."""
-    owners = np.repeat(np.arange(300), [1000] + [2] * 299)
-    table = {"x": np.ones((len(owners), 1)), "y": owners % 2, "who": owners}
-    planned = []
-
-    def train(trainer, instructions, plan, *rest):
-        planned.append(plan.positions.nbytes)
-        return original(trainer, instructions, plan, *rest)
-
-    original = ReferenceTrainer.train
-    monkeypatch.setattr(ReferenceTrainer, "train", train)
-    ft.simulate(
-        problem=ft.problems.Supervised(table, inputs="x", target="y", clients="who"),
-        participation=ft.participation.Bernoulli(rates=[1e-9] + [0.9] * 299),
-        algorithm={"type": method} | ({"period": 1} if method == "wait-for-all" else {}),
-        local=ft.LocalTraining(epochs=4, batch_size=10, lr=0.1),
-        rounds=1,
-        dtype="float64",
-        trainer="reference",
-        max_stack_bytes=32_000 * 50,
-    )
-    assert max(planned) == 32_000 * 50

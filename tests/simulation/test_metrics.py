@@ -64,11 +64,6 @@ def test_participation_loss_has_the_weights_of_the_objective_too():
     assert none["participation_loss"] is None, "nobody who counts took part"
 
 
-def test_before_anybody_came_there_is_no_participation_loss():
-    evaluation = Evaluation({"loss": 1.0}, {"loss": np.ones(2)})
-    assert metrics_row(0, evaluation, ParticipationTally(2))["participation_loss"] is None
-
-
 @pytest.fixture(scope="module")
 def run():
     """Return a run with known rates on quadratics, its A_n and e_n."""
@@ -129,7 +124,6 @@ def test_clients(run):
         # 1,797 samples are evaluated, 1 is trained on: a tenth as many is out of reach
         (240, {"steps": 1, "batch_size": 1}, {}, 24),
         (240, {"steps": 1, "batch_size": 1}, {"every": 60}, 60),
-        (40, {"steps": 1, "batch_size": 1}, {}, 10),
         # all 1,797 are trained on six times: a round of training is worth an evaluation
         (20, {"epochs": 6, "batch_size": None}, {}, 10),
     ],
@@ -145,24 +139,3 @@ def test_an_evaluation_by_default_waits_for_as_much_training(rounds, local, eval
         trainer="reference",
     )
     assert result.metrics["round"].to_list() == list(range(0, rounds + 1, every))
-
-
-@pytest.mark.parametrize(
-    "who",
-    [
-        {"participation": {"type": "uniform", "size": 1}},
-        {"participation": "full", "selection": {"type": "uniform-of", "size": 1}},
-    ],
-    ids=str,
-)
-def test_an_evaluation_by_default_counts_the_clients_that_are_selected(who):
-    """One client trains on 500 samples a round; 10 % of 36 rounds pay for 1,797."""
-    result = ft.simulate(
-        problem={"type": "classification", "dataset": "digits", "clients": 3, "partition": "iid"},
-        **who,
-        algorithm="fedavg",
-        local={"lr": 0.01, "steps": 2, "batch_size": 250},
-        rounds=800,
-        trainer="reference",
-    )
-    assert result.metrics["round"].to_list() == list(range(0, 801, 40))

@@ -1,8 +1,6 @@
 """Runs of networks that the caller built: frozen layers, small minibatches, failing losses."""
 
-import gc
 import logging
-import weakref
 
 import numpy as np
 import pandas as pd
@@ -11,9 +9,7 @@ import torch
 from torch import nn
 
 import fedtide as ft
-from fedtide.report import write_report
-from fedtide.simulation.inputs import prepare_cached
-from fedtide.spec import PROCESS, session
+from fedtide.spec import PROCESS
 
 ROWS = 40
 
@@ -51,18 +47,6 @@ def test_a_frozen_batch_norm_stays_frozen(trainer):
         assert torch.equal(value, before[name]) == name.startswith("1.")
 
 
-def test_networks_that_differ_in_their_frozen_layers_do_not_share_a_run():
-    frozen = normalised()
-    frozen[1].eval()
-    assert simulate(table(), normalised()).buffers is not None
-    assert simulate(table(), frozen).buffers is None
-
-
-def test_batch_norm_over_minibatches_of_one_sample_is_refused():
-    with pytest.raises(ft.InvalidInputError, match=r"^local\.batch_size: all .* single sample"):
-        simulate(table(), normalised(), batch_size=1)
-
-
 def test_batch_norm_over_some_minibatches_of_one_sample_is_warned_of_once(caplog):
     with caplog.at_level(logging.WARNING, "fedtide"):
         simulate(table(), normalised())
@@ -72,27 +56,14 @@ def test_batch_norm_over_some_minibatches_of_one_sample_is_warned_of_once(caplog
     assert message.startswith("local.batch_size: some minibatches have a single sample")
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda outputs, targets: float(outputs.mean()) * torch.ones(len(targets)),
-        lambda outputs, targets: torch.ones(len(targets)),
-    ],
-)
-@pytest.mark.parametrize("trainer", ["auto", "reference", "stacked"])
+@pytest.mark.parametrize("trainer", ["auto", "stacked"])
 @pytest.mark.filterwarnings("ignore:Converting a tensor")
-def test_a_loss_without_gradient_is_refused_by_every_trainer(loss, trainer):
+def test_a_loss_without_gradient_is_refused_by_every_trainer(trainer):
+    def loss(outputs, targets):
+        return float(outputs.mean()) * torch.ones(len(targets))
+
     with pytest.raises(ft.InvalidInputError, match=r"^problem\.loss: it has no gradient .*; comp"):
         simulate(table(), nn.Linear(3, 1), loss=loss, trainer=trainer)
-
-
-def test_a_loss_that_fails_on_minibatches_leaves_no_traceback_in_the_log(caplog):
-    def of_two_or_all(outputs, targets):
-        return (outputs[:, 0] - targets) ** 2 * torch.ones(len(targets) if len(targets) > 9 else 2)
-
-    with pytest.raises(ft.InvalidInputError, match=r"^model: .*size of tensor.*; check"):
-        simulate(table(), nn.Linear(3, 1), loss=of_two_or_all, trainer="auto")
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_result_gives_its_network_after_the_data_have_changed():
@@ -110,110 +81,21 @@ def test_a_result_gives_its_network_after_the_data_have_changed():
     assert result.module()[0].weight.any()
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_a_result_gives_the_network_of_another_of_its_models(in_memory):
-    if in_memory:
-        result = simulate(table(), normalised(), record_iterates=True)
-    else:
-        result = ft.simulate(
-            problem=ft.problems.Classification(
-                "digits", ft.problems.Iid(), clients=10, model="mlp"
-            ),
-            participation="full",
-            algorithm="fedavg",
-            local=ft.LocalTraining(steps=1, batch_size=8, lr=0.1),
-            rounds=2,
-            record_iterates=True,
-        )
-    assert result.iterates is not None
+def test_a_result_gives_the_network_of_another_of_its_models():
+    result = simulate(table(), normalised(), record_iterates=True)
     for model in (*result.iterates, result.model):
         found = nn.utils.parameters_to_vector(result.module(model).parameters())
         np.testing.assert_array_equal(found.detach().numpy(), model)
-    with pytest.raises(ft.InvalidInputError, match=r"^model: it has shape \(2,\), "):
+    with pytest.raises(ft.InvalidInputError, match=r"^model: "):
         result.module(result.model[:2])
 
 
-def test_a_network_kept_by_a_result_keeps_no_training_samples_alive():
-    with session():
-        result = simulate(table(), normalised())
-        task = weakref.ref(prepare_cached(result.experiment.problem, 0, "cpu", "float32"))
-        assert task() is not None
-    network = result.network
-    del result
-    gc.collect()
-    assert task() is None
-    assert network is not None
-
-
-def test_seeds_may_be_any_iterable():
-    results = simulate(table(), nn.Linear(3, 1), seeds=(seed for seed in [1, 2]))
-    assert results.seeds == [1, 2]
-    with pytest.raises(ft.InvalidInputError, match=r"^seeds: \[\] is empty"):
-        simulate(table(), nn.Linear(3, 1), seeds=iter(()))
-
-
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("test", [None, 0.4])
-def test_the_gain_from_fine_tuning_says_on_which_samples_it_is_measured(test, tmp_path):
-    problem = ft.problems.Supervised(
-        table(), inputs=["a", "b", "c"], target="y", clients="user", loss="mse", test=test
-    )
-    ft.simulate(
-        problem=problem,
-        participation="full",
-        algorithm="fedavg",
-        local={"steps": 1, "lr": 0.1},
-        rounds=2,
-        evaluation={"personalise": 2},
-        trainer="reference",
-        out=tmp_path / "run",
-    )
-    write_report(tmp_path / "page.html", tmp_path / "run")
-    page = (tmp_path / "page.html").read_text()
-    assert "after each has fine-tuned it" in page
-    assert ("the gain includes fitting" in page) == (test is None)
-
-
-class Changing(nn.Module):
-    def forward(self, x):
-        x[:, 0] = 0
-        return x
-
-
-@pytest.mark.parametrize("layer", [Changing(), nn.ReLU(inplace=True)])
-def test_a_network_that_would_change_the_data_is_refused(layer):
+def test_a_network_that_would_change_the_data_is_refused():
     frame = table()
     before = frame.copy()
     with pytest.raises(ft.InvalidInputError, match=r"^problem\.model: it changes its inputs in"):
-        simulate(frame, nn.Sequential(layer, nn.Linear(3, 1)))
+        simulate(frame, nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 1)))
     pd.testing.assert_frame_equal(frame, before)
-
-
-class Noisy(nn.Module):
-    """Adds the same noise in every pass, from a generator that is seeded in the pass."""
-
-    def __init__(self, noise):
-        super().__init__()
-        self.layer, self.noise = nn.Linear(3, 1), noise
-
-    def forward(self, x):
-        return self.layer(x + self.noise())
-
-
-def noise_of_a_generator():
-    return torch.randn(3, generator=torch.Generator().manual_seed(0))
-
-
-def noise_of_a_fork():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return torch.randn(3)
-
-
-@pytest.mark.filterwarnings("ignore:Using a target size")
-def test_a_loss_that_averages_says_how_to_give_one_number_per_sample():
-    with pytest.raises(ft.InvalidInputError, match=r"gives values of shape \(\).*reduction='n"):
-        simulate(table(), nn.Linear(3, 1), loss=nn.MSELoss())
 
 
 class Recurrent(nn.Module):
@@ -253,7 +135,7 @@ class OnGraph(nn.Module):
         return self.output((self.matrix @ x.T).T)
 
 
-@pytest.mark.parametrize("trainer", ["reference", "threaded", "auto"])
+@pytest.mark.parametrize("trainer", ["reference", "auto"])
 def test_a_sparse_buffer_gives_the_run_of_a_dense_one_and_is_saved(trainer, tmp_path):
     torch.manual_seed(0)
     dense = OnGraph(torch.tensor([[1.0, 0.0, 0.5], [0.0, 0.0, 0.0], [0.0, 2.0, 0.0]]))

@@ -1,14 +1,11 @@
 """Figures after local fine-tuning, against plain PyTorch."""
 
 import numpy as np
-import polars as pl
 import pytest
 import torch
 from torch import nn
 
 import fedtide as ft
-from fedtide.simulation import result_files
-from fedtide.simulation.metrics import personalised_figures
 
 RNG = np.random.default_rng(3)
 OWNERS = np.repeat(["a", "b", "c"], [6, 9, 5])
@@ -52,8 +49,7 @@ def fine_tuned(model, rows, steps, lr=0.1):
     return net
 
 
-@pytest.mark.parametrize("objective", ["uniform", "samples", [0.0, 1.0, 3.0]])
-@pytest.mark.parametrize("steps", [1, 7])
+@pytest.mark.parametrize(("steps", "objective"), [(1, "uniform"), (7, [0.0, 1.0, 3.0])])
 def test_figures_after_fine_tuning_are_those_of_gradient_descent(steps, objective):
     result = run(evaluation={"personalise": steps}, objective=objective)
     for name, loss, mae in result.clients.select(
@@ -83,35 +79,3 @@ def test_the_run_itself_is_the_same():
     plain, personalised = run(), run(evaluation={"personalise": 5})
     assert plain.model.tobytes() == personalised.model.tobytes()
     assert plain.metrics.equals(personalised.metrics)
-
-
-def test_clients_fine_tune_once_whether_the_run_has_a_folder_or_not(tmp_path, monkeypatch):
-    calls = []
-
-    def counted(*arguments, **keywords):
-        calls.append(1)
-        return personalised_figures(*arguments, **keywords)
-
-    monkeypatch.setattr(result_files, "personalised_figures", counted)
-    inside = run(evaluation={"personalise": 2}, out=tmp_path / "run")
-    assert len(calls) == 1
-    assert inside.clients.equals(pl.read_parquet(tmp_path / "run" / "clients.parquet"))
-    assert inside.clients.equals(run(evaluation={"personalise": 2}).clients)
-    assert len(calls) == 2
-
-
-def test_epochs_are_replaced_by_steps():
-    result = run(local={"steps": None, "epochs": 1}, evaluation={"personalise": 2})
-    assert np.isfinite(result.clients["personalised_loss"].to_numpy()).all()
-
-
-def test_clients_without_samples_cannot_be_personalised():
-    with pytest.raises(ft.InvalidInputError, match=r"^evaluation.personalise: "):
-        ft.simulate(
-            problem=ft.problems.Quadratic(matrices=[[[1.0]]], centers=[[0.0]]),
-            participation="full",
-            algorithm="fedavg",
-            local={"steps": 1},
-            rounds=1,
-            evaluation={"personalise": 1},
-        )

@@ -7,7 +7,6 @@ from rich.console import Console
 
 import fedtide as ft
 from fedtide.activity import COMPILING, MEASURING, activity, listen
-from fedtide.callbacks import Callback
 from fedtide.simulation import progress as progress_bars
 from fedtide.simulation.progress import Progress, ProgressBars, RunStatus
 
@@ -55,27 +54,6 @@ def test_lines_without_a_terminal_say_what_is_compiled_and_the_remaining_time(cl
         )
 
 
-def test_several_runs_are_counted(clock, capsys):
-    with ProgressBars("name") as bars:
-        progress = Progress()
-        for name in "abc":
-            progress.add(name, 10)
-        progress.finish("a", "done")
-        progress.finish("b", "failed")
-        clock.now += 60
-        bars(progress)
-    assert capsys.readouterr().err == (
-        "name: round 10 of 30, 1 done, 0 running, 1 failed of 3 runs\n"
-    )
-
-
-def test_bars_are_drawn_in_a_terminal(terminal, regression):
-    ft.simulate(**regression, name="mine")
-    text = terminal.getvalue()
-    assert "mine" in text
-    assert "12/12" in text
-
-
 def test_bars_of_several_seeds_name_the_seed_and_end_complete(terminal, regression):
     fields = {key: value for key, value in regression.items() if key != "seed"}
     ft.simulate(**fields, seeds=[1, 2], name="mine")
@@ -113,31 +91,8 @@ def test_seeds_that_had_finished_are_shown_as_done(finished, regression, tmp_pat
     assert shown[-1] == dict.fromkeys(["seed 1", "seed 2", "seed 3"], "done")
 
 
-def test_a_failing_run_is_shown_as_failed(terminal, regression):
-    class Fails(Callback):
-        def on_round_end(self, run):
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        ft.simulate(**regression, callbacks=[Fails()])
-    assert "failed" in terminal.getvalue()
-
-
 def test_activities_may_be_nested():
     said = []
     with listen(said.append), activity("outer"), activity(MEASURING):
         pass
     assert said == ["outer", MEASURING, "outer", ""]
-
-
-@pytest.mark.compile
-def test_compiling_is_announced(regression):
-    said = []
-
-    class Listen(Callback):
-        def on_activity(self, activity):
-            said.append(activity)
-
-    one = {"trainer": "compiled", "participation": {"type": "uniform", "size": 1}, "rounds": 1}
-    ft.simulate(**(regression | one), callbacks=[Listen()])
-    assert COMPILING in said

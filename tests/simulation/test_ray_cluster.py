@@ -5,17 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 
 import fedtide as ft
-from fedtide.simulation.cluster import chunk_worker, ray_cluster, ray_connection
-from fedtide.simulation.cluster.chunk_worker import installed_versions
 from fedtide.simulation.cluster.ray_cluster import open_cluster
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.runner import execute
@@ -63,27 +59,6 @@ def connected(cluster):
     ray.shutdown()
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_connection_leaves_the_handler_of_sigterm(monkeypatch, fails):
-    """Ray's own aborts the process, and the runs under way would not be saved."""
-    import ray
-
-    def init(**_):
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        if fails:
-            raise ConnectionError
-
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with contextlib.suppress(ft.InvalidInputError), ray_connection.connect_ray("auto"):
-            assert signal.getsignal(signal.SIGTERM) is before
-        assert signal.getsignal(signal.SIGTERM) is before
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def fields(**changes):
     rng = np.random.default_rng(0)
     table = {
@@ -112,34 +87,6 @@ def assert_same(one, other):
     assert one.metrics.equals(other.metrics)
     assert one.participation.equals(other.participation)
     assert one.clients.equals(other.clients)
-
-
-@pytest.mark.parametrize(
-    ("raised", "match"),
-    [
-        (
-            "ModuleNotFoundError(\"No module named 'fedtide'\", name='fedtide')",
-            r"^cluster: a worker .*cannot start \(.*No module named 'fedtide'.*\); .*install",
-        ),
-        (
-            "OSError('libtorch.so: no such file')",
-            r"^cluster: a worker .*cannot start \(.*libtorch.so: no such file\); .*install",
-        ),
-    ],
-)
-def test_a_node_without_a_working_fedtide_is_named(cluster, tmp_path, raised, match):
-    import ray
-
-    package = tmp_path / "fedtide"
-    package.mkdir()
-    (package / "__init__.py").write_text(f"raise {raised}")
-    without = {"env_vars": {"PYTHONPATH": str(tmp_path)}}
-    ray.init(address=cluster, log_to_driver=False, logging_level="ERROR", runtime_env=without)
-    try:
-        with pytest.raises(ft.InvalidInputError, match=match):
-            ft.simulate(**fields(), cluster=cluster, workers=1)
-    finally:
-        ray.shutdown()
 
 
 def test_any_number_of_workers_gives_the_bits_of_a_run_alone(cluster, connected):
@@ -250,67 +197,3 @@ def test_a_script_with_a_network_and_a_loss_of_its_own(cluster, tmp_path):
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_an_error_of_a_worker_arrives_as_it_was_raised(cluster, connected, monkeypatch):
-    versions = installed_versions()
-    monkeypatch.setattr(chunk_worker, "installed_versions", lambda: versions | {"torch": "1.0"})
-    match = r"^cluster: on the node .*'1.0'.*; install"
-    with pytest.raises(ft.InvalidInputError, match=match) as raised:
-        ft.simulate(**fields(), cluster=cluster, workers=1)
-    # Its core is free although the error is kept, whose traceback refers to the worker.
-    end = time.monotonic() + 30
-    while connected.available_resources().get("CPU") != 4:
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    del raised
-
-
-def test_a_cluster_without_free_cores_is_named(cluster, connected, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "_START_SECONDS", 1.0)
-    holder = connected.remote(num_cpus=2)(_Holder)
-    held = [holder.remote() for _ in range(2)]
-    connected.get([one.ready.remote() for one in held], timeout=60)
-    try:
-        with pytest.raises(ft.InvalidInputError, match=r"^cluster: no worker .*; .*ray status"):
-            ft.simulate(**fields(), cluster=cluster)
-    finally:
-        for one in held:
-            connected.kill(one)
-
-
-class _Holder:
-    def ready(self):
-        return True
-
-
-def test_more_threads_than_any_node_has_cores_are_refused(cluster, connected, set_threads):
-    set_threads(3)
-    with pytest.raises(ft.InvalidInputError, match=r"^cluster: no node has the 3 cores .*OMP_NUM"):
-        ft.simulate(**fields(), cluster=cluster)
-
-
-def test_a_run_of_the_command_is_interrupted_and_continues_alone(
-    cluster, regression, results, tmp_path
-):
-    """Ctrl-C reaches a run on a worker; its standard error has nothing of Ray's log."""
-    plain = regression | {"rounds": 300, "chunk": 1, "checkpoint": {"every": 20}}
-    (tmp_path / "file.yaml").write_text(yaml.safe_dump(plain))
-    out = tmp_path / "out"
-    command = [FEDTIDE, "run", tmp_path / "file.yaml", "--ray", cluster, "--workers", "1"]
-    process = subprocess.Popen(
-        [*command, "--out", out], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    end = time.monotonic() + 300
-    while not any(out.glob("checkpoints/*20.safetensors")):
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 130, said
-    assert "--resume" in said
-    assert "ray" not in said.lower(), said
-    ft.run(tmp_path / "file.yaml", out=out, resume=True)
-    ft.run(tmp_path / "file.yaml", out=tmp_path / "alone")
-    assert results(out) == results(tmp_path / "alone")

@@ -4,89 +4,50 @@ import itertools
 import json
 import os
 import random
-import shutil
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 import yaml
+from tests.algorithms.methods import BOUNDED, METHODS
 
 import fedtide as ft
-from fedtide.algorithms import ALGORITHMS
 from fedtide.errors import Interrupted
 from fedtide.simulation.checkpoint import load_newest
 from fedtide.simulation.early_end import Interruption
 from fedtide.simulation.loop import Run
 from fedtide.simulation.run_folder import RunFolder
 
-METHODS = {name: [{}] for name in ALGORITHMS} | {
-    "fedau": [{"cutoff": 3}, {"cutoff": 2, "average": 0.7}, {"groups": [0, 1, 0, 1, 2, 2]}],
-    "amplified-scaffold": [{"period": 4, "factor": 1.5}],
-    "amplified": [{"period": 4, "factor": 1.5, "inner": {"type": "fedau", "cutoff": 4}}],
-    "wait-for-all": [{"period": 4}, {"period": 4, "mode": "gradient"}],
-    "weighted-fedavg": [{"rates": [0.5, 0.4, 0.3, 0.6, 0.7, 0.8]}],
-    "fedprox": [{"mu": 0.1}],
-    "switch": [{"first": "fedavg", "second": "fedlaavg", "at": 5}],
-    "averaged": [{"inner": "fedau"}],
-    "clipped": [{"bound": 0.1, "inner": "fedau"}, {"bound": 1.0, "quantile": 0.5}],
-    "trimmed-mean": [{"trim": 0.3, "inner": "fedau"}],
-    "mifa": [{"unseen": "zero"}, {"unseen": "exclude"}, {"unseen": "wait"}],
-    "fedvarp": [{}, {"empty_rounds": "memory"}],
-    "scaffold": [{}, {"option": 1}],
-}
-"""Parameters for the methods that need some; any other method is tested with its defaults."""
-
-EACH_METHOD = [
-    {"type": name, **given} for name, all_given in METHODS.items() for given in all_given
-]
-
 
 class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("algorithm", EACH_METHOD, ids=lambda a: " ".join(map(str, a.values())))
-def test_every_method(algorithm, regression, results, killed_at, tmp_path):
-    fields = regression | {"algorithm": algorithm}
+@pytest.mark.parametrize("method", [*METHODS, *BOUNDED], ids=repr)
+def test_every_method(method, regression, results, killed_at, tmp_path):
+    fields = regression | {"algorithm": method}
+    fields["problem"] |= {"clients": 4}
     ft.simulate(**fields, out=tmp_path / "whole")
-    killed_at(random.Random(str(algorithm)).randrange(12), fields, tmp_path / "killed")
-    ft.simulate(**fields, out=tmp_path / "killed", resume=True)
-    assert results(tmp_path / "killed") == results(tmp_path / "whole")
-
-
-PARTICIPATION = [
-    {"participation": {"type": "markov", "rates": 0.4}},
-    {"participation": {"type": "cyclic", "rates": 0.4, "period": 5}},
-    {"participation": {"type": "group-cycle", "groups": 2, "rounds": 3}},
-    {"participation": {"type": "permutation", "size": 2}},
-    {"participation": {"type": "weighted", "size": 2, "weights": [1, 2, 3, 4, 5, 6]}},
-    {"selection": {"type": "permutation-of", "size": 2}},
-    {"selection": {"type": "longest-absent", "size": 2}},
-    {"selection": {"type": "least-served", "size": 2, "period": 5}},
-    {"selection": {"type": "min-separation", "size": 2, "rounds": 1}},
-    {
-        "selection": {"type": "uniform-of", "size": 2},
-        "dropout": {"type": "random", "probability": 0.5},
-    },
-]
-
-
-@pytest.mark.parametrize("who", PARTICIPATION, ids=str)
-def test_every_kind_of_participation(who, regression, results, killed_at, tmp_path):
-    fields = regression | who
-    ft.simulate(**fields, out=tmp_path / "whole")
-    killed_at(7, fields, tmp_path / "killed")
+    killed_at(random.Random(repr(method)).randrange(12), fields, tmp_path / "killed")
     ft.simulate(**fields, out=tmp_path / "killed", resume=True)
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
 
 OTHERS = {
-    "dropout": {
+    "chains": {"participation": {"type": "markov", "rates": 0.4}},
+    "groups": {"participation": {"type": "group-cycle", "groups": 2, "rounds": 3}},
+    "permutations": {"participation": {"type": "permutation", "size": 2}},
+    "a selection that remembers": {"selection": {"type": "least-served", "size": 2, "period": 5}},
+    "selection and dropout": {
+        "selection": {"type": "uniform-of", "size": 2},
+        "dropout": {"type": "random", "probability": 0.5},
+    },
+    "a network that drops": {
         "problem": {
             "type": "classification",
             "dataset": "digits",
@@ -96,11 +57,7 @@ OTHERS = {
             "model": {"type": "cnn", "channels": [], "hidden": [4], "dropout": 0.5},
         },
     },
-    "noise": {
-        "problem": {"type": "lower-bound-4d"},
-        "local": {"steps": 3, "lr": 0.01},
-        "participation": {"type": "group-cycle", "groups": 2, "rounds": 3},
-    },
+    "noise": {"problem": {"type": "lower-bound-4d"}, "local": {"steps": 3, "lr": 0.01}},
     "epochs, momentum and decay": {
         "local": {
             "epochs": 1,
@@ -117,7 +74,6 @@ OTHERS = {
     "steps taken together": {"trainer": "stacked"},
     "saved by the clock, that is never": {"checkpoint": {"seconds": 1e9}},
     "saved always": {"checkpoint": {"every": 1}},
-    "waits to the end": {"algorithm": {"type": "wait-for-all", "period": 40}},
 }
 
 
@@ -161,22 +117,19 @@ def _killed_at_write(fields, out, left, moment, monkeypatch, **how):
         if left[0] < 0:
             raise Killed
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, suppress(Killed):
         patch.setattr(type(out), "replace", replace)
-        try:
-            ft.simulate(**fields, out=out, **how)
-        except Killed:
-            return True
-    return False
+        ft.simulate(**fields, out=out, **how)
+        return False
+    return True
 
 
-@pytest.mark.parametrize(("took", "pause"), [(25, 500), (50, 600)])
-def test_writing_checkpoints_takes_a_twentieth_of_the_time(tmp_path, monkeypatch, took, pause):
-    """On a clock by which a round takes a second; a crash costs ten minutes at most."""
+def test_writing_checkpoints_takes_a_twentieth_of_the_time(tmp_path, monkeypatch):
+    """On a clock by which a round takes a second, and a checkpoint 25."""
     clock, written = [0.0], []
 
     def slow_save(folder, checkpoint):
-        clock[0] += took
+        clock[0] += 25
         written.append(checkpoint.round)
 
     def round(run):
@@ -194,37 +147,15 @@ def test_writing_checkpoints_takes_a_twentieth_of_the_time(tmp_path, monkeypatch
         participation="full",
         algorithm="fedavg",
         local={"steps": 1, "lr": 0.1},
-        rounds=3000,
+        rounds=1500,
         evaluation={"every": 0},
         out=tmp_path / "run",
     )
     assert written[0] == 0
-    assert written[-1] == 3000
+    assert written[-1] == 1500
     between = np.diff(written[:-1])  # the last one ends the run
-    assert all(between >= pause)
-    assert all(between <= pause + 10)
-
-
-@pytest.mark.parametrize("damage", ["torn", "edited", "emptied"])
-@pytest.mark.parametrize("damaged", [1, 2], ids=["the newest", "both"])
-def test_damaged_checkpoints_are_passed_over(
-    damage, damaged, regression, results, killed_at, tmp_path
-):
-    """One is: the one before is used. Both are: the run starts again."""
-    ft.simulate(**regression, out=tmp_path / "whole")
-    killed_at(8, regression, tmp_path / "killed")
-    files = sorted((tmp_path / "killed" / "checkpoints").iterdir())
-    assert [int(file.stem) for file in files] == [3, 6]
-    for file in files[-damaged:]:
-        content = bytearray(file.read_bytes())
-        if damage == "edited":
-            content[-5] ^= 1
-        cut = {"torn": len(content) // 2, "edited": len(content), "emptied": 0}[damage]
-        file.write_bytes(content[:cut])
-    kept = load_newest(tmp_path / "killed" / "checkpoints")
-    assert (kept.round if kept else None) == (3 if damaged == 1 else None)
-    ft.simulate(**regression, out=tmp_path / "killed", resume=True)
-    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+    assert all(between >= 500)
+    assert all(between <= 510)
 
 
 def test_a_finished_run_is_left_alone(regression, tmp_path):
@@ -241,8 +172,9 @@ def test_a_finished_run_is_left_alone(regression, tmp_path):
     assert again.clients.equals(whole.clients)
 
 
-@pytest.mark.parametrize("algorithm", ["fedau", "scaffold", {"type": "averaged", "inner": "mifa"}])
-@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(
+    ("algorithm", "finished"), [("fedau", True), ("fedau", False), ("scaffold", True)]
+)
 def test_a_run_goes_on_for_more_rounds(
     algorithm, finished, regression, results, killed_at, tmp_path
 ):
@@ -263,46 +195,26 @@ def test_a_run_goes_on_for_more_rounds(
     assert ft.Experiment.load(tmp_path / "run" / "experiment.yaml").rounds == 12
 
 
-@pytest.mark.parametrize("moment", ["before a file is in place", "after it is in place"])
-def test_killed_at_any_write_of_more_rounds(moment, regression, results, tmp_path, monkeypatch):
+def test_killed_at_any_write_of_more_rounds(regression, results, tmp_path, monkeypatch):
     """The folder of a finished run always holds either that run or one under way."""
     fields = regression | {"evaluation": {"every": 3}, "rounds": 6}
-    shorter = fields | {"rounds": 3}
     ft.simulate(**fields, out=tmp_path / "whole")
     for number in itertools.count():
-        ft.simulate(**shorter, out=(out := tmp_path / f"killed-{number}"))
-        again = {"resume": True}
-        if not _killed_at_write(fields, out, [number], moment, monkeypatch, **again):
+        ft.simulate(**fields | {"rounds": 3}, out=(out := tmp_path / f"killed-{number}"))
+        if not _killed_at_write(fields, out, [number], "after", monkeypatch, resume=True):
             break
-        ft.simulate(**fields, out=out, **again)
+        ft.simulate(**fields, out=out, resume=True)
         assert results(out) == results(tmp_path / "whole")
         assert not (out / "log").exists()
     assert number > 8
 
 
-def test_fewer_rounds_than_the_folder_has(regression, tmp_path):
-    ft.simulate(**regression, out=tmp_path / "run")
-    before = contents(tmp_path)
-    with pytest.raises(ft.InvalidInputError, match=r"rounds \(was 12, is 11\)"):
-        ft.simulate(**(regression | {"rounds": 11}), out=tmp_path / "run", resume=True)
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("rounds", [12, 20])
-def test_a_finished_run_needs_its_last_checkpoint(rounds, regression, tmp_path):
-    ft.simulate(**regression, out=tmp_path / "run")
-    (tmp_path / "run" / "checkpoints" / "000000012.safetensors").unlink()
-    with pytest.raises(ft.InvalidInputError, match="no intact checkpoint"):
-        ft.simulate(**(regression | {"rounds": rounds}), out=tmp_path / "run", resume=True)
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"PAR1")])
-def test_more_rounds_need_the_log(damage, regression, tmp_path):
+def test_more_rounds_need_the_log(regression, tmp_path):
     """Without it the finished run stays what it was."""
     fields = regression | {"rounds": 8}
     whole = ft.simulate(**fields, out=tmp_path / "run")
     log = (tmp_path / "run" / "participation.parquet").read_bytes()
-    damage(tmp_path / "run" / "participation.parquet")
+    (tmp_path / "run" / "participation.parquet").write_bytes(b"PAR1")
     before = contents(tmp_path)
     with pytest.raises(ft.InvalidInputError, match=r"participation\.parquet that cannot be read"):
         ft.simulate(**regression, out=tmp_path / "run", resume=True)
@@ -310,15 +222,6 @@ def test_more_rounds_need_the_log(damage, regression, tmp_path):
     (tmp_path / "run" / "participation.parquet").write_bytes(log)
     again = ft.simulate(**fields, out=tmp_path / "run", resume=True)
     assert again.metrics.equals(whole.metrics)
-
-
-def test_a_run_under_way_again_has_no_table_of_its_former_end(regression, killed_at, tmp_path):
-    """Without clients that are evaluated, nothing would replace it before the new end."""
-    fields = regression | {"evaluation": {"clients": False}}
-    ft.simulate(**(fields | {"rounds": 8}), out=tmp_path / "run")
-    assert (tmp_path / "run" / "clients.parquet").exists()
-    killed_at(11, fields, tmp_path / "run", resume=True)
-    assert not (tmp_path / "run" / "clients.parquet").exists()
 
 
 def test_a_run_is_killed_again_and_again(regression, results, killed_at, tmp_path):
@@ -329,28 +232,8 @@ def test_a_run_is_killed_again_and_again(regression, results, killed_at, tmp_pat
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
 
-def test_to_resume_what_never_began_is_to_begin(regression, results, tmp_path):
-    ft.simulate(**regression, out=tmp_path / "whole")
-    ft.simulate(**regression, out=tmp_path / "new", resume=True)
-    assert results(tmp_path / "new") == results(tmp_path / "whole")
-
-
-def test_a_run_in_a_folder_is_the_run_in_memory(regression, tmp_path):
-    inside, outside = ft.simulate(**regression, out=tmp_path / "run"), ft.simulate(**regression)
-    assert inside.model.tobytes() == outside.model.tobytes()
-    assert inside.metrics.equals(outside.metrics)
-    assert inside.participation.equals(outside.participation)
-    assert inside.clients.equals(outside.clients)
-
-
-def test_the_folder_tells_the_experiment(regression, tmp_path):
-    ft.simulate(**regression, out=tmp_path / "run")
-    again = ft.Experiment.load(tmp_path / "run" / "experiment.yaml")
-    assert again == ft.Experiment.from_dict(regression)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="no name there has * or ?")
-@pytest.mark.parametrize("name", ["~/run", "[a]/run", "a*[0-9]?"])
+@pytest.mark.parametrize("name", ["~/run", "a*[0-9]?"])
 def test_names_of_folders_that_shells_and_libraries_expand(name, regression, tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()
@@ -364,8 +247,8 @@ def test_names_of_folders_that_shells_and_libraries_expand(name, regression, tmp
     assert RunFolder(name).read_metrics().equals(first.metrics)
     again = ft.simulate(**regression, out=name, resume=True)
     assert again.participation.equals(first.participation)
-    file = name + "/experiment.yaml"
-    assert ft.Experiment.load(file) == ft.Experiment.from_dict(regression)
+    read = ft.Experiment.load(name + "/experiment.yaml")
+    assert read == ft.Experiment.from_dict(regression)
 
 
 # Refusals: one sentence, and the folder as it was.
@@ -419,25 +302,19 @@ def test_another_experiment(regression, killed_at, tmp_path):
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("resume", [True, "force"])
-def test_the_name_and_the_checkpoints_may_change(resume, regression, killed_at, tmp_path):
+def test_the_name_and_the_checkpoints_may_change(regression, killed_at, tmp_path):
     """After a lost hour, one wants to save more often."""
     killed_at(5, regression | {"name": "before"}, out := tmp_path / "run")
     changes = {"name": "after", "checkpoint": {"seconds": 0, "every": 1}}
-    resumed = ft.simulate(**regression | changes, out=out, resume=resume)
+    resumed = ft.simulate(**regression | changes, out=out, resume=True)
     assert resumed.model.tobytes() == ft.simulate(**regression).model.tobytes()
     written = yaml.safe_load((out / "experiment.yaml").read_text())
     assert (written["name"], written["checkpoint"]["every"]) == ("after", 1)
     assert resumed.plain == written
-    again = ft.simulate(**regression | {"name": "last"}, out=out, resume=resume)
-    assert again.plain == yaml.safe_load((out / "experiment.yaml").read_text())
-    assert again.plain["name"] == "last"
 
 
 def test_a_folder_in_use(regression, tmp_path, monkeypatch):
     """The second run is refused while the first holds the folder, and changes nothing."""
-    from fedtide.simulation.loop import Run
-
     said = []
     original = Run.round
 
@@ -489,35 +366,6 @@ def test_a_full_disk(regression, results, tmp_path, monkeypatch):
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
-def test_a_copied_folder_goes_on(regression, results, killed_at, tmp_path):
-    ft.simulate(**regression, out=tmp_path / "whole")
-    killed_at(8, regression, tmp_path / "killed")
-    shutil.copytree(tmp_path / "killed", tmp_path / "elsewhere")
-    ft.simulate(**regression, out=tmp_path / "elsewhere", resume=True)
-    assert results(tmp_path / "elsewhere") == results(tmp_path / "whole")
-    there = yaml.safe_load((tmp_path / "elsewhere" / "experiment.yaml").read_text())
-    assert there["rounds"] == 12
-
-
-def test_resuming_with_the_threads_of_before_leaves_those_of_the_process_alone(
-    tmp_path, set_threads
-):
-    """Also if the finished run is only read."""
-    fields = {
-        "problem": ft.problems.Quadratic.two_clients(),
-        "participation": "full",
-        "algorithm": "fedavg",
-        "local": {"steps": 1, "lr": 0.1},
-        "rounds": 3,
-        "out": tmp_path / "run",
-    }
-    set_threads(2)
-    ft.simulate(**fields)
-    set_threads(1)
-    ft.simulate(**fields, resume=True)
-    assert torch.get_num_threads() == 1
-
-
 def test_the_time_and_the_machines_of_all_parts_are_kept(
     regression, killed_at, tmp_path, monkeypatch
 ):
@@ -545,30 +393,6 @@ def test_the_time_and_the_machines_of_all_parts_are_kept(
     }
     monkeypatch.undo()
     assert ft.simulate(**fields, out=tmp_path / "run", resume=True).timings == timings
-
-
-def test_processes_that_compute_no_round_are_not_among_the_executions(
-    regression, killed_at, tmp_path, monkeypatch
-):
-    """One is killed as it reopens a finished run, another one only writes the results."""
-    folder = tmp_path / "run"
-
-    def run_on(machine, rounds):
-        monkeypatch.setattr("fedtide.simulation.process_settings.machine", lambda: machine)
-        ft.simulate(**regression | {"rounds": rounds}, out=folder, resume=True)
-        executions = json.loads((folder / "timings.json").read_text())["executions"]
-        return [part["machine"] for part in executions]
-
-    def kill(*_):
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr("fedtide.simulation.runner.write_results", kill)
-        with pytest.raises(Killed):
-            run_on("a", 6)
-    assert run_on("b", 6) == ["a"]
-    killed_at(6, regression | {"rounds": 12}, folder, resume=True)  # on b
-    assert run_on("a", 12) == ["a"]
 
 
 def test_a_signal_at_any_moment_ends_a_run_after_the_round_that_it_saved(

@@ -4,11 +4,8 @@ import json
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 import fedtide as ft
-from fedtide.simulation.divergence import find_warnings
 
 QUADRATIC = {"type": "quadratic", "matrices": [[[1.0]], [[2.0]]], "centers": [[0.0], [1.0]]}
 
@@ -42,30 +39,6 @@ def test_a_loss_that_ends_far_above_the_initial_one_is_warned_of(every, tmp_path
     assert [f"run, seed 0: {found[0]}"] == messages(caplog)
 
 
-@pytest.mark.parametrize("loss", [np.nan, np.inf])
-def test_a_loss_that_ends_at_no_number_is_warned_of(loss):
-    (found,) = find_warnings(ft.algorithms.FedAvg(), [{"round": 4, "loss": loss}], 2.3, 4, True)
-    assert found == (
-        f"local.lr: the loss ended at {loss}, from 2.3 of the initial model: the run diverged; "
-        "lower lr"
-    )
-
-
-def test_a_metric_without_a_value_for_some_samples_is_warned_of(caplog):
-    def recall(outputs, target):
-        correct = (outputs.argmax(1) == target).float()
-        return torch.where(target == 0, torch.nan, correct)
-
-    rows = {"x": np.eye(4), "y": np.arange(4) % 2, "user": np.arange(4) // 2}
-    problem = ft.problems.Supervised(
-        train=rows, clients="user", target="y", model=nn.Linear(4, 2), metrics={"recall": recall}
-    )
-    training = {"local": {"steps": 1, "lr": 0.1}, "rounds": 2}
-    ft.simulate(problem=problem, participation="full", algorithm="fedavg", **training)
-    (found,) = [text for text in messages(caplog) if "finite number" in text]
-    assert "problem: train_recall ended as NaN or infinity, although the loss is" in found
-
-
 def test_a_run_that_learns_warns_of_nothing(tmp_path, caplog):
     assert simulate(tmp_path)[0] == []
     assert messages(caplog) == []
@@ -80,7 +53,6 @@ def test_a_run_in_which_nobody_took_part_says_so(tmp_path):
 
 WAITING = [
     {"type": "wait-for-all", "period": 100},
-    {"type": "wait-for-all", "period": 100, "mode": "gradient"},
     {"type": "averaged", "inner": {"type": "wait-for-all", "period": 13}},
     {"type": "mifa", "unseen": "wait"},
 ]
@@ -98,16 +70,6 @@ def test_a_method_that_waits_to_the_end_says_so(algorithm, tmp_path):
 
 
 ENTERING = ["fedavg", "fedau", "mifa", {"type": "wait-for-all", "period": 2}]
-
-
-@pytest.mark.parametrize("algorithm", ENTERING, ids=str)
-def test_gradients_that_are_zero_are_not_blamed_on_the_method(algorithm, tmp_path):
-    """Both clients have their minimum where the model starts."""
-    problem = QUADRATIC | {"centers": [[3.0], [3.0]], "start": [3.0]}
-    (found,), result = simulate(tmp_path, algorithm=algorithm, problem=problem)
-    assert np.array_equal(result.model, [3.0])
-    assert found.startswith("problem: the model is the initial one after 12 rounds, because ")
-    assert "all updates are 0 or too small" in found
 
 
 def test_a_method_that_trains_absent_clients_does_something(tmp_path):
@@ -129,37 +91,3 @@ def test_participation_that_is_known_to_be_empty_is_refused(participation, tmp_p
     ):
         simulate(tmp_path, participation=participation)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    "participation",
-    ["full", {"type": "bernoulli", "rates": 0.5}, {"type": "churn", "rates": 0.5, "stay": 5}],
-)
-def test_a_dropout_of_all_clients_is_refused_by_its_name(participation, tmp_path):
-    dropout = {"type": "random", "probability": 1.0}
-    with pytest.raises(ft.InvalidInputError, match=r"^dropout: .*; give a probability below 1$"):
-        simulate(tmp_path, participation=participation, dropout=dropout)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_step_that_is_not_finite_names_the_factor():
-    with pytest.raises(ft.InvalidInputError, match=r"lower lr or algorithm\.factor"):
-        ft.simulate(
-            problem=QUADRATIC,
-            participation="full",
-            algorithm={"type": "amplified", "period": 2, "factor": 1e300},
-            local={"steps": 1, "lr": 0.1},
-            rounds=20,
-            dtype="float64",
-        )
-
-
-def test_results_are_written_before_warnings_that_may_fail(tmp_path, monkeypatch):
-    def fail(*_):
-        raise ArithmeticError
-
-    monkeypatch.setattr("fedtide.simulation.result_files.find_warnings", fail)
-    with pytest.raises(ArithmeticError):
-        simulate(tmp_path)
-    for name in ("model.safetensors", "metrics.parquet", "clients.parquet"):
-        assert (tmp_path / "run" / name).is_file()

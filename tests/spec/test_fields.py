@@ -1,7 +1,6 @@
 """Constructors check the types of their arguments: the error names the field and what it takes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,6 @@ from fedtide import algorithms as a
 from fedtide import participation as p
 from fedtide import problems
 from fedtide.problems.models import Imported
-from fedtide.simulation.experiment import BUILDER
 from fedtide.spec import spec
 
 QUADRATIC = problems.Quadratic([[[1.0]]], [[0.0]])
@@ -105,27 +103,6 @@ def test_numbers_and_arrays_of_every_library_are_accepted():
     assert ft.Ball(radius=1.0, center=np.zeros(2)).center == (0.0, 0.0)
 
 
-def test_an_experiment_is_checked_like_its_parts():
-    fields = {
-        "problem": QUADRATIC,
-        "participation": p.Full(),
-        "algorithm": a.FedAvg(),
-        "local": ft.LocalTraining(steps=1),
-        "rounds": 3,
-    }
-    ft.Experiment(**fields)
-    for name, value, message in (
-        ("problem", "digits", "problem: 'digits' is of type str; give a Problem"),
-        ("rounds", "3", "rounds: '3' is of type str; give a whole number"),
-        ("dtype", "float16", "dtype: unknown 'float16'; did you mean 'bfloat16'?"),
-        ("objective", [0.5, "a"], "objective[1]: 'a' is of type str; give a number"),
-        ("compile", 1, "compile: 1 is of type int; give True or False"),
-    ):
-        with pytest.raises(ft.InvalidInputError) as error:
-            ft.Experiment(**{**fields, name: value})
-        assert str(error.value).startswith(message)
-
-
 # The decorator itself.
 
 
@@ -147,22 +124,11 @@ class Derived(Base):
     options: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class Plain(Base):
-    anything: int = 0
-
-
 def test_fields_and_checks_are_inherited():
     with pytest.raises(ft.InvalidInputError, match=r"^number: '1' is of type str"):
         Derived("1")
     with pytest.raises(ft.InvalidInputError, match=r"^number: negative"):
         Derived(-1)
-
-
-def test_a_plain_dataclass_below_checks_what_it_inherits_and_nothing_else():
-    assert Plain(1.0, anything="goes").anything == "goes"
-    with pytest.raises(ft.InvalidInputError, match=r"^number: '1' is of type str"):
-        Plain("1")
 
 
 @pytest.mark.parametrize(
@@ -216,29 +182,6 @@ def test_changing_what_was_given_does_not_change_an_object():
     assert made[2:] == [["a", "b"], {"ann": 0.5}, [[0], [0, 1]], {"widths": [2, 3]}, [1.0]]
     with pytest.raises(ValueError, match="read-only"):
         made[0][:] = 7.0
-
-
-class Widths(dict):
-    """As those of configuration libraries, whose keys are attributes as well."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self[name]
-
-
-def test_mappings_and_tuples_keep_their_class():
-    size = torch.Size([2, 3])
-    made = Imported("torch.nn:Linear", {"config": Widths(hidden=[2]), "size": size}).arguments
-    assert made["config"].hidden == [2]
-    assert type(made["size"]) is torch.Size
-
-
-def test_columns_of_numbers_and_of_words_become_arrays():
-    import pandas as pd
-
-    for words in (pd.Series(["a", "b"]), pd.Index(["a", "b"])):
-        assert list(a.FedAU(groups=words).groups) == ["a", "b"]
-    plain = BUILDER.to_plain(p.Bernoulli(rates=pd.Series([0.5, 0.25])))
-    assert plain == {"type": "bernoulli", "rates": [0.5, 0.25]}
 
 
 def test_data_and_networks_are_not_copied():

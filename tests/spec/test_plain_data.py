@@ -1,12 +1,10 @@
 """Conversion of plain data to objects and back, for every registered class."""
 
 import inspect
-import re
 from dataclasses import fields, is_dataclass, replace
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
 import fedtide as ft
@@ -21,7 +19,6 @@ from fedtide.participation import (
     Selection,
 )
 from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
-from fedtide.problems.models.networks import CNN, MLP
 from fedtide.simulation.experiment import BUILDER
 from fedtide.simulation.experiment_files import override
 from fedtide.spec import key
@@ -134,18 +131,6 @@ def test_equal_objects_have_equal_keys(base, name):
             assert key(replace(one, **{field: value / 2})) != key(one)
 
 
-def test_what_is_missing_is_explained():
-    partition = {"type": "dirichlet"}
-    wanted = "partition.alpha: missing; give a number: α > 0; small: few classes per client, "
-    with pytest.raises(ft.InvalidInputError, match=f"^{re.escape(wanted)}"):
-        BUILDER.build(Partition, partition, "partition")
-
-
-def test_everything_that_is_missing_is_said_at_once():
-    with pytest.raises(ft.InvalidInputError, match=r"^at\.partition: missing; .* at\.clients$"):
-        BUILDER.build(Problem, {"type": "classification", "dataset": "digits"}, "at")
-
-
 @pytest.mark.parametrize(("base", "name"), EACH, ids=[name for _, name in EACH])
 def test_a_name_alone_is_a_type(base, name):
     if name not in VALUES:
@@ -227,30 +212,6 @@ def test_overrides_reach_everything():
     assert experiment.seed == 4
 
 
-def test_objects_and_plain_data_can_be_mixed():
-    inner = ft.algorithms.FedAU(cutoff=3)
-    experiment = ft.Experiment.from_dict(
-        fields_of(algorithm={"type": "amplified", "period": 2, "factor": 3, "inner": inner})
-    )
-    assert experiment.algorithm.inner is inner
-    local = ft.LocalTraining(steps=3)
-    assert ft.Experiment.from_dict(fields_of(local=local)).local is local
-
-
-@pytest.mark.parametrize("as_array", [np.array, torch.tensor])
-def test_weights_of_the_objective_may_be_an_array(as_array):
-    weights = [0.25, 0.75] * 50
-    given = ft.Experiment.from_dict(fields_of(objective=as_array(weights)))
-    assert given == ft.Experiment.from_dict(fields_of(objective=weights))
-
-
-def test_weights_of_the_objective_may_be_a_column_with_the_clients_names():
-    pandas = pytest.importorskip("pandas")
-    weights = {"ann": 0.25, "bob": 0.75}
-    given = ft.Experiment.from_dict(fields_of(objective=pandas.Series(weights)))
-    assert given == ft.Experiment.from_dict(fields_of(objective=weights))
-
-
 def test_a_whole_experiment_comes_back_from_its_file(tmp_path):
     experiment = ft.Experiment.from_dict(
         fields_of(
@@ -280,26 +241,6 @@ def test_a_file_of_several_runs_is_no_experiment_and_the_error_says_how_to_run_i
     file.write_text(yaml.safe_dump({**ft.Experiment.from_dict(fields_of()).to_dict(), key: None}))
     with pytest.raises(ft.InvalidInputError, match=rf"^{key}: a file with this key .*run_sweep\("):
         ft.run(file)
-
-
-def test_arrays_become_lists_and_paths_words(tmp_path):
-    weights = np.array([[0.5, 0.5]])
-    assert BUILDER.to_plain(ft.participation.Table(weights=weights))["weights"] == [[0.5, 0.5]]
-    assert BUILDER.to_plain(ft.participation.Table(weights=tmp_path / "t.csv"))["weights"] == str(
-        tmp_path / "t.csv"
-    )
-    problem = ft.problems.Quadratic(matrices=torch.ones(1, 1, 1), centers=torch.zeros(1, 1))
-    assert BUILDER.to_plain(problem)["matrices"] == [[[1.0]]]
-
-
-@pytest.mark.parametrize("model", [MLP(hidden=[3]), CNN(channels=(2,), dropout=0.5)], ids=repr)
-def test_models_given_as_objects_are_written_by_their_type(model):
-    from fedtide.problems.models import resolve_model
-
-    problem = ft.problems.Classification("digits", ft.problems.Iid(), 5, model=model)
-    plain = yaml.safe_load(yaml.safe_dump(BUILDER.to_plain(problem)))
-    again = resolve_model(BUILDER.build(Problem, plain).model)
-    assert BUILDER.to_plain(again) == BUILDER.to_plain(model)
 
 
 def test_simulate_spells_out_the_fields_of_an_experiment_with_their_defaults():
@@ -339,11 +280,6 @@ def test_what_is_of_the_wrong_type_is_named_with_what_it_should_be(field, value,
         ft.simulate(**{**given, field: value})
 
 
-def test_one_metric_may_be_named_without_a_list():
-    plain = {"type": "supervised", "train": "x.csv", "metrics": "accuracy"}
-    assert BUILDER.build(ft.problems.Problem, plain, "problem").metrics == "accuracy"
-
-
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
@@ -361,12 +297,3 @@ def test_a_key_without_its_section_is_found(key, hint):
         with pytest.raises(ft.InvalidInputError) as error:
             load(plain)
         assert str(error.value) == f"{key}: unknown key; {hint}"
-
-
-@pytest.mark.parametrize("problem", ["digits", "cifar10", {"type": "mnist", "clients": 3}])
-def test_a_data_set_is_no_problem(problem):
-    name = problem if isinstance(problem, str) else problem["type"]
-    with pytest.raises(ft.InvalidInputError) as error:
-        ft.Experiment.from_dict({"problem": problem})
-    assert str(error.value).startswith(f"problem: {name!r} is a data set; ")
-    assert f"dataset: {name}, " in str(error.value)
