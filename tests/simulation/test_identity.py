@@ -14,23 +14,17 @@ from typer.testing import CliRunner
 
 import fedtide as ft
 from fedtide.cli.main import app
-from fedtide.problems import Partition, Problem
+from fedtide.problems import Problem
 from fedtide.simulation.experiment import BUILDER
 from fedtide.spec import describe, session, spec
 from fedtide.training.lr_schedules import LearningRateSchedule
-from fedtide.training.projection import Projection
 
 OWN = """
     from collections.abc import Sequence
     from dataclasses import dataclass, replace
 
-    from torch import nn
-
     import fedtide as ft
-    from fedtide.participation import Availability, Correlated, Dropout, Selection
-    from fedtide.problems.models import Model
     from fedtide.training.lr_schedules import LearningRateSchedule
-    from fedtide.training.projection import Box
 
 
     @dataclass(frozen=True)
@@ -59,59 +53,11 @@ OWN = """
 
 
     @dataclass(frozen=True)
-    class First(ft.participation.UniformOf):
-        pass
-
-
-    @dataclass(frozen=True)
-    class Lost(ft.participation.RandomDropout):
-        pass
-
-
-    @dataclass(frozen=True)
-    class Small(ft.problems.Regression):
-        pass
-
-
-    @dataclass(frozen=True)
-    class Blocks(ft.problems.Iid):
-        pass
-
-
-    @dataclass(frozen=True)
     class Halves(LearningRateSchedule):
         every: int = 1
 
         def factor(self, t):
             return 0.5 ** (t // self.every)
-
-
-    @dataclass(frozen=True)
-    class Unit(Box):
-        low: float = -1.0
-        high: float = 1.0
-
-
-    @dataclass(frozen=True)
-    class Rates(Correlated):
-        pass
-
-
-    @dataclass(frozen=True)
-    class Wide(Model):
-        width: int = 3
-
-        def build(self, shape, classes):
-            layers = (nn.Linear(64, self.width), nn.Linear(self.width, classes))
-            return nn.Sequential(nn.Flatten(), *layers)
-
-
-    def net(width):
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 10))
-
-
-    class Plain(ft.algorithms.FedAvg):
-        pass
 
 
     number = 3
@@ -134,81 +80,47 @@ def own(tmp_path, monkeypatch):
     [
         (ft.algorithms.Algorithm, "Scaled", {"server_lr": 0.5, "factors": [2.0]}),
         (ft.participation.Availability, "Everyone", {}),
-        (ft.participation.Selection, "First", {"size": 2}),
-        (ft.participation.Dropout, "Lost", {"probability": 0.1}),
-        (ft.participation.RateLaw, "Rates", {"alpha": 0.2}),
-        (Problem, "Small", {"clients": 4}),
-        (Partition, "Blocks", {}),
         (LearningRateSchedule, "Halves", {"every": 3}),
-        (Projection, "Unit", {}),
-        (ft.LocalTraining, "", {}),
     ],
 )
 def test_an_import_path_stands_wherever_a_type_does(base, name, values, own):
     """It is built, written, and built again; without values, the path alone is enough."""
-    path = f"{own.stem}:{name}" if name else "fedtide.training.local_training:LocalTraining"
-    thing = BUILDER.build(base, {"type": path, **values} if name else {"type": path, "steps": 2})
-    assert isinstance(thing, base)
-    assert type(thing).__name__ == name or not name
+    path = f"{own.stem}:{name}"
+    thing = BUILDER.build(base, {"type": path, **values} if values else path)
+    assert (type(thing).__name__, isinstance(thing, base)) == (name, True)
     plain = yaml.safe_load(yaml.safe_dump(BUILDER.to_plain(thing)))
-    assert plain.get("type") == (path if name else None)
-    assert plain.items() >= values.items()
+    assert plain.items() >= {"type": path, **values}.items()
     assert BUILDER.build(base, plain) == thing
-    if name and not values:
-        assert BUILDER.build(base, path) == thing
 
 
-@pytest.mark.parametrize(
-    ("name", "complaint"),
-    [
-        ("Nobody", "here.type: '{}:Nobody' cannot be imported (AttributeError"),
-        ("Everyone", "here.type: '{}:Everyone' is not a dataclass derived from Algorithm; "),
-        ("number", "here.type: '{}:number' is not a dataclass derived from Algorithm; "),
-        (
-            "Undecorated",
-            "here.type: '{}:Undecorated' is not a dataclass derived from Algorithm; decorate it "
-            "with @dataclass(frozen=True)",
-        ),
-    ],
-)
-def test_what_is_at_the_import_path_must_fit(name, complaint, own):
-    with pytest.raises(ft.InvalidInputError) as error:
+@pytest.mark.parametrize("name", ["Nobody", "Everyone", "number", "Undecorated"])
+def test_what_is_at_the_import_path_must_fit(name, own):
+    with pytest.raises(ft.InvalidInputError, match=rf"^here\.type: '{own.stem}:{name}' "):
         BUILDER.build(ft.algorithms.Algorithm, f"{own.stem}:{name}", "here")
-    assert str(error.value).startswith(complaint.format(own.stem))
 
 
 # A method of one's own in runs, sweeps and comparisons.
 
 
-def sweep_file(own, regression):
+def test_a_method_of_ones_own_is_swept_from_a_file_and_resumed(own, regression):
     methods = {
         "plain": {"algorithm": "fedavg"},
         "half": {"algorithm": {"type": f"{own.stem}:Scaled", "factors": [0.5]}},
-        "other": {"algorithm": {"type": f"{own.stem}:Other", "factors": [0.5]}},
     }
     del regression["algorithm"]
     plain = regression | {"rounds": 4, "methods": methods, "seeds": [1, 2]}
     own.with_name("sweep.yaml").write_text(yaml.safe_dump(plain))
-    return "sweep.yaml"
-
-
-def fedtide(*arguments):
-    done = CliRunner().invoke(app, arguments)
-    return done.exit_code, str(done.exception or done.output)
-
-
-def test_a_method_of_ones_own_is_swept_from_a_file_and_resumed(own, regression):
-    file = sweep_file(own, regression)
-    assert fedtide("sweep", file, "--workers", "1")[0] == 0
     out = own.parent / "runs" / "sweep"
+    contents = []
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["sweep", "sweep.yaml", "--workers", "1"])
+        assert done.exit_code == 0, done.exception or done.output
+        contents.append({p: p.read_bytes() for p in out.rglob("*") if p.is_file()})
+    assert contents[0] == contents[1]
     frame = pl.read_parquet(out / "results.parquet")
-    assert frame["status"].to_list() == ["done"] * 6
-    loss = dict(frame.filter(pl.col("seed") == 1).select("method", "loss").iter_rows())
+    assert frame["status"].to_list() == ["done"] * 4
+    loss = dict(frame.filter(seed=1).select("method", "loss").iter_rows())
     assert loss["half"] != loss["plain"]
-    assert loss["half"] == loss["other"]
-    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    assert fedtide("sweep", file, "--workers", "1")[0] == 0
-    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
 
 
 def test_another_class_is_another_experiment(own, regression):
@@ -223,16 +135,10 @@ def test_what_has_no_name_runs_in_memory_only(regression, tmp_path):
     class Local(ft.algorithms.FedAvg):
         pass
 
-    @dataclass(frozen=True)
-    class Notebook(ft.algorithms.FedAvg):
-        pass
-
-    Notebook.__module__, Notebook.__qualname__ = "__main__", "Notebook"
-    for cls in (Local, Notebook):
-        ft.simulate(**regression | {"algorithm": cls()})
-        with pytest.raises(ft.InvalidInputError, match=rf"^out: .*{cls.__name__} of .* no import"):
-            ft.simulate(**regression | {"algorithm": cls()}, out=tmp_path / "run")
-        assert not (tmp_path / "run").exists()
+    ft.simulate(**regression | {"algorithm": Local()})
+    with pytest.raises(ft.InvalidInputError, match=r"^out: .*Local of .* no import"):
+        ft.simulate(**regression | {"algorithm": Local()}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 # Data in memory.
@@ -278,45 +184,29 @@ def test_problems_with_data_in_memory_share_a_task_only_if_the_content_is_equal(
             prepared.append(self)
             return ft.problems.Quadratic([[[1.0]]], [[0.0]]).prepare(seed, device, dtype)
 
-    def net(x):
-        linear = nn.Linear(10_000, 1, bias=False)
-        linear.weight.data[0] = torch.from_numpy(x)
-        return linear
-
     long = np.zeros(10_000)
-    for make in (
-        lambda x: x.copy(),
-        lambda x: pd.DataFrame({"x": x}),
-        lambda x: {"x": x.copy(), "y": x.copy()},
-        torch.from_numpy,
-        net,
-    ):
+    for make in (lambda x: pd.DataFrame({"x": x}), lambda x: {"x": x, "y": x}, torch.from_numpy):
         before = len(prepared)
         changed = long.copy()
         changed[5000] = 1.0
         with session():
-            for x in (long, long.copy(), changed, changed):
+            for x in (long, long, changed, changed):
                 prepare_cached(Given(make(x.copy())), 0, "cpu", "float64")
         assert len(prepared) == before + 2
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_problems_that_hold_data_are_compared_without_an_error(seed):
+def test_problems_that_hold_data_are_compared_without_an_error():
     import pandas as pd
 
     @spec
     class Given:
         data: object
 
-    one, two = np.random.default_rng(seed).normal(size=(2, 3))
+    one, two = np.random.default_rng(0).normal(size=(2, 3))
     for make in (np.array, pd.Series, pl.Series, torch.tensor, list, lambda x: {"x": x, "y": x}):
         assert Given(make(one)) == Given(make(one))
         assert Given(make(one)) != Given(make(two))
         assert Given(make(one)) != Given(make(one[:2]))
-    for make in (lambda x: pd.DataFrame({"x": x}), lambda x: pl.DataFrame({"x": x})):
-        same = make(one)
-        assert Given(same) == Given(same)
-        assert Given(same) != Given(make(two))
 
 
 def mae(outputs, target):
@@ -357,7 +247,5 @@ def test_a_table_a_network_and_a_loss_of_ones_own_resume_only_if_they_are_equal(
     ):
         with pytest.raises(ft.InvalidInputError, match=rf"^resume: .* experiment: {what}"):
             ft.simulate(**other, out=tmp_path / "run", resume=True)
-    with pytest.raises(ft.InvalidInputError, match=r"^out: .*<lambda> of .* has no import path"):
-        ft.simulate(**fields(loss=lambda o, t: mae(o, t)), out=tmp_path / "other")
     ft.simulate(**fields(table.copy()), out=tmp_path / "run", resume=True)
     assert results(tmp_path / "run") == results(tmp_path / "whole")

