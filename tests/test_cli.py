@@ -1,8 +1,6 @@
 """The command line: what it writes, how it refuses bad input, and how it is interrupted."""
 
 import dataclasses
-import io
-import itertools
 import json
 import os
 import re
@@ -14,22 +12,16 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 
-import click
 import polars as pl
 import pytest
-import typer
 import yaml
 
 import fedtide as ft
 import fedtide.simulation.loop as fedtide_loop
-from fedtide.cli.main import COMMANDS, app, main
-from fedtide.cli.options import Overrides
-from fedtide.examples import find_example
+from fedtide.cli.main import COMMANDS, main
 from fedtide.participation import SELECTIONS
 from fedtide.simulation.checkpoint import load_newest
-from fedtide.sweep import Sweep
 
 pytestmark = pytest.mark.usefixtures("undrawn")  # figures have tests of their own
 
@@ -49,7 +41,6 @@ EXPERIMENT = {
     "evaluation": {"every": 2},
     "trainer": "reference",
 }
-QUADRATIC = {"type": "quadratic", "matrices": [[[1.0]], [[2.0]]], "centers": [[0.0], [1.0]]}
 DIGITS = {"type": "classification", "dataset": "digits", "partition": "iid", "clients": 5}
 
 
@@ -120,70 +111,30 @@ def test_a_run_makes_its_folder_and_says_where(fedtide):
     assert summary["metrics"]["loss"] == metrics["loss"][-1]
 
 
-@pytest.mark.parametrize("command", ["run", "sweep"])
-def test_names_that_no_folder_can_have(command, fedtide):
-    """Linux allows 255 bytes."""
-    plain = EXPERIMENT | {"rounds": 2, "seeds": [1, 2]}
-    for options in ([], ["--resume"] if command == "run" else ["--force-resume"]):
-        status, _, err = fedtide(command, write(plain), "--out", "x" * 300, *options)
-        assert status == 2
-        assert "fedtide: out: xxx" in err
-        assert "choose another" in err
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="no name there has * or ?")
-def test_a_run_below_a_folder_with_brackets(fedtide):
-    status, out, err = fedtide("run", write(EXPERIMENT), "--out", "runs/[a]*")
-    assert status == 0, err
-    assert Path("runs/[a]*/comparison.png").exists()
-    assert "runs/[a]*" in out
-
-
-def test_an_audit_of_several_runs_names_one(fedtide):
-    plain = EXPERIMENT | {"rounds": 2, "seeds": [2, 1]}
-    assert fedtide("run", write(plain), "--out", "runs/small", "--workers=1")[0] == 0
-    status, _, err = fedtide("audit", "runs")
-    assert status == 2
-    (folder,) = re.findall("such as (.*)", err)
-    assert (Path(folder) / "participation.parquet").is_file()
-    assert fedtide("audit", folder)[0] == 0
-
-
 @pytest.mark.parametrize("command", ["run", "sweep"])
-def test_a_folder_below_home(command, fedtide, tmp_path, monkeypatch):
-    for variable in ("HOME", "USERPROFILE"):
-        monkeypatch.setenv(variable, str(tmp_path / "home"))
+def test_a_folder_below_home_with_brackets(command, fedtide, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     plain = EXPERIMENT | {"rounds": 2, "seeds": [1, 2]}
-    options = ("--out=~/here", "--workers=1")  # a shell expands ~ at the beginning of a word alone
+    options = ("--out=~/[a]*", "--workers=1")  # a shell expands ~ at the beginning of a word alone
     status, out, err = fedtide(command, write(plain), *options)
     assert status == 0, err
     assert not Path("~").exists()
-    assert str(tmp_path / "home" / "here") in out
-    assert (tmp_path / "home/here/results.parquet").exists()
+    assert str(tmp_path / "home" / "[a]*") in out
+    assert (tmp_path / "home/[a]*/results.parquet").exists()
 
 
-def test_a_search_whose_runs_all_fail_offers_no_best(fedtide):
-    rates = {"type": "two-stage", "lr": [1e30], "server_lr": [1.0]}
-    status, out, err = fedtide(
-        "sweep", write(EXPERIMENT | {"strategy": rates}), "--out=o", "--workers=1"
-    )
-    assert status == 0, err
-    assert "best: none, as all runs failed" in out
-    assert "fedtide run" not in out
-
-
-@pytest.mark.parametrize("system", ["posix", "nt"])
-def test_the_command_that_runs_the_best_can_be_pasted(system, fedtide, monkeypatch):
-    """Single quotes mean nothing to the command line of Windows."""
-    rates = {"type": "two-stage", "lr": [0.1], "server_lr": [1.0]}
-    monkeypatch.setattr("fedtide.cli.sweep.os", SimpleNamespace(name=system))
-    file = write(EXPERIMENT | {"strategy": rates})
-    _, out, _ = fedtide("sweep", file, "--out", "my runs", "--workers=1")
+def test_a_search_offers_a_command_for_its_best_unless_all_runs_fail(fedtide):
+    strategy = {"type": "two-stage", "lr": [0.1], "server_lr": [1.0]}
+    file = write(EXPERIMENT | {"strategy": strategy})
+    out = fedtide("sweep", file, "--out", "my runs", "--workers=1")[1]
     command = out.splitlines()[-1].partition("run it with: ")[2]
-    assert "'" not in command or system == "posix"
-    words = re.findall(r'"[^"]*"|\S+', command) if system == "nt" else shlex.split(command)
     best = str(Path("my runs/best.yaml"))
-    assert [word.strip('"') for word in words] == ["fedtide", "run", best, "seeds=[1, 2, 3]"]
+    assert shlex.split(command) == ["fedtide", "run", best, "seeds=[1, 2, 3]"]
+    file = write(EXPERIMENT | {"strategy": strategy | {"lr": [1e30]}})
+    status, out, _ = fedtide("sweep", file, "--out", "failed", "--workers=1")
+    assert status == 0
+    assert "best: none, as all runs failed" in out
 
 
 def test_without_out_runs_are_numbered(fedtide):
@@ -216,64 +167,34 @@ def test_overrides_are_put_over_the_file(fedtide):
     assert there["participation"]["rates"] == [0.1, 0.2, 0.3, 0.4, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("participation", "nobody"),
-    [
-        ({"type": "bernoulli", "rates": 1e-9}, True),
-        ({"type": "table", "weights": [[1.0, 0, 0, 0, 0]] * 6}, False),
-    ],
-    ids=str,
-)
-def test_a_run_without_any_participant_says_so_wherever_it_is_shown(
-    participation, nobody, fedtide, caplog
-):
-    file = write(EXPERIMENT | {"participation": participation})
+def test_a_run_without_any_participant_says_so_wherever_it_is_shown(fedtide, caplog):
+    file = write(EXPERIMENT | {"participation": {"type": "bernoulli", "rates": 1e-9}})
     assert fedtide("run", file)[0] == 0
-    assert ("participation: no client took part in any round" in caplog.text) == nobody
-    assert Path("runs/small/comparison.png").exists()
+    assert "participation: no client took part in any round" in caplog.text
     for command in ("compare", "report"):
-        status, out, _ = fedtide(command, "runs")
-        assert status == 0
-        assert ("small, seed 0: participation: no client took part" in out) == nobody
-    assert ("no client took part" in Path("runs/report.html").read_text()) == nobody
-
-
-def test_participation_at_rate_0_is_refused(fedtide):
-    file = write(EXPERIMENT | {"participation": {"type": "bernoulli", "rates": 0.0}})
-    assert refused(fedtide("run", file)).startswith(
-        "participation: the rates at which clients take part"
-    )
-    assert everything() == ["experiment.yaml"]
+        out = fedtide(command, "runs")[1]
+        assert "small, seed 0: participation: no client took part" in out
+    assert "no client took part" in Path("runs/report.html").read_text()
 
 
 def test_keys_are_those_of_the_classes(fedtide):
     status, out, _ = fedtide("keys")
     assert status == 0
     assert all(f" {field.name} " in out for field in dataclasses.fields(ft.Experiment))
-    for name in ("fedau", "algorithm.fedau"):
-        _, out, _ = fedtide("keys", name)
-        assert "ω_t^n is the mean length of the intervals" in " ".join(out.split())
-        assert re.search(
-            r"^ cutoff +a whole number or null +50 +K >= 1; None is ∞", out, re.MULTILINE
-        )
+    out = fedtide("keys", "fedau")[1]
+    assert fedtide("keys", "algorithm.fedau")[1] == out
+    assert re.search(r"^ cutoff +a whole number or null +50 +K >= 1; None is ∞", out, re.MULTILINE)
     for key, registry in (("selection", SELECTIONS), ("algorithm", ft.algorithms.ALGORITHMS)):
-        _, out, _ = fedtide("keys", key)
+        out = fedtide("keys", key)[1]
         assert all(f"\n {name} " in out for name in registry)
-    assert "γ > 0" in fedtide("keys", "local.lr")[1]
     first = fedtide("keys", "amplified")[1].splitlines()[0]
     assert first == "algorithm: {type: amplified, period: ..., factor: ...}"
     found = re.findall(r"^ ([\w.-]+\.mu) ", fedtide("keys", "mu")[1], re.MULTILINE)
     assert found == ["algorithm.fedprox.mu"]
-    for name in ("loss", "metrics", "dataset", "model", "sweep", "two-stage"):
+    for name in ("loss", "metrics", "dataset", "model", "sweep", "two-stage", "local.lr"):
         assert fedtide("keys", name)[0] == 0
-    assert everything() == []
-
-
-def test_keys_that_are_near_an_unknown_one_are_named(fedtide):
     message = refused(fedtide("keys", "fedua"))
     assert message.startswith("name: unknown 'fedua'; did you mean fedau, fedawe, ")
-    assert " local.lr, " in refused(fedtide("keys", "locl.lr"))
-    assert refused(fedtide("keys", "§")).endswith("; begin with those of: fedtide keys")
 
 
 def test_methods_and_seeds_are_compared(fedtide):
@@ -319,130 +240,50 @@ def test_help_lists_every_command_with_an_example_of_an_override(fedtide):
     assert "rounds=50" in fedtide("run", "--help")[1]
 
 
-def test_the_list_of_commands_says_what_their_own_help_says():
-    group = typer.main.get_command(app)
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        listed = group.get_command(context, name)
-        _, command, _ = group.resolve_command(context, [name])
-        assert listed.help == " ".join(command.help.split("\n\n")[0].split())
-
-
-@pytest.mark.parametrize("columns", [60, 80])
-def test_help_fills_the_lines_of_the_terminal(columns, fedtide, monkeypatch):
-    """A line of prose is broken only where the next word does not fit."""
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", columns)
-    parts = [(name,) for name in COMMANDS]
-    parts += [("ledger", name) for name in ("check", "migrate", "prune", "export")]
-    parts += [("flower", name) for name in ("demo", "register")]
-    for part in parts:
-        out = fedtide(*part, "--help")[1]
-        prose = out[out.index("Usage:") : out.index("╭")].partition("\n methods:")[0]
-        for paragraph in re.split(r"\n\s*\n", prose)[1:]:  # after the usage
-            lines = [line.strip() for line in paragraph.strip().splitlines()]
-            for line, following in itertools.pairwise(lines):
-                assert len(f"{line} {following.split()[0]}") > columns - 2, (part, line)
-        assert "\b" not in out
-    example = fedtide("leaderboard", "--help")[1]
-    lines = [line.rstrip() for line in example.splitlines()]
-    assert lines[lines.index(" methods:") + 1] == "   mine:"
-
-
 # How it refuses: one line that names the field and suggests a fix, status 2, nothing written.
 
-PARTITIONED = DIGITS | {"partition": {"type": "dirchlet", "alpha": 1}}
-BALL = {"type": "ball", "radius": 1, "center": [0]}
-
-
-def rates(value):
-    return {"participation": {"type": "bernoulli", "rates": value}}
-
-
-def table(weights):
-    return {"participation": {"type": "table", "weights": weights}}
-
-
-def regression(**changes):
-    return {"problem": EXPERIMENT["problem"] | changes}
-
-
-# what is changed, the field that is named, and a word of the hint or of the problem
-
 
 @pytest.mark.parametrize(
-    ("override", "field", "word"),
+    ("text", "override", "field", "word"),
     [
-        ("rounds=ten", "rounds", "whole number"),
-        ("rounds", "rounds", "KEY=VALUE"),
-        ("=5", "=5", "KEY=VALUE"),
-        ("rounds=", "rounds", "whole number"),
-        ("local.lr=[1", "local.lr", "quote"),
-        ("local.lrr=1", "local.lrr", "'lr'"),
-        ("algorithm.cutoff=5", "algorithm.cutoff", "unknown key"),
+        (None, "rounds=2", "none.yaml", "cannot"),
+        ("a: 1\nb: {", "rounds=2", "none.yaml", "line 2"),
+        ("just words", "rounds=2", "none.yaml", "`problem:`"),
+        ("!!python/object:os.system {}", "rounds=2", "none.yaml", "line 1"),
+        ("name: x", "rounds=2", "problem", "missing"),
+        (EXPERIMENT, "rounds", "rounds", "KEY=VALUE"),
+        (EXPERIMENT, "rounds=ten", "rounds", "whole number"),
+        (EXPERIMENT, "local.lr=[1", "local.lr", "quote"),
+        (EXPERIMENT, "algorithm.cutoff=5", "algorithm.cutoff", "unknown key"),
     ],
 )
-def test_a_bad_override_is_refused(override, field, word, fedtide):
-    file = write(EXPERIMENT)
-    message = refused(fedtide("run", file, override, "--out", "here"))
-    assert message.startswith(f"{field}: ")
-    assert word in message
-    assert everything() == [file]
-
-
-def test_the_overrides_in_the_help_apply_to_an_example():
-    (argument,) = (part for part in Overrides.__metadata__)
-    overrides = shlex.split(argument.help.partition(":")[2])
-    runs = Sweep.load(find_example(Path("digits")), overrides).runs
-    assert {run.experiment.seed for run in runs} == {1, 2}
-    assert {(run.experiment.rounds, run.experiment.local.lr) for run in runs} == {(50, 0.1)}
-
-
-def test_a_missing_file_is_refused(fedtide):
-    assert refused(fedtide("run", "none.yaml")).startswith("none.yaml: ")
-    assert everything() == []
-
-
-@pytest.mark.parametrize(
-    ("text", "field", "word"),
-    [
-        ("rounds: [1, 2", "bad.yaml", "line 1"),
-        ("a: 1\nb: {", "bad.yaml", "line 2"),
-        ("just words", "bad.yaml", "`problem:`"),
-        ("", "bad.yaml", "`problem:`"),
-        ("name: x", "problem", "missing"),
-        ("? [1, 2]\n: 3\n", "bad.yaml", "line 1"),
-        ("!!python/object:os.system {}", "bad.yaml", "line 1"),
-    ],
-)
-def test_a_file_that_is_no_experiment_is_refused(text, field, word, fedtide):
-    file = write(text, "bad.yaml")
-    message = refused(fedtide("run", file))
-    assert message.startswith(f"{field}: ")
-    assert word in message
-    assert everything() == [file]
-
-
-def test_damaged_logs_and_data_are_refused(fedtide):
-    pl.DataFrame({"round": [0, 0], "client": [1, 1]}).write_parquet("twice.parquet")
-    Path("broken.parquet").write_bytes(b"PAR1 this is no Parquet file")
-    Path("data").mkdir()
-    for split in ("train", "test"):
-        Path("data", f"{split}.parquet").write_bytes(b"PAR1 neither")
+def test_what_is_no_experiment_is_refused(text, override, field, word, fedtide):
+    if text is not None:
+        write(text, "none.yaml")
     before = everything()
-    for changes, words in [
+    message = refused(fedtide("run", "none.yaml", override, "--out", "here"))
+    assert message.startswith(f"{field}: ")
+    assert word in message
+    assert everything() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
         ({"participation": {"type": "replay", "log": "twice.parquet"}}, "twice"),
         ({"participation": {"type": "replay", "log": "broken.parquet"}}, "broken.parquet"),
         ({"participation": {"type": "table", "weights": "broken.parquet"}}, "broken.parquet"),
-        (
-            {"participation": {"type": "trace", "file": "broken.parquet", "round_seconds": 1}},
-            "broken.parquet",
-        ),
         ({"problem": DIGITS | {"dataset": "data"}}, "train.parquet"),
-    ]:
-        file = write(EXPERIMENT | changes)
-        assert words in refused(fedtide("run", file, "--out", "here"))
-        assert everything() == sorted([*before, file])
+    ],
+)
+def test_damaged_logs_and_data_are_refused(changes, word, fedtide):
+    pl.DataFrame({"round": [0, 0], "client": [1, 1]}).write_parquet("twice.parquet")
+    Path("data").mkdir()
+    for file in ("broken", "data/train", "data/test"):
+        Path(f"{file}.parquet").write_bytes(b"PAR1 this is no Parquet file")
+    file = write(EXPERIMENT | changes)
+    assert word in refused(fedtide("run", file, "--out", "here"))
+    assert not Path("here").exists()
 
 
 def test_output_folders_with_other_contents_are_refused(fedtide):
@@ -451,27 +292,29 @@ def test_output_folders_with_other_contents_are_refused(fedtide):
     file = write(EXPERIMENT)
     study = write(EXPERIMENT | {"seeds": [1, 2]}, "study.yaml")
     before = everything()
-    is_file = f"{Path('full/notes.txt')} is a file"
-    for arguments, words in [
-        ((file, "--out", "full"), ("full is not empty", "no run")),
-        ((file, "--out", "full", "--resume"), ("full is not empty", "no run")),
-        ((study, "--out", "full"), ("full is not empty", "no sweep")),
-        ((file, "--out", "full/notes.txt"), (is_file, "folder")),
-        ((study, "--out", "full/notes.txt"), (is_file, "folder")),
+    for arguments, word in [
+        ((file, "--out", "full"), "full is not empty"),
+        ((file, "--out", "full", "--resume"), "full is not empty"),
+        ((study, "--out", "full"), "full is not empty"),
+        ((study, "--out", "full/notes.txt"), "is a file"),
+        ((file, "--out", "x" * 300), "choose another"),
     ]:
         message = refused(fedtide("run", *arguments))
         assert message.startswith("out: ")
-        assert all(word in message for word in words)
+        assert word in message
         assert everything() == before
 
 
-def test_resuming_what_does_not_exist_says_that_it_starts_again(fedtide):
-    """A typing error in the folder's name would cost the whole run."""
-    file = write(EXPERIMENT)
-    status, _, err = fedtide("run", file, "--out", "heer", "--resume")
+def test_a_run_is_resumed_for_more_rounds_but_not_with_other_settings(fedtide):
+    file, options = write(EXPERIMENT), ("--out", "here", "--resume")
+    status, _, err = fedtide("run", file, *options)  # a typing error would cost the whole run
     assert status == 0
-    assert "fedtide: heer does not exist, so the run starts from the beginning\n" in err
-    assert "starts from" not in fedtide("run", file, "--out", "heer", "--resume")[2]
+    assert "fedtide: here does not exist, so the run starts from the beginning\n" in err
+    assert fedtide("run", file, "rounds=9", *options)[0] == 0
+    assert json.loads(Path("here", "summary.json").read_text())["rounds"] == 9
+    message = refused(fedtide("run", file, "rounds=5", "local.lr=0.5", *options))
+    assert message.startswith("resume: here ")
+    assert "local.lr (was 0.05, is 0.5)" in message
 
 
 OWN_PROCESS = """
@@ -517,91 +360,47 @@ def test_an_exception_in_code_of_ones_own_comes_first_and_is_recorded(
     assert "KeyError: 'boom'" in refused(fedtide("compare", "here"))
 
 
-def test_resuming_another_experiment_names_the_differences(fedtide):
-    file = write(EXPERIMENT)
-    fedtide("run", file, "--out", "here")
-    before = {path: Path(path).read_bytes() for path in everything("here") if Path(path).is_file()}
-    message = refused(fedtide("run", file, "rounds=5", "local.lr=0.5", "--out", "here", "--resume"))
-    assert message.startswith("resume: here ")
-    assert "local.lr (was 0.05, is 0.5)" in message
-    assert "rounds (was 6, is 5)" in message
-    assert before == {
-        path: Path(path).read_bytes() for path in everything("here") if Path(path).is_file()
-    }
-
-
-def test_a_finished_run_continues_for_more_rounds(fedtide):
-    file = write(EXPERIMENT)
-    fedtide("run", file, "--out", "here")
-    fedtide("run", file, "rounds=9", "--out", "here", "--resume")
-    assert json.loads(Path("here", "summary.json").read_text())["rounds"] == 9
-
-
 @pytest.mark.parametrize(
-    ("arguments", "field", "suffixes"),
+    ("arguments", "field"),
     [
-        (["compare", "here", "--figure", "x.xyz"], "figure", ".png, .pdf or .svg"),
-        (["compare", "here", "--figure", "x"], "figure", ".png, .pdf or .svg"),
-        (["compare", "here", "--table", "x.xlsx"], "table", ".csv, .md or .tex"),
-        (["report", "here", "--html", "x.pdf"], "html", ".html or .htm"),
-        (["audit", "here/participation.parquet", "--html", "x.png"], "html", ".html or .htm"),
-        (["audit", "here/participation.parquet", "--json", "x.csv"], "json", ".json"),
-        (["papers", "--write", "x.json"], "write", ".md"),
-        (["leaderboard", "--write", "x.json"], "write", ".md"),
+        (["compare", "here", "--figure", "x.xyz"], "figure"),
+        (["compare", "here", "--table", "x.xlsx"], "table"),
+        (["report", "here", "--html", "x.pdf"], "html"),
+        (["audit", "here/participation.parquet", "--html", "x.png"], "html"),
+        (["audit", "here/participation.parquet", "--json", "x.csv"], "json"),
+        (["papers", "--write", "x.json"], "write"),
+        (["leaderboard", "--write", "x.json"], "write"),
     ],
     ids=str,
 )
 def test_an_output_of_an_unknown_format_is_refused_before_anything_is_read(
-    arguments, field, suffixes, fedtide
+    arguments, field, fedtide
 ):
-    message = refused(fedtide(*arguments))
-    assert message.startswith(f"{field}: x")
-    assert message.endswith(f"; use {suffixes}")
+    assert refused(fedtide(*arguments)).startswith(f"{field}: x")
     assert everything() == []
 
 
-@pytest.mark.parametrize("command", [("sweep",), ("run", "--resume")])
-def test_a_file_of_runs_beside_its_runs_is_kept_as_it_is_written(command, fedtide):
+def test_a_file_of_runs_beside_its_runs_is_kept_as_it_is_written(fedtide):
     """The folder has a record of the sweep, which is called sweep.yaml."""
-    name, *options = command
-    short = EXPERIMENT | {"rounds": 1, "evaluation": {"every": 0}}
-    write(short, "base.yaml")
-    text = "# mine\nbase: base.yaml\nseeds: [1, 2]\n"
-    file = write(text, "sweep.yaml")
-    for changed in ([], ["rounds=2"]):
-        arguments = [name, file, *changed, "--out", ".", *options, "--workers", "1"]
-        message = refused(fedtide(*arguments))
-        assert message.startswith("out: sweep.yaml ")
+    write(EXPERIMENT, "base.yaml")
+    file = write("# mine\nbase: base.yaml\nseeds: [1, 2]\n", "sweep.yaml")
+    for command in ("sweep", "run"):
+        message = refused(fedtide(command, file, "rounds=1", "--out", ".", "--workers=1"))
+        assert message.startswith("out: ")
         assert everything() == ["base.yaml", "sweep.yaml"]
-
-
-def test_the_record_of_a_sweep_follows_what_is_run(fedtide):
-    file = write(EXPERIMENT | {"rounds": 1, "evaluation": {"every": 0}, "seeds": [1]}, "mine.yaml")
     for seeds in ([1], [1, 2]):
-        answer = fedtide("sweep", file, f"seeds={seeds}", "--out", "here", "--workers", "1")
-        assert answer[0] == 0
+        changes = ("rounds=1", f"seeds={seeds}")
+        assert fedtide("sweep", file, *changes, "--out", "here", "--workers=1")[0] == 0
         assert yaml.safe_load(Path("here/sweep.yaml").read_text())["seeds"] == seeds
 
 
 def test_comparing_folders_without_finished_runs_is_refused(fedtide):
-    Path("empty").mkdir()
-    for folder in ("empty", "nowhere"):
-        message = refused(fedtide("compare", folder))
-        assert message.startswith(f"{folder}: ")
-        assert "`fedtide run`" in message
     Path("here").mkdir()
-    Path("here/experiment.yaml").write_text("{}")
-    message = refused(fedtide("compare", "here"))
-    assert message.startswith("here: ")
-    assert "--resume" in message
-
-
-@pytest.mark.parametrize("arguments", [["run"], ["rum"], ["run", "x.yaml", "--outt", "y"]])
-def test_missing_arguments_and_misspelt_commands_or_options_are_refused(arguments, fedtide):
-    status, _, err = fedtide(*arguments)
-    assert status == 2
-    assert "Error" in err
-    assert "Traceback" not in err
+    for word in ("`fedtide run`", "--resume"):
+        message = refused(fedtide("compare", "here"))
+        assert message.startswith("here: ")
+        assert word in message
+        Path("here/experiment.yaml").write_text("{}")
 
 
 # A real process, ended by signals
@@ -694,35 +493,11 @@ def test_an_interruption_before_the_first_round_is_reported(fedtide):
     assert not Path("here").exists()
 
 
-HINTS = {
-    "run": "repeat the command with --resume to continue",
-    "sweep": "repeat the command to continue",
-    "papers": "repeat the command to continue",
-    "leaderboard": "repeat the command to continue",
-    "compare": "repeat the command",
-    "report": "repeat the command",
-    "audit": "repeat the command",
-}
-
-
-@pytest.mark.parametrize("command", HINTS)
-def test_an_interruption_offers_only_what_the_command_has(command, fedtide, monkeypatch):
-    """A signal while its arguments are read; --resume is offered by the command that takes it."""
-
-    def interrupted():
-        signal.raise_signal(signal.SIGINT)
-
-    _, help_text, _ = fedtide(command, "--help")
-    monkeypatch.setattr(f"fedtide.cli.{command}.{command}_command", interrupted)
-    status, out, err = fedtide(command)
-    assert (status, out) == (130, "")
-    assert err == f"fedtide: interrupted; {HINTS[command]}\n"
-    assert ("--resume" in err) == ("--resume" in help_text)
-
-
-@pytest.mark.parametrize("command", ["run", "sweep"])
+@pytest.mark.parametrize(
+    ("command", "hint"), [("run", "with --resume to continue"), ("sweep", "to continue")]
+)
 def test_an_interrupted_run_says_where_it_is_and_how_this_command_continues(
-    command, fedtide, monkeypatch
+    command, hint, fedtide, monkeypatch
 ):
     """The signal comes with the first progress of a run of one experiment."""
     before = fedtide_loop.Run.round
@@ -734,14 +509,12 @@ def test_an_interrupted_run_says_where_it_is_and_how_this_command_continues(
     monkeypatch.setattr(fedtide_loop.Run, "round", interrupt_after)
     status, _, err = fedtide(command, write(EXPERIMENT), "--out", "here")
     assert status == 130
-    wanted = f"fedtide: interrupted after round 1 of 6, saved in here; {HINTS[command]}"
-    assert err.splitlines()[-1] == wanted
+    where = "fedtide: interrupted after round 1 of 6, saved in here"
+    assert err.splitlines()[-1] == f"{where}; repeat the command {hint}"
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("workers", "seconds"), [(1, 0.3), (1, 1), (1, 4), (2, 0.3), (2, 2), (2, 4), (2, 8)]
-)
+@pytest.mark.parametrize(("workers", "seconds"), [(1, 0.3), (1, 4), (2, 2), (2, 6)])
 def test_ctrl_c_ends_with_a_sentence_at_any_time(workers, seconds, fedtide):
     """Also during imports, and in processes that are still starting; Ctrl-C reaches all of them."""
     file = write(LONG | {"rounds": 10**6})
@@ -759,25 +532,3 @@ def test_ctrl_c_ends_with_a_sentence_at_any_time(workers, seconds, fedtide):
     assert process.returncode == 130
     assert err.splitlines()[-1].startswith("fedtide: interrupted")
     assert "Traceback" not in err
-
-
-@pytest.mark.process
-def test_the_process_refuses_without_a_traceback(fedtide):
-    process = started("run", write(EXPERIMENT | {"algorithm": "fedua"}))
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 2
-    assert err.startswith("fedtide: algorithm.type: ")
-    assert err.count("\n") == 1
-
-
-# Where the output goes.
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
-def test_an_output_in_another_encoding_has_marks_for_what_it_lacks(encoding, fedtide, monkeypatch):
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
-    status, _, err = fedtide("audit", "--help")
-    assert (status, err) == (0, "")
-    assert ("δ: gradient divergence" in raw.getvalue().decode(encoding)) is (encoding == "utf-8")
-    assert "?: gradient divergence" in raw.getvalue().decode(encoding).replace("δ", "?")
