@@ -1,14 +1,11 @@
 """The bundled examples: complete, loadable, and copied without replacing files."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 import fedtide as ft
 from fedtide.examples import copy_example, find_example, list_examples
-from fedtide.import_paths import import_object
-from fedtide.simulation.experiment_files import read_yaml
 from fedtide.sweep import Sweep
 
 EXPERIMENTS = [name for name in list_examples() if not name.startswith(("flower", "log"))]
@@ -44,19 +41,6 @@ def test_modules_of_an_example_are_copied_with_the_texts_that_they_read(tmp_path
     }
 
 
-def test_copied_modules_are_those_that_a_copied_experiment_uses(tmp_path, monkeypatch):
-    copy_example("lora", tmp_path)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plays.py").write_text((tmp_path / "plays.py").read_text() + "\nMINE = True\n")
-    try:
-        factory = import_object(read_yaml("lora.yaml")["problem"]["model"], "model")
-        assert sys.modules["plays"].MINE
-        assert factory.__globals__["next_characters"].__module__ == "plays"
-    finally:
-        for module in ("lora", "plays"):
-            sys.modules.pop(module, None)
-
-
 def test_a_copied_app_has_no_caches(tmp_path):
     (folder,) = copy_example("flower", tmp_path)
     assert {"pyproject.toml", "server_app.py", "client_app.py", "task.py"} == {
@@ -64,56 +48,33 @@ def test_a_copied_app_has_no_caches(tmp_path):
     }
 
 
-def test_copies_never_replace_files(tmp_path):
-    (tmp_path / "digits.yaml").write_text("mine")
+def test_copies_never_replace_files_except_by_the_same(tmp_path):
+    (first,) = copy_example("digits", tmp_path)
+    assert first in copy_example("digits-sweep", tmp_path)
+    first.write_text("mine")
     with pytest.raises(ft.InvalidInputError, match=r"^out: .*digits\.yaml exists; "):
         copy_example("digits-sweep", tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["digits.yaml"]
-    assert (tmp_path / "digits.yaml").read_text() == "mine"
+    assert first.read_text() == "mine"
 
 
-def test_files_that_examples_share_may_be_there_already(tmp_path):
-    first = copy_example("digits", tmp_path)
-    copies = copy_example("digits-sweep", tmp_path)
-    assert {*first} < {*copies}
-    text = copies[1].read_text()
-    copies[1].write_text(text + "# mine\n")
-    with pytest.raises(ft.InvalidInputError, match=r"^out: .*digits\.yaml exists; "):
-        copy_example("digits-sweep", tmp_path)
-    assert copies[1].read_text() == text + "# mine\n"
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda: copy_example("digit", Path("out")), r"name: .*did you mean 'digits'"),
+        (lambda: find_example(Path("digit")), r"digit: .*'digits'\?"),
+        (lambda: find_example(Path("flower")), r"flower: is a Flower app"),
+    ],
+)
+def test_what_is_no_example_is_refused(call, field):
+    with pytest.raises(ft.InvalidInputError, match=f"^{field}"):
+        call()
 
 
-@pytest.mark.parametrize("name", ["flower", "flower_secure"])
-def test_a_flower_app_is_no_experiment(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ft.InvalidInputError, match=f"^{name}: is a Flower app.* examples {name}"):
-        find_example(Path(name))
-    assert "Flower app" in list_examples()[name]
-
-
-def test_an_unknown_example_is_refused_with_the_nearest(tmp_path):
-    with pytest.raises(ft.InvalidInputError, match=r"^name: .*did you mean 'digits'"):
-        copy_example("digit", tmp_path)
-
-
-def test_a_file_of_the_user_comes_before_an_example(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "digits").write_text("rounds: 1")
-    assert find_example(Path("digits")) == Path("digits")
-    assert find_example(Path("elsewhere/digits")) == Path("elsewhere/digits")
-
-
-def test_a_name_that_is_neither_a_file_nor_an_example_is_refused_with_the_nearest(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ft.InvalidInputError, match=r"^digit: no file and no example .*'digits'\?"):
-        find_example(Path("digit"))
-    assert find_example(Path("digit.yaml")) == Path("digit.yaml"), "its error names the file"
-
-
-def test_a_folder_does_not_hide_an_example(tmp_path, monkeypatch):
+def test_a_file_of_the_user_comes_before_an_example_but_no_folder_does(tmp_path, monkeypatch):
     """As `fedtide run digits --out digits` leaves one."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").mkdir()
     assert Sweep.load(find_example(Path("digits"))).name == "digits"
+    (tmp_path / "fashion").write_text("rounds: 1")
+    for own in ("fashion", "elsewhere/digits", "digit.yaml"):
+        assert find_example(Path(own)) == Path(own)

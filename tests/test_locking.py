@@ -52,17 +52,6 @@ def test_the_lock_ends_with_its_context_however_it_ends(tmp_path):
     assert contents(tmp_path) == []
 
 
-def test_folders_are_locked_one_by_one(tmp_path):
-    with lock(tmp_path / "a"), lock(tmp_path / "b"), lock(tmp_path):
-        pass
-
-
-def test_a_lock_file_that_was_left_behind_locks_nothing(tmp_path):
-    (tmp_path / LOCK_FILE).write_text("")
-    with lock(tmp_path):
-        pass
-
-
 def test_a_patient_run_logs_that_it_waits_and_gets_the_folder(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     locked, release = threading.Event(), threading.Event()
@@ -82,11 +71,6 @@ def test_a_patient_run_logs_that_it_waits_and_gets_the_folder(tmp_path, caplog):
     [record] = caplog.records
     assert record.name == "somebody"
     assert "60 s" in record.getMessage()
-
-
-def test_patience_ends(tmp_path):
-    with lock(tmp_path), pytest.raises(InvalidInputError, match="in use"):
-        lock(tmp_path, patience=0.1).__enter__()
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):

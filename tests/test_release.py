@@ -27,12 +27,6 @@ def test_the_version_is_that_of_pyproject_everywhere():
     assert set(images) == {PROJECT["version"]}
 
 
-def test_every_extra_is_explained_where_it_is_installed():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    extras = set(PROJECT["optional-dependencies"]) - {"dev", "docs"}
-    assert {name for name in extras if f"[{name}]" in readme} == extras
-
-
 @pytest.mark.process
 def test_the_wheel_works_in_an_empty_folder(tmp_path):
     wheels, installed, empty = (tmp_path / name for name in ("wheels", "installed", "empty"))

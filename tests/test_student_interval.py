@@ -7,7 +7,7 @@ from scipy import stats
 from fedtide.student_interval import t_margin
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 5, 40])
+@pytest.mark.parametrize("seeds", [2, 5])
 @pytest.mark.parametrize("level", [0.95, 0.99])
 def test_margin_is_that_of_scipy(seeds, level):
     values = np.random.default_rng(seeds).normal(3.0, 2.0, seeds)

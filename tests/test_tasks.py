@@ -14,9 +14,8 @@ from torch import nn
 
 import fedtide as ft
 from fedtide.examples import find_example
-from fedtide.examples.tasks import diabetes, plays
+from fedtide.examples.tasks import plays
 from fedtide.problems import Supervised
-from fedtide.problems.supervised_task import SupervisedTask
 from fedtide.simulation.runner import execute
 from fedtide.sweep import Sweep
 
@@ -58,75 +57,28 @@ def test_every_speech_belongs_to_its_speaker_and_scene():
     assert Counter(s.speaker for s in spoken)["BANQUO"] == lines.count("BANQUO.")
 
 
-def test_pieces_of_text_are_what_their_client_says():
-    table = plays.next_characters("twelfth_night")
-    said = {}
-    for speech in plays.read_play("twelfth_night"):
-        said[speech.speaker] = said.get(speech.speaker, "") + speech.text + "\n"
-    first = table["client"].index("VIOLA")
-    for row in (first, first + 1):
-        text = "".join(plays.ALPHABET[i] for i in table["x"][row])
-        assert text in said["VIOLA"]
-
-
-def test_the_patients_of_a_client_have_its_age():
-    table = diabetes.by_age()
-    assert len(set(table["age"])) == 58
-    assert np.allclose(table["x"].std(axis=0), 1)
-    assert np.corrcoef(table["x"][:, 0], table["age"])[0, 1] > 0.999  # the first column is the age
-
-
-def adapters(steps: int) -> Supervised:
-    """The problem of the example lora, with 64 samples and `steps` of training beforehand."""
+def test_only_adapters_move_and_the_loss_falls():
     table, path = plays.next_characters(), "fedtide.examples.tasks.lora:adapted_transformer"
-    return Supervised(
-        train={"x": table["x"][:64], "client": table["client"][:64]},
+    problem = Supervised(
+        train={"x": table["x"][:32], "client": table["client"][:32]},
         target=None,
-        model={"type": path, "rank": 2, "steps": steps},
+        model={"type": path, "rank": 2, "steps": 0},
         loss="next_token",
     )
-
-
-def prepare(problem: Supervised) -> SupervisedTask:
-    return problem.prepare(seed=0, device=torch.device("cpu"), dtype=torch.float32)
-
-
-def test_adapters_start_as_the_network_that_they_adapt():
-    task = prepare(adapters(steps=0))
-    module = task.module(task.start)
-    plain = plays.CharacterTransformer()
-    trained = [name for name, p in module.named_parameters() if p.requires_grad]
-    assert trained
-    assert all(".parametrizations.weight.0." in name for name in trained)
-    assert task.layout.size == sum(module.get_parameter(name).numel() for name in trained)
-    assert task.layout.size < sum(p.numel() for p in plain.parameters()) / 5
-    original = {
-        name.replace("parametrizations.weight.original", "weight"): tensor
-        for name, tensor in module.state_dict().items()
-        if ".parametrizations.weight.0." not in name
-    }
-    plain.load_state_dict(original)
-    x = torch.arange(64)[None] % 60
-    assert torch.allclose(plain.eval()(x), module.eval()(x), atol=1e-6)
-
-
-def test_only_adapters_move_and_the_loss_falls():
-    problem = adapters(steps=30)
     result = ft.simulate(
         problem=problem,
         participation=ft.participation.Full(),
         algorithm=ft.algorithms.FedAvg(),
-        local=ft.LocalTraining(steps=5, batch_size=8, lr=0.02, optimizer="adam"),
-        rounds=10,
+        local=ft.LocalTraining(steps=3, batch_size=8, lr=0.02, optimizer="adam"),
+        rounds=4,
         trainer="reference",
     )
-    task = prepare(problem)
+    task = problem.prepare(seed=0, device=torch.device("cpu"), dtype=torch.float32)
     before, after = task.module(task.start), task.module(torch.from_numpy(result.model))
     assert frozen(before).keys() == frozen(after).keys() != set()
     assert all(torch.equal(tensor, frozen(after)[name]) for name, tensor in frozen(before).items())
-    assert not np.allclose(task.start.numpy(), result.model)
-    losses = result.metrics["loss"]
-    assert losses[-1] < losses[0] - 0.05
+    assert task.layout.size < sum(p.numel() for p in plays.CharacterTransformer().parameters()) / 5
+    assert result.metrics["loss"][-1] < result.metrics["loss"][0] - 0.05
 
 
 def frozen(module: nn.Module) -> dict[str, torch.Tensor]:

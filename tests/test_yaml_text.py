@@ -68,18 +68,17 @@ WORDS = (*NUMBERS, *TEXTS, "null", "~", "Null", "True", "FALSE", ".nan", "a", "a
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_a_word_is_what_the_core_schema_says(word):
+def test_a_word_is_what_the_core_schema_says_and_as_text_stays_text(word):
+    """Also for readers of YAML 1.1."""
     kind = next(kind for kind, pattern in CORE.items() if re.fullmatch(pattern, word))
     assert type(parse(word)) is kind
-    assert repr(parse(f"{{a: [{word}]}}")) == repr({"a": [parse(word)]})  # NaN is not NaN
     if kind is str:
         assert parse(word) == word
-
-
-@pytest.mark.parametrize(("word", "number"), NUMBERS.items())
-def test_numbers(word, number):
-    assert parse(word) == number
-    assert type(parse(word)) is type(number)
+    if word in NUMBERS:
+        assert parse(word) == NUMBERS[word]
+    plain = {word: [word], "name": word}
+    assert parse(dump(plain)) == plain
+    assert yaml.safe_load(dump(plain)) == plain
 
 
 def test_nothing_is_none():
@@ -88,14 +87,6 @@ def test_nothing_is_none():
 
 def test_merge_keys():
     assert parse("{a: &a {x: 1, y: 2}, b: {<<: *a, y: 3}}")["b"] == {"x": 1, "y": 3}
-
-
-@pytest.mark.parametrize("word", WORDS)
-def test_text_that_looks_like_something_else_is_written_so_that_it_stays_text(word):
-    """For `parse`, and for readers of YAML 1.1."""
-    plain = {word: [word], "name": word}
-    assert parse(dump(plain)) == plain
-    assert yaml.safe_load(dump(plain)) == plain
 
 
 @pytest.mark.parametrize("number", [0, -7, 2**62, 0.1, 1e-5, 1e16, 1e300, -math.inf])
@@ -109,10 +100,7 @@ def test_numbers_are_read_as_they_were_written(number):
     [
         ("a: 1\nb:\n\tc: 2", 3, r"'\t' that cannot start any token"),
         ("a: 1\n---\nb: 2", 2, "expected a single document in the stream, but found another"),
-        ("? [1, 2]\n: 3", 1, "unhashable key"),
         ("a: !!python/name:os.system", 1, "python/name:os.system"),
-        ("a: [1, 2", 1, "expected ',' or ']'"),
-        ("a: b: c", 1, "mapping values are not allowed here"),
     ],
 )
 def test_an_error_says_where_and_why(text, line, reason):
@@ -121,21 +109,13 @@ def test_an_error_says_where_and_why(text, line, reason):
     assert reason in str(error.value)
 
 
-def test_an_error_without_a_line_says_why():
-    with pytest.raises(YamlError, match=r"^not YAML \(.*special characters are not allowed.*\)$"):
-        parse("a: \0")
-
-
 def test_the_reason_is_short_whatever_the_text():
     with pytest.raises(YamlError) as error:
         parse("a: *" + "b" * 10_000)
     assert len(str(error.value)) < 300
 
 
-@pytest.mark.parametrize("text", ["{007: 1, 7: 2}", "{7: 1, 07: 2}"])
-def test_keys_that_are_one_number_are_duplicate(text):
-    with pytest.raises(
-        YamlError, match=r"the key '0?0?7' is duplicate( as the number 7: quote it)?"
-    ):
-        parse(text)
+def test_keys_that_are_one_number_are_duplicate():
+    with pytest.raises(YamlError, match="line 1, the key '07' is duplicate as the number 7"):
+        parse("{7: 1, 07: 2}")
     assert parse("{'007': 1, 7: 2}") == {"007": 1, 7: 2}

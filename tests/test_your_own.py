@@ -68,16 +68,3 @@ def test_the_blocks_of_the_page_run_and_learn(blocks, capsys):
     for page in ("users.html", "runs/sensors/report.html"):
         assert Path(page).stat().st_size > 10_000
     assert len(pl.read_parquet("runs/bounds/results.parquet")) == 4
-
-
-def test_a_table_of_users_becomes_a_report_in_15_lines(blocks):
-    text = next(text for _, text in blocks if "DataFrame" in text)
-    lines = [line for line in text.splitlines() if line.strip()]
-    assert len(lines) <= 15
-    assert lines[-1].startswith("write_report(")
-
-
-def test_the_method_is_as_short_as_the_page_says(blocks):
-    method = next(text for _, text in blocks if text.startswith("# bounded.py"))
-    body = method.partition("@dataclass")[2]
-    assert len([line for line in body.splitlines() if line.strip()]) <= 30
