@@ -1,6 +1,6 @@
 """Colours by method, and legends that cover no data."""
 
-from itertools import combinations, permutations
+from itertools import combinations
 
 import pytest
 
@@ -22,21 +22,11 @@ def looks(styles):
     return {method: tuple(style.values()) for method, style in styles.items()}
 
 
-@pytest.mark.parametrize("count", [1, 3, 7, 20, 28])
+@pytest.mark.parametrize("count", [7, 28])
 def test_methods_have_different_looks_and_different_colours_while_there_are_any(count):
     styles = method_styles([f"method-{i}" for i in range(count)])
     assert len(set(looks(styles).values())) == count
     assert len({style["color"] for style in styles.values()}) == min(count, len(COLOURS))
-
-
-def test_more_methods_than_looks_still_have_styles():
-    assert len(method_styles(map(str, range(100)))) == 100
-
-
-def test_colours_do_not_depend_on_the_order_of_the_methods():
-    for order in permutations(METHODS[:4]):
-        assert looks(method_styles(order)) == looks(method_styles(METHODS[:4]))
-        assert list(method_styles(order)) == list(order)
 
 
 def test_usual_methods_keep_their_colours_whoever_else_is_there():
@@ -47,8 +37,7 @@ def test_usual_methods_keep_their_colours_whoever_else_is_there():
                 assert method not in alone or style == alone[method]
 
 
-@pytest.mark.parametrize("count", [1, 3, 12])
-@pytest.mark.parametrize("length", [3, 30, 200])
+@pytest.mark.parametrize(("count", "length"), [(1, 200), (12, 30)])
 def test_a_legend_lies_below_the_panels_and_within_the_figure(count, length):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -76,7 +65,7 @@ def test_a_legend_names_methods_that_begin_with_an_underscore():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["_mine", "_yours"]
 
 
-@pytest.mark.parametrize("rounds", [[0], [7], [0, 1], [0, 2], [0, 300]])
+@pytest.mark.parametrize("rounds", [[7], [0, 1], [0, 300]])
 def test_axes_of_rounds_have_whole_rounds_only(rounds):
     _, (panel,) = new_figure()
     panel.plot(rounds, rounds, marker="o")
@@ -91,7 +80,3 @@ def test_letters_that_the_bundled_font_lacks_stay_text_in_a_page():
     figure, (panel,) = new_figure(1)
     panel.set_title("日本 🌊")
     assert "日本 🌊" in figure_svg(figure, "title", "a")
-
-
-def test_a_notebook_shows_a_figure_without_pyplot():
-    assert new_figure()[0]._repr_png_().startswith(PNG)

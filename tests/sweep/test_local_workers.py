@@ -7,16 +7,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import polars as pl
 import pytest
 import yaml
 
-import fedtide as ft
-from fedtide.simulation.progress import Progress, StatusReporter
+from fedtide.simulation.progress import Progress
 from fedtide.sweep import Sweep, run_sweep
 from fedtide.sweep.job import INTERRUPTED, Job
 from fedtide.sweep.local_workers import run_in_processes
@@ -180,20 +177,17 @@ SCRIPT_END
 RUN = "print(run_sweep(Sweep.from_dict(fields), 'out', workers=2)['status'].to_list())"
 
 
-def run_script(folder, kind, end, *options):
+def run_script(folder, kind, end):
     script = folder / "script.py"
     script.write_text(SCRIPT.replace("SCRIPT_END", end))
-    command = [*options, SCRIPT.replace("SCRIPT_END", end)] if options else [str(script)]
-    return subprocess.run(
-        [sys.executable, *command, kind], cwd=folder, capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, str(script), kind]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("options", [[], ["-c"]])
-def test_workers_get_the_classes_of_a_script_or_notebook_and_do_not_run_it_again(options, tmp_path):
+def test_workers_get_the_classes_of_a_script_and_do_not_run_it_again(tmp_path):
     for _ in range(2):  # the second time, the runs are compared with those in the folder
-        run = run_script(tmp_path, "own", RUN, *options)
+        run = run_script(tmp_path, "own", RUN)
         assert run.stdout.strip() == "['done', 'done']", run.stderr
         assert (tmp_path / "started").read_text() == "x"
         (tmp_path / "started").unlink()
@@ -220,63 +214,8 @@ def test_settings_that_change_numbers_reach_the_workers(tmp_path):
     assert alone[0] != alone[1]
 
 
-OWN_METHOD = """
-name: own
-problem: {type: quadratic, matrices: [[[1.0]], [[2.0]]], centers: [[0.0], [1.0]]}
-participation: full
-algorithm: {type: "own:Own"}
-local: {steps: 1, lr: 0.1}
-rounds: 2
-seeds: [1, 2]
-"""
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("breaks", [False, True])
-def test_workers_import_modules_of_the_working_directory(breaks, tmp_path):
-    """Which is not on Python's path where the command `fedtide` runs."""
-    (tmp_path / "own.yaml").write_text(OWN_METHOD)
-    (tmp_path / "own.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from multiprocessing import parent_process\n"
-        "import fedtide as ft\n\n\n"
-        + ("assert parent_process() is None, 'no child'\n\n\n" if breaks else "")
-        + "@dataclass(frozen=True)\nclass Own(ft.algorithms.FedAvg):\n    pass\n"
-    )
-    code = "from fedtide.cli.entry import main; main()"
-    command = [sys.executable, "-P", "-c", code, "sweep", "own.yaml", "--out", "out"]
-    run = subprocess.run(
-        [*command, "--workers", "2"], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    if breaks:
-        assert "failed: own/seed-1: AssertionError: no child" in run.stdout
-    else:
-        assert run.returncode == 0, run.stderr
-        states = {path.parent.name for path in tmp_path.glob("out/**/summary.json")}
-        assert len(states) == 2
-
-
 @pytest.mark.process
 def test_an_object_that_workers_cannot_get_is_refused(tmp_path):
     run = run_script(tmp_path, "lock", RUN)
     assert "InvalidInputError: workers: an object of the experiment cannot be sent" in run.stderr
     assert "give workers=1" in run.stderr
-
-
-def test_rounds_are_reported_at_intervals(base, tmp_path, monkeypatch):
-    """A report takes time that grows with the number of runs, a round may take far less."""
-    clock = [100.0]
-
-    class Tick(ft.callbacks.Callback):
-        def on_round_end(self, run):
-            clock[0] += 0.03
-
-    monkeypatch.setattr(
-        "fedtide.simulation.progress.time", SimpleNamespace(monotonic=lambda: clock[0])
-    )
-    seen = []
-    callbacks = [StatusReporter(seen.append), Tick()]
-    ft.simulate(**base | {"rounds": 70}, callbacks=callbacks)
-    rounds = [status.ended for status in seen if status.ended is not None]
-    assert rounds[0] == 0
-    assert [b - a for a, b in pairwise(rounds)] == [8, *[7] * 8]

@@ -50,21 +50,8 @@ def test_objects_give_the_same_runs_as_plain_data(tmp_path):
     assert frames[0].equals(frames[1])
 
 
-def test_a_grid_of_objects_is_a_grid(tmp_path):
-    algorithms = {"a": ft.algorithms.FedAvg(), "b": ft.algorithms.FedAU(cutoff=3)}
-    given = {k: v for k, v in OBJECTS.items() if k not in ("methods", "seeds")}
-    sweep = Sweep.from_dict(given | {"grid": {"algorithm": algorithms}})
-    assert [run.experiment.algorithm for run in sweep.runs] == list(algorithms.values())
-
-
-@pytest.mark.parametrize("where", ["problem", "methods"])
-def test_an_object_that_no_file_can_describe_is_refused_and_nothing_is_written(where, tmp_path):
+def test_an_object_that_no_file_can_describe_is_refused_and_nothing_is_written(tmp_path):
     problem = ft.problems.Classification("digits", Partitioner(), clients=5)
-    changes = (
-        {"problem": problem} if where == "problem" else {"methods": {"a": {"problem": problem}}}
-    )
-    with pytest.raises(
-        ft.InvalidInputError, match=r"^out: a Partitioner object cannot .*; describe"
-    ):
-        run_sweep(Sweep.from_dict(PLAIN | changes), tmp_path / "out")
+    with pytest.raises(ft.InvalidInputError, match=r"^out: a Partitioner object cannot "):
+        run_sweep(Sweep.from_dict(PLAIN | {"problem": problem}), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

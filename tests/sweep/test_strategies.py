@@ -9,7 +9,7 @@ import yaml
 import fedtide as ft
 from fedtide.sweep import Sweep, TwoStage, run_sweep
 
-LR, SERVER_LR = [0.003, 0.05, 1e30], [1.0, 2.0, 3.0]
+LR, SERVER_LR = [0.003, 0.05, 1e30], [1.0, 2.0]
 METHODS = {
     "fedau": {},
     "fedavg": {"algorithm": {"type": "fedavg", "server_lr": 0.5}},
@@ -47,8 +47,8 @@ def test_the_search_finds_the_rates_that_plain_loops_find(base, sweep, tmp_path)
             eta = min(SERVER_LR, key=lambda eta: loss(base, seeds, method, lr, eta))
             assert best["methods"][method]["algorithm"]["server_lr"] == eta
             assert set(won["algorithm.server_lr"]) == {eta}
-    # Three γ, then two more η than η = 1, for two methods; three γ for the other; two seeds each.
-    assert len(frame) == 2 * (2 * (3 + 2) + 3)
+    # Three γ, then one more η than η = 1, for two methods; three γ for the other; two seeds each.
+    assert len(frame) == 2 * (2 * (3 + 1) + 3)
     assert len(Sweep.load(tmp_path / "out" / "best.yaml").runs) == 3
 
 
@@ -59,25 +59,6 @@ def test_the_best_has_a_learning_curve_though_the_search_needs_none(sweep, tmp_p
     best = yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())
     assert best["evaluation"] == {"clients": False}
     assert len(Sweep.load(tmp_path / "out" / "best.yaml").runs) == 1
-
-
-def test_the_best_of_configurations_with_long_names_are_methods_that_can_be_run(sweep):
-    """Each has a method and a label of more than 200 bytes."""
-    values = {"local.lr": (0.1, 0.2), "local.steps": (1,), "rounds": (2,), "local.batch_size": (3,)}
-    grid = {field: {str(v) + "x" * 50: v for v in given} for field, given in values.items()}
-    found = sweep(methods={"m" * 100: {}}, grid=grid)
-    results = [(one, one) for one in found.configurations]
-    best = found.best_methods(results)
-    assert [run.experiment.local.lr for run in Sweep.from_dict(best).runs] == [0.1, 0.2]
-
-
-def test_a_method_whose_runs_all_fail_is_left_out_of_the_best(sweep, tmp_path):
-    methods = {"good": {}, "bad": {"local": {"steps": 3}, "on_nonfinite": "stop"}}
-    found = sweep(methods=methods, strategy={"type": "two-stage", "lr": [1e30], "server_lr": [1.0]})
-    frame = run_sweep(found, tmp_path / "out", workers=1)
-    assert set(frame["status"]) == {"failed"}
-    assert not frame["best"].any()
-    assert yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["methods"] == {}
 
 
 def test_the_default_candidates_are_those_of_the_papers():
@@ -105,12 +86,6 @@ def test_a_second_stage_that_is_worse_changes_nothing(sweep, tmp_path):
     best = yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())
     assert next(iter(best["methods"].values()))["algorithm"]["server_lr"] == 1.0
     assert frame.filter(frame["best"])["algorithm.server_lr"].to_list() == [1.0]
-
-
-def test_rates_that_agree_in_six_digits_are_runs_of_their_own(sweep, tmp_path):
-    strategy = {"type": "two-stage", "lr": [0.05, 0.0500000001, 1 / 3], "server_lr": [1.0]}
-    frame = run_sweep(sweep(strategy=strategy), tmp_path / "out", workers=1)
-    assert sorted(frame["local.lr"].unique()) == [0.05, 0.0500000001, 1 / 3]
 
 
 def test_a_search_may_have_its_data_in_memory(base, tmp_path):

@@ -66,42 +66,13 @@ def test_tensorboard_has_every_metric_and_the_experiment(live, tensorboard, tmp_
     tracker, out = TensorBoardTracker(tmp_path / "tensorboard"), tmp_path / "runs" / "one"
     callbacks = [tracker] if live else []
     result = ft.simulate(**FIELDS, out=out, callbacks=callbacks)
-    if not live:
-        assert tracker.log_run(out) == str(tmp_path / "tensorboard" / "runs" / "one")
+    assert tracker.log_run(out) == str(tmp_path / "tensorboard" / "runs" / "one")
+    assert len(list((tmp_path / "tensorboard").rglob("events*"))) == 1
     scalars, texts = tensorboard(tmp_path / "tensorboard" / "runs" / "one")
     assert set(scalars) == set(result.metrics.columns) - {"round"}
     for name in scalars:
         assert scalars[name] == rows(result, name)
     assert "cutoff: 7" in texts["experiment"]
-
-
-def test_tensorboard_takes_runs_in_memory(tensorboard, tmp_path):
-    for _ in range(2):
-        result = ft.simulate(**FIELDS, callbacks=[TensorBoardTracker(tmp_path)])
-    for name in ("mine seed 3", "mine seed 3 (2)"):
-        assert tensorboard(tmp_path / name)[0]["loss"] == rows(result, "loss")
-
-
-def test_tensorboard_logs_a_finished_run_once(tensorboard, tmp_path):
-    tracker, out = TensorBoardTracker(tmp_path / "tb"), tmp_path / "one"
-    ft.simulate(**FIELDS, out=out)
-    tracker.log_run(out)
-    files = list((tmp_path / "tb").rglob("events*"))
-    time.sleep(0.01)
-    tracker.log_run(out)
-    assert list((tmp_path / "tb").rglob("events*")) == files
-    assert len(files) == 1
-
-
-def test_tensorboard_shows_evaluations_while_a_run_is_under_way(tensorboard, tmp_path):
-    seen = []
-
-    class Look(Callback):
-        def on_round_end(self, run):
-            seen.append(tensorboard(tmp_path / "mine seed 3")[0]["loss"])
-
-    ft.simulate(**FIELDS, callbacks=[TensorBoardTracker(tmp_path), Look()])
-    assert [[t for t, _ in losses] for losses in seen] == [[0], [0, 2], [0, 2], [0, 2, 4]]
 
 
 def test_tensorboard_notes_failures_and_a_resumed_run_replaces_them(tensorboard, tmp_path):
@@ -181,41 +152,46 @@ def test_wandb_has_every_metric_and_the_configuration(live, wandb, tmp_path):
     assert logged == rows(result, "loss")
     assert config["algorithm.cutoff"] == 7
     assert (config.get("method"), code) == (None if live else "fedau", 0)
-    assert tracker.log_run(out) == tracker.find_logged(tracker_folder(out))
-
-
-def tracker_folder(out):
-    from fedtide.simulation.run_folder import RunFolder
-
-    return RunFolder(out)
-
-
-def test_wandb_notes_failures(wandb, tmp_path):
-    with pytest.raises(ZeroDivisionError):
-        ft.simulate(**FIELDS, callbacks=[WandbTracker("project", tmp_path), Fails()])
-    _, _, summary, code = wandb(tmp_path)
-    assert (summary["failure"], code) == ("no luck", 1)
+    assert tracker.log_run(out) == tracker.find_logged(RunFolder(out))
 
 
 # Both
 
 
-@pytest.mark.parametrize("kind", ["tensorboard", "wandb"])
-def test_a_missing_library_is_named_with_its_extra(kind, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        ("tensorboard", r"'fedtide\[tensorboard\]'"),
+        ("wandb", r"'fedtide\[wandb\]'"),
+        ("wb", "'wb'"),
+    ],
+)
+def test_an_unknown_tracker_or_a_missing_library_is_refused(wanted, problem, tmp_path, monkeypatch):
     for name in ("torch.utils.tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ft.InvalidInputError, match=rf"^track: .*'fedtide\[{kind}\]'"):
-        make_tracker(kind, tmp_path / "runs", "experiment")
+    with pytest.raises(ft.InvalidInputError, match=f"^track: .*{problem}"):
+        make_tracker(wanted, tmp_path / "runs", "experiment")
 
 
-def test_an_unknown_tracker_is_refused(tmp_path):
-    with pytest.raises(ft.InvalidInputError, match=r"^track: .*'tensorbord'.*'tensorboard'"):
-        make_tracker("tensorbord", tmp_path, "experiment")
+@pytest.mark.parametrize(
+    ("wanted", "place"),
+    [
+        ("mlflow", "sqlite:///{beside}/mlflow.db"),
+        ("mlflow:sqlite:///{beside}/other.db", "sqlite:///{beside}/other.db"),
+        ("tensorboard", "{beside}/tensorboard"),
+        ("tensorboard:here", "here"),
+    ],
+)
+def test_stores_lie_beside_the_runs_unless_others_are_named(wanted, place, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedtide.tracking.selection.MlflowTracker", Named)
+    monkeypatch.setattr("fedtide.tracking.selection.TensorBoardTracker", Named)
+    tracker = make_tracker(wanted.format(beside=tmp_path), tmp_path / "runs", "x")
+    assert str(tracker.place) == place.format(beside=tmp_path)
 
 
-def test_the_default_folder_lies_beside_the_runs(tensorboard, tmp_path):
-    assert make_tracker("tensorboard", tmp_path / "runs", "x").folder == tmp_path / "tensorboard"
-    assert make_tracker("tensorboard:here", tmp_path, "x").folder == Path("here")
+class Named:
+    def __init__(self, place, *_):
+        self.place = place
 
 
 class Memory(Tracker):
@@ -273,39 +249,3 @@ def test_a_run_survives_its_store_and_missing_evaluations_follow(begin, end, cap
     store.fails = set()
     store.log_run(out)
     assert store.rounds[-5:] == [0, 1, 2, 3, 4]
-
-
-def test_an_interruption_passes_through_a_tracker():
-    class Stops(Memory):
-        def log(self, rows):
-            raise KeyboardInterrupt
-
-    with pytest.raises(BaseException) as caught:
-        ft.simulate(**FIELDS, callbacks=[Stops()])
-    assert not isinstance(caught.value, Exception)
-
-
-def test_tensorboard_has_a_folder_for_each_run_wherever_the_runs_are(tmp_path, monkeypatch):
-    """Also where the library is not installed: only its writer is replaced."""
-    import sys
-    from types import ModuleType
-
-    module = ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = lambda path: None
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    outs = [tmp_path / "runs" / method / f"seed-{n}" for method in "ab" for n in (1, 2)]
-    for folder in (
-        tmp_path / "tb",
-        tmp_path / "elsewhere" / "deep" / "tb",
-        tmp_path / "runs" / "tb",
-    ):
-        tracker = TensorBoardTracker(folder)
-        paths = {tracker._path(RunFolder(out)) for out in outs}
-        assert len(paths) == 4
-        assert all(path.is_relative_to(folder) and path != folder for path in paths)
-        assert {"/".join(path.parts[-2:]) for path in paths} == {
-            "a/seed-1",
-            "a/seed-2",
-            "b/seed-1",
-            "b/seed-2",
-        }
