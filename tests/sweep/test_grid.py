@@ -57,9 +57,8 @@ def test_every_list_entry_is_run_under_every_method(sweep):
 def test_a_field_is_set_after_what_it_is_part_of(sweep):
     """Whatever the order in the file: YAML's mappings have none."""
     grid = {"algorithm.server_lr": [1.5, 3.0], "algorithm": ["fedau", "fedavg"]}
-    runs = [
-        r.experiment for r in sweep(grid=grid, list=[{"local.lr": 0.25, "local": {"lr": 1}}]).runs
-    ]
+    listed = [{"local.lr": 0.25, "local": {"steps": 7, "lr": 0.5}}]
+    runs = [run.experiment for run in sweep(grid=grid, list=listed).runs]
     found = {(type(run.algorithm).__name__, run.algorithm.server_lr) for run in runs}
     assert found == set(itertools.product(["FedAU", "FedAvg"], [1.5, 3.0]))
     assert {(run.local.lr, run.local.steps) for run in runs} == {(0.25, 7)}
