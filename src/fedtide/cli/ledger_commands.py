@@ -12,7 +12,7 @@ import typer
 from fedtide.errors import InvalidInputError, MissingExtraError, quantify
 from fedtide.validation import require_at_least
 
-ledger_app = typer.Typer(
+app = typer.Typer(
     name="ledger",
     add_completion=False,
     rich_markup_mode="rich",
@@ -32,7 +32,7 @@ Ledger = Annotated[
 ]
 
 
-@ledger_app.callback()
+@app.callback()
 def _ledger() -> None:
     """Check, migrate, prune or export the ledger of a federation.
 
@@ -55,7 +55,7 @@ def _ledger() -> None:
         raise MissingExtraError("ledger", "flower")
 
 
-@ledger_app.command("check")
+@app.command("check")
 def check_command(ledger: Ledger) -> None:
     """Check a ledger: exit status 0 if nothing is wrong, 2 otherwise.
 
@@ -81,7 +81,7 @@ def check_command(ledger: Ledger) -> None:
     print("nothing is wrong" if checks else "the ledger has no federation yet")
 
 
-@ledger_app.command("migrate")
+@app.command("migrate")
 def migrate_command(ledger: Ledger) -> None:
     """Bring the tables of an older fedtide to the present version, for all their federations.
 
@@ -101,7 +101,7 @@ def migrate_command(ledger: Ledger) -> None:
         print(f"the tables were of version {former} and are of version {VERSION} now")
 
 
-@ledger_app.command("prune")
+@app.command("prune")
 def prune_command(
     ledger: Ledger,
     keep: Annotated[int, typer.Option(metavar="R", help="How many rounds to keep: the last ones.")],
@@ -138,7 +138,7 @@ def prune_command(
     print("a database file does not shrink by itself: VACUUM it when no federation runs")
 
 
-@ledger_app.command("export")
+@app.command("export")
 def export_command(
     ledger: Ledger,
     out: Annotated[

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import click
 import typer
@@ -21,66 +21,31 @@ from fedtide.cli.entry import end_at_once_on_signals
 from fedtide.errors import Interrupted, InvalidInputError, RunFailedError, did_you_mean
 from fedtide.provenance import versions
 
-
-class _Command(NamedTuple):
-    """Where a command or group is implemented, and the first paragraph of its help."""
-
-    function: str
-    summary: str
-
-
 COMMANDS = {
-    "run": _Command(
-        "fedtide.cli.run:run_command",
-        "Run an experiment, or several methods and seeds of one, and compare the results.",
-    ),
-    "sweep": _Command(
-        "fedtide.cli.sweep:sweep_command",
-        "Run an experiment under grids and lists of values, methods and seeds.",
-    ),
-    "papers": _Command(
-        "fedtide.cli.papers:papers_command",
-        "List the papers' experiments, or run one and compare it with the published numbers.",
-    ),
-    "leaderboard": _Command(
-        "fedtide.cli.leaderboard:leaderboard_command",
-        "Compare all methods under many patterns of participation, each tuned with the same "
-        "budget.",
-    ),
-    "examples": _Command(
-        "fedtide.cli.examples:examples_command",
-        "List the examples that come with fedtide, or copy one to start from.",
-    ),
-    "keys": _Command(
-        "fedtide.cli.keys:keys_command",
-        "Explain the keys of an experiment file: what each takes, its default and its meaning.",
-    ),
-    "compare": _Command(
-        "fedtide.cli.compare:compare_command",
-        "Compare finished runs: one row per method, mean ± standard deviation over its seeds.",
-    ),
-    "report": _Command(
-        "fedtide.cli.report:report_command",
-        "Write an HTML report on runs: learning curves, participation, and influence of clients.",
-    ),
-    "audit": _Command(
-        "fedtide.cli.audit:audit_command",
-        "Report which objective a participation log trains on, and which method corrects it.",
-    ),
-    "ledger": _Command(
-        "fedtide.cli.ledger_commands:ledger_app",
-        "Check, migrate, prune or export the ledger of a federation.",
-    ),
-    "watch": _Command(
-        "fedtide.cli.watch:watch_command",
-        "Serve a page, and metrics for Prometheus, on a federation from its ledger.",
-    ),
-    "flower": _Command(
-        "fedtide.cli.flower:app",
-        "Run a real federation on this machine with Flower, or register a site with a server.",
-    ),
+    "run": "Run an experiment, or several methods and seeds of one, and compare the results.",
+    "sweep": "Run an experiment under grids and lists of values, methods and seeds.",
+    "papers": "List the papers' experiments, or run one and compare it with the published numbers.",
+    "leaderboard": "Compare all methods under many patterns of participation, each tuned with the "
+    "same budget.",
+    "examples": "List the examples that come with fedtide, or copy one to start from.",
+    "keys": "Explain the keys of an experiment file: what each takes, its default and its meaning.",
+    "compare": "Compare finished runs: one row per method, mean ± standard deviation over its "
+    "seeds.",
+    "report": "Write an HTML report on runs: learning curves, participation, and influence of "
+    "clients.",
+    "audit": "Report which objective a participation log trains on, and which method corrects it.",
+    "ledger": "Check, migrate, prune or export the ledger of a federation.",
+    "watch": "Serve a page, and metrics for Prometheus, on a federation from its ledger.",
+    "flower": "Run a real federation on this machine with Flower, or register a site with a "
+    "server.",
 }
-"""The commands. Only the one that runs is imported, so `fedtide --help` does not load PyTorch."""
+"""The commands with the first paragraph of their help, each in a module of this package.
+
+Only the one that runs is imported, so `fedtide --help` does not load PyTorch.
+"""
+
+_MODULES = {"ledger": "ledger_commands"}
+"""Names of modules that are not those of their commands."""
 
 _typer = functools.partial(
     typer.Typer, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
@@ -94,7 +59,7 @@ class _LazyCommands(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return click.Command(cmd_name, help=COMMANDS[cmd_name].summary)
+        return click.Command(cmd_name, help=COMMANDS[cmd_name])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -102,16 +67,14 @@ class _LazyCommands(TyperGroup):
         name = args[0]
         if name not in COMMANDS:
             ctx.fail(f"unknown command {name!r}; {did_you_mean(name, COMMANDS)}")
-        module, function = COMMANDS[name].function.split(":")
         gc.disable()  # imports leave no garbage, and looking for it takes a sixth of their time
         try:
-            command = getattr(importlib.import_module(module), function)
+            module = importlib.import_module(f"fedtide.cli.{_MODULES.get(name, name)}")
         finally:
             gc.enable()
-        if not isinstance(command, typer.Typer):  # a command without sub-commands
-            single = _typer()
-            single.command(name)(command)
-            command = single
+        if (command := getattr(module, "app", None)) is None:  # without sub-commands
+            command = _typer()
+            command.command(name)(getattr(module, f"{name}_command"))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
         return name, _with_flowing_help(typer.main.get_command(command)), args[1:]

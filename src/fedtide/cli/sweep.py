@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from pathlib import Path
-from subprocess import list2cmdline
 from typing import Annotated
 
 import polars as pl
@@ -70,23 +67,14 @@ def sweep_command(
         )
     _print_results(frame, new_console())
     print(f"results: {out / RESULTS_FILE}")
-    if sweep.strategy is None:
-        return
-    best = out / BEST_FILE
-    if frame["best"].any():
-        # Double quotes mean the same in the Windows command prompt as in a shell.
-        name = shlex.quote(str(best)) if os.name == "posix" else list2cmdline([str(best)])
-        print(f'best: {best}; run it with: fedtide run {name} "seeds=[1, 2, 3]"')
-    else:
-        print("best: none, as all runs failed")
+    if sweep.strategy is not None:
+        best = out / BEST_FILE
+        command = f'{best}; run it with: fedtide run "{best}" "seeds=[1, 2, 3]"'
+        print(f"best: {command if frame['best'].any() else 'none, as all runs failed'}")
 
 
 def _print_results(frame: pl.DataFrame, console: Console) -> None:
-    """Print a row per configuration: its fields, the number of runs, and mean metrics.
-
-    If the fields would take more than half of the terminal, the rows are numbered instead, and the
-    fields are columns like the others.
-    """
+    """Print a numbered row per configuration: its fields, the number of runs, and mean metrics."""
     fields = frame.columns[1 : frame.columns.index("seed")]
     metrics = [name for name in ("loss", "test_accuracy") if name in frame.columns]
     grouped = frame.group_by(fields or [pl.lit("all").alias("runs")], maintain_order=True).agg(
@@ -96,16 +84,12 @@ def _print_results(frame: pl.DataFrame, console: Console) -> None:
     )
     if "best" in fields:
         grouped = grouped.sort("best", descending=True, maintain_order=True)
-    rows = [[_format_cell(value) for value in row] for row in grouped.head(_MAX_ROWS).rows()]
-    widths = [max(map(len, column)) + 2 for column in zip(grouped.columns, *rows, strict=True)]
-    is_numbered = sum(widths[: len(fields)]) > console.width / 2
-    table = WideTable(first=1 if is_numbered else max(1, len(fields)))
-    if is_numbered:
-        table.add_column("#", justify="right")
+    table = WideTable()
+    table.add_column("#", justify="right")
     for name in grouped.columns:
         table.add_column(escape(name), justify="left" if name in fields else "right")
-    for number, row in enumerate(rows, start=1):
-        table.add_row(*[str(number)] * is_numbered, *map(escape, row))
+    for number, row in enumerate(grouped.head(_MAX_ROWS).rows(), start=1):
+        table.add_row(str(number), *(escape(_format_cell(value)) for value in row))
     console.print(table)
     if len(grouped) > _MAX_ROWS:
         console.print(f"and {len(grouped) - _MAX_ROWS} more")
