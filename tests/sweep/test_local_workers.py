@@ -215,6 +215,24 @@ def test_settings_that_change_numbers_reach_the_workers(tmp_path):
 
 
 @pytest.mark.process
+def test_workers_import_modules_of_the_working_directory(tmp_path):
+    """Which is not on Python's path where the command `fedtide` runs."""
+    (tmp_path / "own.yaml").write_text(
+        "problem: {type: quadratic, matrices: [[[1.0]], [[2.0]]], centers: [[0.0], [1.0]]}\n"
+        "participation: full\nalgorithm: {type: 'own:Own'}\nlocal: {steps: 1, lr: 0.1}\n"
+        "rounds: 2\nseeds: [1, 2]\n"
+    )
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import dataclass\nimport fedtide as ft\n\n\n"
+        "@dataclass(frozen=True)\nclass Own(ft.algorithms.FedAvg):\n    pass\n"
+    )
+    command = [sys.executable, "-P", *COMMAND[1:], "own.yaml", "--out", "out", "--workers", "2"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    assert len([*tmp_path.glob("out/**/summary.json")]) == 2
+
+
+@pytest.mark.process
 def test_an_object_that_workers_cannot_get_is_refused(tmp_path):
     run = run_script(tmp_path, "lock", RUN)
     assert "InvalidInputError: workers: an object of the experiment cannot be sent" in run.stderr
