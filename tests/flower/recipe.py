@@ -8,20 +8,17 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from .local_federation import LocalFederation, free_port
-from .processes import DEADLINE, wait_until
+from fedtide.flower.demo import free_port, listens
+
+from .processes import PROGRAMS, LocalFederation, wait_until
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = str(Path(sys.executable).parent)
-
 _MAIN = """
 user {user};
 daemon off;
@@ -59,11 +56,7 @@ _REGISTER, _ = commands_with("register site-a.pub").splitlines()
 
 
 class Recipe:
-    """The server and the sites of the page, in one folder.
-
-    Args:
-        federation: whose folder and environment the processes get, and which ends them.
-    """
+    """The server and the sites of the page, in the folder of a federation, which ends them."""
 
     def __init__(self, federation: LocalFederation) -> None:
         self.federation, self.folder = federation, federation.folder
@@ -87,7 +80,7 @@ class Recipe:
             "/var/lib/flower": str(self.home),
             "/var/lib/fedtide": str(self.folder),
             "/etc/": f"{self.etc}/",
-            "/opt/fedtide/bin": PROGRAMS,
+            "/opt/fedtide/bin": str(PROGRAMS),
             "-o flower ": "",
         }.items():
             text = text.replace(written, here)
@@ -95,67 +88,54 @@ class Recipe:
 
     def run(self, commands: str) -> None:
         """Run commands of the page, except those that need systemd."""
-        lines = self.adapt(commands).splitlines()
-        own = [line for line in lines if not line.startswith("systemctl")]
+        own = [x for x in self.adapt(commands).splitlines() if not x.startswith("systemctl")]
+        command = ["sh", "-ec", "\n".join(own)]
         done = subprocess.run(
-            ["sh", "-ec", "\n".join(own)],
-            cwd=self.deploy,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
+            command, cwd=self.deploy, capture_output=True, text=True, check=False, timeout=300
         )
         assert done.returncode == 0, done.stderr
 
-    def start_server(self) -> None:
-        """Make the keys; start the SuperLink and nginx, and wait for both."""
-        self.run(SERVER)
-        self.start_unit("superlink")
-        self.start_nginx()
-        for port, what in ((self.federation.port, "SuperLink"), (self.port, "nginx")):
-            wait_until(lambda port=port: listens("127.0.0.1", port), what)
-
-    def start_nginx(self) -> None:
-        """Start nginx with the configuration of the recipe."""
+    def start_nginx(self) -> subprocess.Popen[bytes]:
+        """Start nginx with the configuration of the recipe, and wait for it."""
         folder = self.etc / "nginx"
         configuration = folder / "nginx.conf"
         user = "root" if os.geteuid() == 0 else "nobody"
         configuration.write_text(_MAIN.format(folder=folder, user=user), encoding="utf-8")
-        self.federation._start("nginx", shutil.which("nginx"), "-c", str(configuration))
+        nginx = self.federation.start("nginx", shutil.which("nginx"), "-c", str(configuration))
+        wait_until(lambda: listens(self.port), "nginx")
+        return nginx
 
     def start_unit(self, name: str, site: str = "site-a", *more: str) -> subprocess.Popen[bytes]:
         """Start the program of a systemd unit, for a site under its own name."""
         unit = (self.etc / "systemd/system" / f"{name}.service").read_text(encoding="utf-8")
         [command] = re.findall(r"^ExecStart=(.*)$", unit.replace("\\\n", ""), re.MULTILINE)
         words = shlex.split(command.replace("site-a", site))
-        return self.federation._start(site if name == "supernode" else name, *words, *more)
+        return self.federation.start(site if name == "supernode" else name, *words, *more)
 
+    def command(self, command: str, home: Path | None = None) -> tuple[int, str]:
+        """Run a command with the operator's configuration of Flower or one's own.
 
-def listens(address: str, port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((address, port)) == 0
+        Returns:
+            Its exit status, and what it says.
+        """
+        done = subprocess.run(
+            ["sh", "-c", f"exec {command}"],
+            cwd=self.deploy,
+            env=self.federation.environment() | {"FLWR_HOME": str(home or self.home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        return done.returncode, done.stdout
 
+    def register(self, key: str, name: str) -> tuple[int, str]:
+        """Register a key with the command of the page."""
+        return self.command(_REGISTER.replace("site-a.pub", f"{key}.pub").replace("site-a", name))
 
-def start(recipe: Recipe, command: str, home: Path | None = None) -> subprocess.Popen[str]:
-    """Start a command, with the operator's configuration of Flower or one's own."""
-    return subprocess.Popen(
-        ["sh", "-c", f"exec {command}"],
-        cwd=recipe.deploy,
-        env=recipe.federation._environment() | {"FLWR_HOME": str(home or recipe.home)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def register(recipe: Recipe, key: str, name: str) -> tuple[int, str]:
-    """Register a key with the command of the page; return its exit status and what it says."""
-    process = start(recipe, _REGISTER.replace("site-a.pub", f"{key}.pub").replace("site-a", name))
-    said, _ = process.communicate(timeout=DEADLINE)
-    return process.returncode, said
-
-
-def select(recipe: Recipe, query: str) -> list[tuple]:
-    """Return rows of the SuperLink's database."""
-    with sqlite3.connect(f"file:{recipe.home / 'superlink.db'}?mode=ro", uri=True) as database:
-        return sorted(database.execute(query).fetchall())
+    def select(self, query: str) -> list[tuple]:
+        """Return rows of the SuperLink's database."""
+        uri = f"file:{self.home / 'superlink.db'}?mode=ro"
+        with sqlite3.connect(uri, uri=True) as database:
+            return sorted(database.execute(query).fetchall())

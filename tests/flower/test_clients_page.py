@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import fedtide as ft
 from fedtide.flower import FedTide, client, initial_arrays
@@ -100,43 +100,6 @@ def test_the_training_function_does_what_client_does(method):
     )
     same = client(network, copies, ft.LocalTraining(steps=3, lr=0.1))
     require_close(train(names["app"], method), train(same, method))
-
-
-def test_the_training_function_shuffles_otherwise_in_each_round():
-    seen = []
-
-    class Images(Dataset):
-        def __init__(self, context):
-            self.x, self.y = (torch.cat([part] * 3) for part in shard(context))
-
-        def __len__(self):
-            return len(self.x)
-
-        def __getitem__(self, i):
-            seen.append(i)
-            return self.x[i], self.y[i]
-
-    block = "A training function of your own"
-    app = run_block(block, model=network, dataset=Images)["app"]
-    train(app, A.FedProx(mu=0.7), rounds=2)
-    sizes = [3 * size for size in SIZES] * 2
-    epochs = np.split(np.array(seen), np.cumsum(sizes)[:-1])
-    for size, epoch in zip(sizes, epochs, strict=True):
-        assert sorted(epoch) == list(range(size))
-    assert epochs[0].tolist() != epochs[3].tolist()
-    lines = re.search(rf"## {block}\n.*?```python\n(.*?)```", TEXT, re.DOTALL)[1].splitlines()
-    assert len([line for line in lines if line]) <= 30
-
-
-def test_the_training_function_refuses_what_it_does_not_do(caplog):
-    names = run_block(
-        "A training function of your own",
-        model=network,
-        dataset=lambda context: TensorDataset(*shard(context)),
-    )
-    with pytest.raises(AssertionError):
-        train(names["app"], A.Scaffold(option=1))
-    assert "NotImplementedError('gradients at x" in caplog.text
 
 
 def test_a_pretrained_network_keeps_its_statistics():

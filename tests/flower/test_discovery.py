@@ -13,7 +13,7 @@ from fedtide.flower.protocol import NAME_QUERY
 from fedtide.flower.server.node_registry import NodeRegistry
 
 from .driver import N, deploy, federation, node_of
-from .fake_grid import APP_RAISED, NODE_UNAVAILABLE, FakeGrid, Node, WireGrid
+from .fake_grid import APP_RAISED, NODE_UNAVAILABLE, FakeGrid, Node
 
 FedAvg = ft.algorithms.FedAvg
 
@@ -46,32 +46,6 @@ def test_a_full_or_closed_registry_rejects_other_clients():
     full.bind(1, "a", registered=False)
     assert "all 1 clients" in full.bind(2, "b", registered=False)
     assert "not among" in closed.bind(2, "b", registered=True)
-
-
-@pytest.mark.parametrize("name", ["", "  ", "x" * 201, "a\nb", "\x1b[31m"])
-def test_an_invalid_name_is_rejected(name):
-    assert "its name is" in NodeRegistry.from_clients(3).bind(1, name, registered=False)
-
-
-@pytest.mark.parametrize("name", [b"x", [1, 2], 7, "  "])
-def test_a_name_that_is_no_text_is_rejected(name, url):
-    grid = federation(seconds=lambda number: 0.1)
-    grid.nodes[1000] = Node(grid.nodes[100].app, {"partition-id": 3})
-
-    def change_name(reply):
-        if reply.metadata.message_type == NAME_QUERY:
-            reply.content["config"]["name"] = name
-        return reply
-
-    grid.nodes[1000].tamper = change_name
-    strategy = deploy(grid, FedAvg(), rounds=2, ledger=url, clients=N + 1)
-    assert len(strategy.training.registry.names) == N
-
-
-@pytest.mark.parametrize("clients", ["abc", 0, [], ["a", "a"], ["a", ""], 5.0, None, True, {"a"}])
-def test_a_registry_needs_clients_with_distinct_names(clients):
-    with pytest.raises(InvalidInputError, match=r"^clients: .*; "):
-        NodeRegistry.from_clients(clients)
 
 
 def test_a_registry_survives_as_plain_data():
@@ -126,42 +100,12 @@ def id_of(grid, client):
     return next(i for i, node in grid.nodes.items() if node.config["partition-id"] == client)
 
 
-def test_mute_newcomers_with_ever_new_ids_hold_up_no_round(url):
-    grid = federation(seconds=lambda number: 5.0 if number else 0.1)
-    for number in range(40):
-        add_mute(grid, 1000 + number, arrives=grid.now + 1 + 2.5 * number)
-    began = grid.now
-    deploy(grid, FedAvg(), rounds=10, timeout=300.0, ledger=url)
-    assert grid.now - began < 60.0
-    assert len(read_ledger(url).filter(stage="used")) == 10 * N
-
-
 def test_a_mute_node_at_the_start_costs_a_minute_once(url):
     grid, began = federation(seconds=lambda number: 5.0 if number else 0.1), 1_000.0
     add_mute(grid, 1000, arrives=0.0)
     deploy(grid, FedAvg(), rounds=5, timeout=300.0, ledger=url)
     assert 60.0 <= grid.now - began < 90.0
     assert len(read_ledger(url).filter(stage="used")) == 5 * N
-
-
-def test_the_first_round_has_all_that_tell_their_names_within_a_minute(url):
-    grid = federation()
-    for client in range(N):
-        wait = 10.0 * client + 1.0
-        node_of(grid, client).seconds = lambda number, s=wait: 0.1 if number else s
-    deploy(grid, FedAvg(), rounds=1, ledger=url)
-    assert set(read_ledger(url).filter(stage="used")["client"]) == {str(n) for n in range(N)}
-
-
-def test_a_name_counts_whenever_it_arrives(url):
-    grid = federation(seconds=lambda number: 5.0 if number else 0.1)
-    slow = node_of(grid, 3)
-    slow.online = lambda now: now > 1_010.0
-    slow.seconds = lambda number: 5.0 if number else 45.0
-    deploy(grid, FedAvg(), rounds=20, ledger=url)
-    own = read_ledger(url).filter(client="3")["round"].to_list()
-    assert own == list(range(own[0], 20))
-    assert 10 <= own[0] <= 12
 
 
 @pytest.mark.parametrize("error", [0, 1, 8])
@@ -202,23 +146,6 @@ def test_a_flood_of_new_nodes_leaves_no_trace(tmp_path, url, caplog):
     assert len(read_ledger(url).filter(stage="used")) == 20 * N
 
 
-def test_a_node_is_asked_again_when_its_operator_has_corrected_its_name(url):
-    grid = federation(seconds=lambda number: 5.0 if number else 0.1)
-    node = node_of(grid, 3)
-    node.config = {"name": "nobody"}
-
-    class Correcting(FakeGrid):
-        def get_nodes(self):
-            if self.now > 1_030 and node.started < 1_000:
-                node.started, node.config = self.now, {"name": "3"}
-            return super().get_nodes()
-
-    deploy(Correcting(grid.nodes), FedAvg(), rounds=12, ledger=url)
-    own = read_ledger(url).filter(client="3")["round"].to_list()
-    assert own == list(range(own[0], 12))
-    assert 6 <= own[0] <= 8
-
-
 def misnamed(corrected: float, url: str, **options) -> tuple[FakeGrid, dict[str, list[int]]]:
     """Run a federation whose site 0 starts as "1", until a time; site 1 comes at 1,060 s.
 
@@ -254,19 +181,6 @@ def test_a_node_that_was_another_client_is_asked_again_when_it_restarts(correcte
     assert len(questions(grid, id_of(grid, 0))) == 2
 
 
-def test_a_name_that_is_corrected_between_two_submissions_is_asked_for(url, tmp_path):
-    state = tmp_path / "state"
-    grid, rounds = misnamed(math.inf, url, state=state)
-    assert rounds["0"] == []
-    wrong = node_of(grid, 0)
-    wrong.started = grid.now
-    del wrong.config["name"]
-    again = FakeGrid(grid.nodes, now=grid.now)
-    deploy(again, FedAvg(), rounds=25, timeout=60.0, ledger=url, state=state)
-    # It answers while the others train in round 20.
-    assert read_ledger(url).filter(client="0")["round"].to_list() == list(range(21, 25))
-
-
 class Restarting(FakeGrid):
     """Client 3's node restarts at 1,030 s, and may answer the question for its name otherwise."""
 
@@ -289,14 +203,6 @@ def rounds_of(client: str, url: str, stage: str = "used") -> list[int]:
     return read_ledger(url).filter(client=client, stage=stage)["round"].to_list()
 
 
-def test_a_node_that_restarts_and_does_not_tell_its_name_stays_the_client_that_it_was(url, caplog):
-    grid = Restarting(federation(seconds=lambda number: 5.0).nodes)
-    deploy(grid, FedAvg(), rounds=30, ledger=url)
-    assert 2 <= len(questions(grid, id_of(grid, 3))) <= 4
-    assert len(rounds_of("3", url)) >= 28
-    assert "does not take part" not in caplog.text
-
-
 def test_a_node_whose_app_fails_when_it_is_asked_again_stays_the_client_that_it_was(url, caplog):
     """As while its memory is full; an app that does not know the question fails likewise."""
 
@@ -311,27 +217,6 @@ def test_a_node_whose_app_fails_when_it_is_asked_again_stays_the_client_that_it_
     assert "does not take part" not in caplog.text
 
 
-def test_a_known_node_trains_while_its_answer_is_awaited(url):
-    """Nodes reconnect whenever the network fails for a while."""
-
-    class Mute(Restarting):
-        def _push(self, message):
-            free_at = self.nodes[message.metadata.dst_node_id].free_at
-            message_id = super()._push(message)
-            if (
-                message.metadata.message_type == NAME_QUERY
-                and self.nodes[message.metadata.dst_node_id].started > 1_030
-            ):
-                self.pending.pop(message_id)
-                self.nodes[message.metadata.dst_node_id].free_at = free_at
-            return message_id
-
-    grid = Mute(federation(seconds=lambda number: 5.0).nodes)
-    deploy(grid, FedAvg(), rounds=40, ledger=url)
-    assert len(questions(grid, id_of(grid, 3))) >= 2
-    assert len(rounds_of("3", url)) >= 39
-
-
 def test_all_known_nodes_are_in_the_first_round_of_another_submission(url, tmp_path):
     """Even if all have reconnected since."""
     state = tmp_path / "state"
@@ -343,30 +228,6 @@ def test_all_known_nodes_are_in_the_first_round_of_another_submission(url, tmp_p
     deploy(again, FedAvg(), rounds=4, ledger=url, state=state)
     used = read_ledger(url).filter(stage="used")
     assert used.group_by("round").len().sort("round")["len"].to_list() == [N] * 4
-
-
-def test_a_node_that_is_displaced_while_it_is_asked_again_keeps_its_question(url):
-    """Site 1 comes as site 0, which had its name by mistake, restarts, and answers first."""
-    grid = federation(seconds=lambda number: 5.0)
-    wrong, late = node_of(grid, 0), node_of(grid, 1)
-    wrong.config["name"] = "1"
-    late.online = lambda now: now >= 1_050.0
-    late.started = 1_050.0
-    late.seconds = lambda number: 5.0 if number else 0.1
-
-    class Correcting(FakeGrid):
-        def get_nodes(self):
-            if self.now >= 1_050.0 and "name" in wrong.config:
-                wrong.started, wrong.free_at = self.now, self.now + 3.0
-                del wrong.config["name"]
-            return super().get_nodes()
-
-    grid = Correcting(grid.nodes)
-    deploy(grid, FedAvg(), rounds=30, timeout=60.0, ledger=url)
-    found = rounds_of("0", url)
-    assert found == list(range(found[0], 30))
-    assert rounds_of("1", url)[-1] == 29
-    assert len(rounds_of("1", url)) >= 28
 
 
 @pytest.mark.parametrize("corrected", ["0", "\x1b[31m"], ids=["another name", "no name"])
@@ -418,75 +279,6 @@ def test_no_update_of_a_renamed_node_counts_for_the_client_that_it_was(corrected
     assert all(trained[t] == "1" for t in used)
 
 
-def test_an_app_that_does_not_know_the_question_is_asked_once_each_time_it_connects(url):
-    class Plain(Restarting):
-        def _answer(self, node, message):
-            if node is node_of(self, 3) and message.metadata.message_type == NAME_QUERY:
-                return Message(Error(APP_RAISED, "unknown"), reply_to=message)
-            return super()._answer(node, message)
-
-    grid = Plain(federation(seconds=lambda number: 5.0).nodes)
-    deploy(grid, FedAvg(), rounds=60, ledger=url, clients=N)
-    assert len(questions(grid, id_of(grid, 3))) == 2
-    assert len(rounds_of(f"node-{id_of(grid, 3)}", url)) >= 58
-
-
-def test_an_answer_from_before_a_restart_is_not_that_of_the_new_process(url):
-    """It waits in the inbox while the node restarts with another name."""
-    grid = federation(seconds=lambda number: 5.0)
-    node = node_of(grid, 0)
-    node.config["name"] = "1"
-    late = node_of(grid, 1)
-    late.online = lambda now: False
-
-    class Correcting(FakeGrid):
-        def get_nodes(self):
-            answered = any(one in self.answered for one in self.asked())
-            if answered and "name" in node.config:  # pulled a moment ago, and not read yet
-                node.started = self.now
-                del node.config["name"]
-            return super().get_nodes()
-
-        def asked(self):
-            return [
-                m.metadata.message_id
-                for m in self.sent
-                if m.metadata.dst_node_id == id_of(self, 0)
-                and m.metadata.message_type == NAME_QUERY
-            ]
-
-    grid = Correcting(grid.nodes)
-    deploy(grid, FedAvg(), rounds=10, timeout=60.0, ledger=url)
-    assert rounds_of("0", url)[-1] == 9
-    assert rounds_of("1", url) == []
-
-
-def test_a_node_that_restarts_with_a_name_that_is_rejected_no_longer_takes_part(url, caplog):
-    class Renamed(FakeGrid):
-        def get_nodes(self):
-            if self.now > 1_030 and node.started < 1_000:
-                node.started, node.config = self.now, {"partition-id": 3, "name": "\x1b[31m"}
-            return super().get_nodes()
-
-    grid = Renamed(federation(seconds=lambda number: 5.0).nodes)
-    node = node_of(grid, 3)
-    deploy(grid, FedAvg(), rounds=20, ledger=url)
-    rounds = read_ledger(url).filter(client="3")["round"].to_list()
-    assert rounds == list(range(len(rounds)))
-    assert 4 <= len(rounds) <= 8
-    assert caplog.text.count("does not take part: its name is empty, too long, or not") == 1
-
-
-def test_two_nodes_with_one_name_do_not_take_it_from_each_other_at_every_look(url, caplog):
-    grid = federation(seconds=lambda number: 5.0 if number else 0.1)
-    grid.nodes[1000] = Node(grid.nodes[100].app, {"partition-id": 3}, started=5.0)
-    deploy(grid, FedAvg(), rounds=24, ledger=url)
-    assert len(questions(grid, 1000)) <= 3
-    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert all("taken its place as '3'" in text for text in warnings)
-    assert 1 <= len(warnings) <= 3
-
-
 @pytest.mark.parametrize("seconds", [50.0, 100.0])
 def test_of_two_processes_of_a_client_the_latest_trains_until_it_goes(seconds, url):
     """Nor is a request given up because the other process claims the name again."""
@@ -527,18 +319,3 @@ def test_of_two_keys_with_one_name_the_one_online_first_is_the_client_until_it_g
         f"node {second} does not take part: node {first} has been online longer as 'site-a'; "
         "give each key its own name"
     ]
-
-
-def test_a_node_whose_answer_was_damaged_on_its_way_is_asked_again(url):
-    nodes, damaged = federation(seconds=lambda number: 30.0).nodes, []
-
-    def corrupt(message, objects):
-        if message.metadata.message_type == NAME_QUERY and message.metadata.src_node_id == 102:
-            if not damaged:
-                objects[message.object_id] = b"garbage"
-            damaged.append(message)
-
-    deploy(WireGrid(nodes, corrupt), FedAvg(), rounds=6, ledger=url)
-    own = read_ledger(url).filter(client=str(nodes[102].config["partition-id"]))
-    assert len(damaged) == 2
-    assert set(own["stage"]) == {"used"}

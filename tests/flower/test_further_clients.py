@@ -8,7 +8,6 @@ import pytest
 import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.flower.ledger.ledger import read_ledger
-from fedtide.flower.server.node_registry import NodeRegistry
 
 from .driver import Killed, deploy, federation, kill_in_call, model, prepare, quadratic
 
@@ -67,14 +66,6 @@ def test_they_take_part_from_then_on(algorithm, weight, clients, tmp_path):
     assert found.training.steps_taken.tolist() == wanted_steps
 
 
-def test_a_federation_that_numbers_clients_as_they_join_gives_the_next_numbers(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        found = grow(A.FedAvg(), tmp_path, (FEW, ALL))
-    assert "joins after all 5 clients; submit the run again with more" in caplog.text
-    names = found.training.registry.names
-    assert sorted(names) == NAMES
-
-
 @pytest.mark.parametrize("after", [False, True])
 def test_a_crash_in_the_first_round_with_them_does_no_harm(after, tmp_path, monkeypatch):
     whole = grow(A.Auto(control_variates=True), tmp_path / "whole")
@@ -102,25 +93,6 @@ def test_names_that_are_known_keep_their_places(later, tmp_path):
     grow(A.FedAvg(), tmp_path, (NAMES[:FEW],), (2,))
     with pytest.raises(InvalidInputError, match=r"^clients: .*give these in this order, further"):
         grow(A.FedAvg(), tmp_path, (later,), (4,))
-
-
-def test_an_error_of_ones_own_add_clients_is_not_blamed_on_the_state(tmp_path):
-    class Own(A.FedAvg):
-        def add_clients(self, state, first):
-            raise KeyError("own")
-
-    grow(Own(), tmp_path, (NAMES[:FEW],), (2,))
-    with pytest.raises(KeyError, match="own"):
-        grow(Own(), tmp_path, (NAMES,), (4,))
-
-
-def test_clients_can_be_named_when_some_have_joined():
-    first = NodeRegistry.from_clients(3)
-    first.bind(1, "a", registered=False)
-    named = NodeRegistry.from_clients(["a", "b", "c", "d"])
-    named.restore(first.to_json())
-    assert named.names == ["a", "b", "c", "d"]
-    assert named.client_at(1) == 0
 
 
 def test_privacy_keeps_the_number_of_clients(tmp_path):

@@ -9,12 +9,10 @@ from flwr.app import Context
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
-from fedtide.flower import ClientSideMemory
 from fedtide.flower.arrays import params_to_arrays
 from fedtide.flower.clients.app import custom_client
 from fedtide.flower.protocol import Update
 from fedtide.flower.server.strategy import FedTide
-from fedtide.privacy import Gaussian
 
 from .fake_grid import FakeGrid, Node
 
@@ -64,18 +62,6 @@ def state_of(strategy: FedTide) -> np.ndarray:
     return strategy.training.model.numpy()
 
 
-def test_many_samples_in_a_round_do_not_overflow():
-    """Seven clients with 10,000 samples have more than float16 can count."""
-    strategy = Federation(7, 1.0, samples=10_000).train(A.FedAvg(weights="data"), rounds=2)
-    np.testing.assert_allclose(state_of(strategy), [2.0, 2.0], rtol=1e-6)
-
-
-def test_the_sum_over_many_clients_does_not_stand_still():
-    """In float16, 2048 + 1 is 2048."""
-    strategy = Federation(2_100, 1.0).train(A.FedAvg(), rounds=1)
-    np.testing.assert_allclose(state_of(strategy), [1.0, 1.0], rtol=1e-6)
-
-
 def test_small_steps_add_up_and_models_travel_in_half_precision():
     """From 1 the next number of float16 is 0.001 away, five times a step here."""
     federation = Federation(2, 1e-4, dtype=torch.float32)
@@ -90,35 +76,12 @@ def test_small_steps_add_up_and_models_travel_in_half_precision():
     np.testing.assert_array_equal(array.numpy(), np.full(2, exact[-1], np.float16))
 
 
-@pytest.mark.parametrize("method", [A.MIFA(), A.FedLaAvg()], ids=repr)
-def test_memories_of_clients_follow_the_plain_method(method, tmp_path):
-    states = []
-    for algorithm in (method, ClientSideMemory(method)):
-        federation = Federation(3, 0.1, memory=tmp_path, dtype=torch.float32)
-        states.append(state_of(federation.train(algorithm, rounds=10)))
-    np.testing.assert_allclose(states[1], states[0], rtol=1e-3)
-
-
-def test_clients_that_train_in_bfloat16_send_float32(tmp_path):
-    """NumPy has no bfloat16; this method sends Δ, and not the sum of Δ and the model."""
-    federation = Federation(2, 0.375, memory=tmp_path, dtype=torch.bfloat16)
-    strategy = federation.train(ClientSideMemory(A.FedAU(cutoff=5)), rounds=2)
-    np.testing.assert_array_equal(state_of(strategy), [0.75, 0.75])
-
-
 def test_numbers_beyond_float16_are_sent_as_its_largest():
     """They would be infinite, and no client could train again."""
     federation = Federation(1, 5_000.0, dtype=torch.float32)
     strategy = federation.train(A.FedAvg(), 3, start=60_000.0)
     np.testing.assert_array_equal(state_of(strategy), [75_000.0] * 2)
     assert [float(x[0]) for x in federation.received] == [60_000.0, 64_992.0, 65_504.0]
-
-
-def test_a_private_federation_takes_them(tmp_path):
-    mechanism = Gaussian(clip=1.0, noise_multiplier=1e-3, delta=1e-5)
-    options = {"privacy": mechanism, "state": tmp_path}
-    strategy = Federation(3, 0.1).train(A.FedAvg(weights="all"), 2, **options)
-    np.testing.assert_allclose(state_of(strategy), [0.2, 0.2], atol=0.01)
 
 
 @pytest.mark.parametrize("first", [torch.float16, torch.float32, torch.float64])

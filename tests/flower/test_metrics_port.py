@@ -1,14 +1,13 @@
 """A strategy that serves the page and the metrics of its federation itself."""
 
-import socket
 import time
 import urllib.request
 
 import pytest
 
 import fedtide as ft
-from fedtide.errors import InvalidInputError
 from fedtide.flower.arrays import vector_to_arrays
+from fedtide.flower.demo import free_port
 from fedtide.flower.server.strategy import FedTide
 
 from .driver import TASK, N, federation
@@ -16,12 +15,6 @@ from .driver import TASK, N, federation
 pytest.importorskip("prometheus_client", reason="metrics need fedtide[watch]")
 
 FedAvg = ft.algorithms.FedAvg
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def read(port: int, path: str = "") -> str:
@@ -49,20 +42,3 @@ def test_page_and_metrics_are_there_while_the_federation_runs(url, monkeypatch):
     assert seen == [0, 1, 2, 3]
     with pytest.raises(OSError):
         read(port)
-
-
-def test_metrics_need_a_ledger():
-    with pytest.raises(InvalidInputError, match=r"^metrics_port: .*ledger"):
-        FedTide(FedAvg(), clients=2, metrics_port=0)
-
-
-def test_a_port_in_use_is_refused_before_the_first_round(url):
-    grid = federation()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        strategy = FedTide(FedAvg(), clients=N, ledger=url, clock=grid.clock, metrics_port=port)
-        with pytest.raises(InvalidInputError, match=f"port: {port} is in use"):
-            strategy.start(grid, vector_to_arrays(TASK.start, TASK.layout), 3)
-    assert not grid.sent

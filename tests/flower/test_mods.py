@@ -5,7 +5,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import (
     LocalDpMod,
     adaptiveclipping_mod,
@@ -18,7 +17,7 @@ import fedtide as ft
 from fedtide.flower import ClientSideMemory
 
 from .driver import TASK, N, deploy, federation, model, node_of, rows, scripted, update_of
-from .fake_grid import FakeGrid, Node, WireGrid
+from .fake_grid import WireGrid
 
 A = ft.algorithms
 NORM = 1.0
@@ -53,13 +52,6 @@ def by_hand(rounds: int, change, x: np.ndarray | None = None) -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("mod", [fixedclipping_mod, adaptiveclipping_mod], ids=name_of)
-def test_clipping_moves_the_model_by_the_mean_of_the_clipped_updates(mod):
-    strategy = deploy(federation(mods=[mod]), A.FedAvg(), rounds=6, train_config=CONFIG)
-    np.testing.assert_allclose(model(strategy), by_hand(6, clip), rtol=1e-12)
-    assert np.linalg.norm(model(strategy) - by_hand(6, lambda delta: delta)) > 0.01
-
-
 @pytest.mark.parametrize("method", AVERAGING, ids=repr)
 def test_a_clipped_update_counts_as_if_the_client_had_clipped_it_itself(method):
     """The method gets the same updates either way, in rounds with and without each client."""
@@ -79,35 +71,10 @@ def test_a_clipped_update_counts_as_if_the_client_had_clipped_it_itself(method):
     assert not first._transport.pending  # declining passes the mods, too
 
 
-def test_adaptive_clipping_reports_how_many_updates_were_clipped():
-    seen = []
-
-    def keep(records, weighted_by):
-        seen.append([record["metrics"]["norm_bit"] for record in records])
-        return MetricRecord()
-
-    grid = federation(mods=[adaptiveclipping_mod])
-    options = {"train_config": CONFIG, "train_metrics_aggr_fn": keep}
-    deploy(grid, A.FedAvg(), rounds=6, **options)
-    x = TASK.start.numpy()
-    for bits in seen:
-        updates = [update_of(n, x) for n in range(N)]
-        assert bits == [float(np.linalg.norm(delta) > NORM) for delta in updates]
-        x = x + np.mean([clip(delta) for delta in updates], axis=0)
-    assert {0.0, 1.0} <= {bit for bits in seen for bit in bits}
-
-
 def seed(monkeypatch) -> Callable[[float, float, int], np.ndarray]:
     """Seed the draws of Flower's mods, and return a function that draws the same again."""
     monkeypatch.setattr(np.random, "normal", np.random.default_rng(3).normal)
     return np.random.default_rng(3).normal
-
-
-def test_local_privacy_adds_exactly_its_noise_to_the_clipped_update(monkeypatch):
-    draw = seed(monkeypatch)
-    strategy = deploy(federation(mods=[DP]), A.FedAvg(), rounds=5)
-    wanted = by_hand(5, lambda delta: clip(delta) + draw(0, STD, 3))
-    np.testing.assert_allclose(model(strategy), wanted, rtol=1e-12)
 
 
 @pytest.mark.parametrize("method", [A.FedAvg(), *DERIVING], ids=repr)
@@ -166,13 +133,6 @@ def test_an_own_mod_is_refused_where_it_changes_what_updates_are_needed_for(
     assert len(seen) == 2 * N
 
 
-def test_an_own_mod_may_change_updates_that_are_only_averaged():
-    strategy = deploy(federation(mods=[halve_arrays]), A.FedAvg(), rounds=1)
-    x = TASK.start.numpy()
-    wanted = np.mean([(x + update_of(n, x)) / 2 for n in range(N)], axis=0)
-    np.testing.assert_allclose(model(strategy), wanted, rtol=1e-12)
-
-
 def test_mods_for_training_do_not_see_names_or_evaluations(url):
     """FedTide asks every client for its name; a mod that expects a model cannot answer."""
     seen = []
@@ -193,34 +153,6 @@ def test_mods_for_training_do_not_see_names_or_evaluations(url):
     deploy(grid, A.FedAvg(), rounds=3, **options)
     assert set(seen) == {"train"}
     assert {client for _, client, _, _ in rows(url)} == {str(n) for n in range(N)}
-
-
-def test_a_mod_that_refuses_the_question_for_a_name_does_not_hide_its_node(url):
-    """As in an app of Flower's former style, whose mods see every message."""
-    app = ClientApp(client_fn=lambda context: None, mods=[fixedclipping_mod])
-    grid = FakeGrid({7: Node(app, {})})
-    deploy(grid, A.FedAvg(), rounds=2, clients=1, ledger=url)
-    assert [message.metadata.message_type for message in grid.sent].count("query.fedtide_name") == 1
-    assert {client for _, client, _, _ in rows(url)} == {"node-7"}
-
-
-@pytest.mark.parametrize("place", ["app", "function"])
-def test_ordinary_flower_apps_keep_their_mods(place):
-    mods = [arrays_size_mod, fixedclipping_mod]
-    app = ClientApp(mods=mods if place == "app" else None)
-
-    @app.train(mods=mods if place == "function" else None)
-    def train(message, context):
-        x = message.content["arrays"].to_numpy_ndarrays()[0]
-        record = ArrayRecord({"x": Array(x + update_of(context.node_config["partition-id"], x))})
-        found = MetricRecord({"num-examples": 1})
-        return Message(RecordDict({"model": record, "found": found}), reply_to=message)
-
-    grid = federation()
-    for node in grid.nodes.values():
-        node.app = app
-    strategy = deploy(grid, A.FedAvg(), rounds=4, clients=N, train_config=CONFIG)
-    np.testing.assert_allclose(model(strategy), by_hand(4, clip), rtol=1e-12)
 
 
 def test_what_mods_return_travels_through_flowers_own_messages(monkeypatch):

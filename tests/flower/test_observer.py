@@ -105,13 +105,6 @@ def test_training_is_the_same_with_and_without_the_observer(tmp_path: Path) -> N
     assert observed.tolist() == pytest.approx([3 * (100 + 400 + 900 + 1600) / 100] * 2)
 
 
-def test_offline_clients_have_no_row(tmp_path: Path) -> None:
-    grid = federation()
-    grid.nodes[14].online = lambda now: False
-    train(ParticipationObserver(fedavg(), tmp_path / "log.csv"), grid)
-    assert {name for _, name in rows_of(tmp_path / "log.csv")} == {"ann", "bob", "13"}
-
-
 def test_replies_that_the_strategy_refuses_were_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -123,12 +116,6 @@ def test_replies_that_the_strategy_refuses_were_reported(
     assert rows_of(path)[0, "ann"] == ("reported", 10)
 
 
-def test_rounds_of_a_further_run_continue(tmp_path: Path) -> None:
-    for _ in range(2):
-        train(ParticipationObserver(fedavg(), tmp_path / "log.csv"), federation(), rounds=2)
-    assert {t for t, _ in rows_of(tmp_path / "log.csv")} == {0, 1, 2, 3}
-
-
 def test_a_second_start_of_the_same_observer_continues(tmp_path: Path) -> None:
     observer = ParticipationObserver(fedavg(), tmp_path / "log.csv")
     for _ in range(2):
@@ -136,31 +123,6 @@ def test_a_second_start_of_the_same_observer_continues(tmp_path: Path) -> None:
     assert {t for t, _ in rows_of(tmp_path / "log.csv")} == {0, 1, 2, 3}
     assert pl.read_csv(tmp_path / "log.csv").height == 4 * len(SAMPLES)
     ParticipationObserver(fedavg(), tmp_path / "log.csv")  # it can be read
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "round,client,stage,weight,time,reason\n0,ann,used,0.5,1.0,\n",
-        "client,round,stage\nann,0,used\n",
-        "round,client\n0,ann\n",
-        "round;client;stage;samples\n0;ann;used;3\n",
-        "round,client,stage,weight\n0,ann,used,0.5",
-    ],
-)
-def test_a_log_with_other_columns_is_left_as_it_is(text: str, tmp_path: Path) -> None:
-    """Rows would be appended under the wrong names, or make the file unreadable."""
-    path = tmp_path / "log.csv"
-    path.write_text(text)
-    with pytest.raises(InvalidInputError, match=r"^log: .*round, client, stage, samples.*; choose"):
-        ParticipationObserver(fedavg(), path)
-    assert path.read_text() == text
-
-
-def test_other_strategies_are_observed(tmp_path: Path) -> None:
-    krum = Krum(fraction_evaluate=0.0, num_malicious_nodes=1)
-    train(ParticipationObserver(krum, tmp_path / "log.csv"), federation())
-    assert len(rows_of(tmp_path / "log.csv")) == 12
 
 
 def test_what_cannot_be_observed_is_refused(tmp_path: Path) -> None:
@@ -243,11 +205,3 @@ def test_a_crash_within_the_first_line_leaves_no_log(left: int, tmp_path: Path) 
     path.write_text((HEADER + "\r")[:left], newline="")
     train(ParticipationObserver(fedavg(), path), federation(), rounds=1)
     assert {t for t, _ in rows_of(path)} == {0}
-
-
-def test_nothing_is_dropped_from_a_file_that_is_no_log(tmp_path: Path) -> None:
-    path = tmp_path / "other.csv"
-    path.write_text("a,b\n1,2\n3,4")
-    with pytest.raises(InvalidInputError, match=r"^log: the columns of .*; choose"):
-        ParticipationObserver(fedavg(), path)
-    assert path.read_text() == "a,b\n1,2\n3,4"

@@ -10,13 +10,11 @@ from fedtide.algorithms import FedAU, FedAvg
 from fedtide.differential_privacy import private_sum
 from fedtide.differential_privacy.noise_source import standard_normals
 from fedtide.errors import InvalidInputError
-from fedtide.flower.ledger.ledger import Ledger, read_ledger
+from fedtide.flower.ledger.ledger import read_ledger
 from fedtide.flower.server.session import TrainingSession
-from fedtide.flower.server.strategy import FedTide
 from fedtide.privacy import Gaussian, MatrixFactorisation, spent
 
 from .driver import (
-    LOCAL,
     TASK,
     Killed,
     N,
@@ -129,22 +127,6 @@ def test_a_second_submission_goes_on_with_what_the_first_has_spent(tmp_path):
         assert found == pytest.approx([epsilon_of(rounds, 3.0, 1e-5)] * N, rel=1e-3)
 
 
-def test_privacy_needs_a_folder_for_what_has_been_spent():
-    with pytest.raises(InvalidInputError, match=r"^state: with privacy, .*submission.*; give"):
-        FedTide(FedAvg(weights="all"), clients=2, privacy=Gaussian(1.0, 3.0, 1e-5))
-
-
-def test_a_mistyped_folder_for_an_existing_ledger_is_refused(tmp_path, url):
-    options = {"ledger": url, "privacy": Gaussian(1.0, 3.0, 1e-5)}
-    deploy(federation(), FedAvg(weights="all"), 3, state=tmp_path / "state", **options)
-    grid, before = federation(), read_ledger(url)
-    refused = r"^state: .*/sate is empty, and the ledger has 3 rounds of 'default'.*; give"
-    with pytest.raises(InvalidInputError, match=refused):
-        deploy(grid, FedAvg(weights="all"), 6, state=tmp_path / "sate", **options)
-    assert not grid.sent
-    assert read_ledger(url).equals(before)
-
-
 def test_training_ends_when_nobody_may_take_part_any_more(url, state):
     mechanism = MatrixFactorisation(1.0, 1.0, 1e-5, min_separation=2, max_participations=2)
     strategy = deploy(
@@ -167,33 +149,32 @@ def test_a_federation_resumes_with_its_noise_and_its_budgets(tmp_path):
     assert kept.noise.abs().min() > 0
 
 
-def test_two_federations_never_have_the_same_noise(tmp_path):
-    mechanism = Gaussian(1.0, 1.0, 1e-5)
-    options = {"privacy": mechanism, "seed": 3}
-    models = [
-        model(deploy(federation(), FedAvg(weights="all"), 1, state=tmp_path / name, **options))
-        for name in "ab"
-    ]
-    assert not np.isclose(*models).any()
-
-
-def test_the_mechanism_is_part_of_what_a_state_was_begun_with(tmp_path):
-    options = {"state": tmp_path / "state"}
-    deploy(federation(), FedAvg(weights="all"), 1, privacy=Gaussian(1.0, 1.0, 1e-5), **options)
-    with pytest.raises(ValueError, match=r"^state: .* was started with algorithm "):
-        deploy(federation(), FedAvg(weights="all"), 2, privacy=Gaussian(1.0, 0.5, 1e-5), **options)
-
-
-def test_the_strategy_refuses_what_cannot_be_private(state):
-    with pytest.raises(ValueError, match=r"^algorithm: .*any weight"):
-        deploy(federation(), FedAvg(), 1, privacy=Gaussian(1.0, 1.0, 1e-5), state=state)
-    assert FedTide(FedAvg(), clients=2).algorithm == FedAvg()
-    assert LOCAL.steps == 3
+@pytest.mark.parametrize(
+    ("lost", "field"),
+    [("states", "state"), ("newest", "state"), ("mark", "state"), ("ledger", "ledger")],
+)
+def test_private_training_goes_on_only_with_all_that_its_clients_have_lost(lost, field, state, url):
+    """Else their budgets would begin anew, or `spent` would not count them."""
+    options = {"state": state, "ledger": url, "privacy": Gaussian(1.0, 3.0, 1e-5)}
+    deploy(federation(), FedAvg(weights="all"), 3, **options)
+    if lost == "states":
+        options["state"] = state / "mistyped"
+    elif lost == "newest":  # of which the mark tells, without a ledger
+        max(state.glob("*.safetensors")).unlink()
+        options["ledger"] = None
+    elif lost == "mark":
+        (state / "published").write_text("3\n4")
+    else:
+        options["ledger"] = url.replace("ledger.db", "leger.db")
+    grid = federation()
+    with pytest.raises(InvalidInputError, match=rf"^{field}: "):
+        deploy(grid, FedAvg(weights="all"), 4, **options)
+    assert not grid.sent
 
 
 @pytest.mark.parametrize("damage", ["flipped", "deleted"])
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_a_round_that_may_have_been_published_is_never_repeated(damage, rounds, state, url):
+def test_a_round_that_may_have_been_published_is_never_repeated(damage, state, url):
+    rounds = 3
     options = {"state": state, "ledger": url, "privacy": Gaussian(1.0, 3.0, 1e-5)}
     deploy(federation(), FedAvg(weights="all"), rounds, **options)
     newest, before = max(state.glob("*.safetensors")), read_ledger(url)
@@ -213,44 +194,6 @@ def test_a_round_that_may_have_been_published_is_never_repeated(damage, rounds, 
     assert again.training.driver.state.rounds.tolist() == [rounds + 1] * N
 
 
-def test_a_round_is_not_repeated_if_its_file_is_gone_and_there_is_no_ledger(state):
-    options = {"state": state, "privacy": Gaussian(1.0, 3.0, 1e-5)}
-    deploy(federation(), FedAvg(weights="all"), 3, **options)
-    newest = max(state.glob("*.safetensors"))
-    kept = newest.read_bytes()
-    newest.unlink()
-    grid = federation()
-    with pytest.raises(InvalidInputError, match=r"^state: round 3 has ended, .* after round 2; "):
-        deploy(grid, FedAvg(weights="all"), 4, **options)
-    for path in state.glob("*.safetensors"):
-        path.unlink()
-    with pytest.raises(InvalidInputError, match=r"^state: round 3 has ended, .* after round 0; "):
-        deploy(grid, FedAvg(weights="all"), 4, **options)
-    assert not grid.sent
-    newest.write_bytes(kept)
-    again = deploy(federation(), FedAvg(weights="all"), 4, **options)
-    assert again.training.driver.state.rounds.tolist() == [4] * N
-
-
-@pytest.mark.parametrize("damage", ["", "x", "-1", "3\n4"])
-def test_what_tells_the_rounds_that_were_published_is_damaged(damage, state):
-    options = {"state": state, "privacy": Gaussian(1.0, 3.0, 1e-5)}
-    deploy(federation(), FedAvg(weights="all"), 3, **options)
-    (state / "published").write_text(damage)
-    with pytest.raises(InvalidInputError, match=r"^state: .*published .*restore"):
-        deploy(federation(), FedAvg(weights="all"), 4, **options)
-
-
-def test_the_state_of_an_earlier_version_is_marked_as_it_is_resumed(state):
-    options = {"state": state, "privacy": Gaussian(1.0, 3.0, 1e-5)}
-    deploy(federation(), FedAvg(weights="all"), 3, **options)
-    (state / "published").unlink()
-    deploy(federation(), FedAvg(weights="all"), 3, **options)
-    max(state.glob("*.safetensors")).unlink()
-    with pytest.raises(InvalidInputError, match=r"^state: round 3 has ended, "):
-        deploy(federation(), FedAvg(weights="all"), 4, **options)
-
-
 def test_a_crash_between_the_state_and_the_mark_of_its_round_is_survived(tmp_path, monkeypatch):
     options = {"state": tmp_path / "state", "privacy": Gaussian(1.0, 3.0, 1e-5)}
     with monkeypatch.context() as patch:
@@ -259,27 +202,6 @@ def test_a_crash_between_the_state_and_the_mark_of_its_round_is_survived(tmp_pat
             deploy(federation(), FedAvg(weights="all"), 4, **options)
     again = deploy(federation(), FedAvg(weights="all"), 4, **options)
     assert again.training.driver.state.rounds.tolist() == [4] * N
-
-
-def test_a_private_training_does_not_go_on_with_an_empty_ledger(tmp_path, url):
-    """What its clients have lost before would not be counted by `spent`."""
-    options = {"state": tmp_path / "state", "privacy": Gaussian(1.0, 3.0, 1e-5)}
-    deploy(federation(), FedAvg(weights="all"), 3, ledger=url, **options)
-    wrong = url.replace("ledger.db", "leger.db")
-    with pytest.raises(InvalidInputError, match=r"^ledger: it has 0 rounds .* state has 3; .*give"):
-        deploy(federation(), FedAvg(weights="all"), 4, ledger=wrong, **options)
-    again = deploy(federation(), FedAvg(weights="all"), 4, ledger=url, **options)
-    assert again.training.round == 4
-
-
-def test_the_first_round_of_a_private_training_is_added_after_a_crash(tmp_path, url, monkeypatch):
-    options = {"state": tmp_path / "state", "privacy": Gaussian(1.0, 3.0, 1e-5), "ledger": url}
-    with monkeypatch.context() as patch:
-        kill_in_call(patch, Ledger, "commit", 1, after=False)
-        with pytest.raises(Killed):
-            deploy(federation(), FedAvg(weights="all"), 2, **options)
-    deploy(federation(), FedAvg(weights="all"), 2, **options)
-    assert read_ledger(url)["round"].unique().sort().to_list() == [0, 1]
 
 
 def used_by_round(url, rounds):
@@ -320,17 +242,6 @@ def test_a_round_waits_no_longer_than_its_timeout_for_somebody_who_may_take_part
     deploy(grid, FedAvg(weights="all"), 4, min_available_nodes=0, **options)
 
 
-def test_no_round_waits_for_clients_that_may_take_part_in_a_later_one(state):
-    """Who took part just now may again after four further rounds, which must pass."""
-    mechanism = MatrixFactorisation(0.3, 2.0, 1e-5, min_separation=5)
-    grid = federation()
-    began = grid.now
-    options = {"privacy": mechanism, "state": state}
-    strategy = deploy(grid, FedAvg(weights="all"), 11, timeout=3600.0, **options)
-    assert strategy.training.driver.state.rounds.tolist() == [3] * N
-    assert grid.now < began + 60
-
-
 def test_the_sample_of_a_round_is_of_the_clients_that_may_take_part(url, state):
     """Else a sample may be of clients alone that may not, and the round have noise alone."""
     options = {"fraction_train": 0.2, "min_train_nodes": 4, "ledger": url, "task": MANY}
@@ -338,13 +249,3 @@ def test_the_sample_of_a_round_is_of_the_clients_that_may_take_part(url, state):
     mechanism = MatrixFactorisation(0.3, 2.0, 1e-5, min_separation=5)
     deploy(federation(MANY), FedAvg(weights="all"), 15, privacy=mechanism, **options)
     assert used_by_round(url, 15) == [4] * 15
-
-
-def test_a_sample_leaves_out_clients_whose_budget_is_spent(url, state):
-    mechanism = Gaussian(0.3, 2.0, 1e-5, budget=2.5)
-    options = {"fraction_train": 0.25, "ledger": url, "task": MANY, "state": state}
-    deploy(federation(MANY), FedAvg(weights="all"), 60, privacy=mechanism, **options)
-    counts = used_by_round(url, 60)
-    assert sum(counts) == 20
-    assert min(counts[: counts.index(0)]) >= 1
-    assert not any(counts[counts.index(0) :])

@@ -17,21 +17,6 @@ from .driver import TASK, N, deploy, federation
 A = ft.algorithms
 
 
-@pytest.mark.parametrize("name", ["..", ".", "a/../..", "../..", "a/b", "~", "x" * 200, "界" * 200])
-def test_what_a_client_remembers_stays_in_a_folder_of_its_own(name, tmp_path):
-    root = tmp_path / "site" / "memory"
-    folder = client_folder(root, name)
-    assert folder.resolve().parent == root.resolve()
-    assert all(client_folder(root, other) != folder for other in ("a", "..x", name + " "))
-    folder.mkdir(parents=True)
-
-
-def test_ordinary_names_keep_their_folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "_IGNORES_CASE", False)
-    for name, folder in (("site-a", "site-a"), ("st. mary", "st.%20mary"), ("Süd", "S%C3%BCd")):
-        assert client_folder(tmp_path, name) == tmp_path / folder
-
-
 def test_no_folder_is_shared_where_case_does_not_count(tmp_path, monkeypatch):
     """NTFS, and APFS by default, ignore case; Windows drops points at the end of names."""
     monkeypatch.setattr(store, "_IGNORES_CASE", True)

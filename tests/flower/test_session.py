@@ -1,6 +1,5 @@
 """A server killed anywhere and submitted again; what a saved state and a ledger must agree on."""
 
-import errno
 from functools import cache
 
 import numpy as np
@@ -97,17 +96,6 @@ def test_the_order_of_replies_changes_nothing():
     np.testing.assert_array_equal(models[0], models[2])
 
 
-@pytest.mark.parametrize("privacy", [None, ft.privacy.Gaussian(1.0, 1.0, 1e-5)])
-def test_a_full_disk_is_one_of_the_state(privacy, tmp_path, monkeypatch):
-    def fail(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("safetensors.torch.save_file", fail)
-    with pytest.raises(InvalidInputError, match=r"^state: .*No space left.*; free some"):
-        deploy(federation(), A.FedAU(), rounds=1, state=tmp_path, privacy=privacy)
-    assert list(tmp_path.glob("*.safetensors")) == []
-
-
 def test_a_state_of_another_federation_is_refused(tmp_path):
     options = {"rounds": 2, "state": tmp_path / "state"}
     deploy(federation(), A.FedAvg(), **options)
@@ -127,20 +115,6 @@ def test_two_runs_cannot_use_one_state(tmp_path, monkeypatch):
     ):
         deploy(federation(), A.FedAvg(), rounds=1, state=state)
     deploy(federation(), A.FedAvg(), rounds=1, state=state)
-
-
-def test_the_state_folder_is_free_after_a_failed_start(tmp_path):
-    state = tmp_path / "state"
-    with pytest.raises(InvalidInputError, match=r"^algorithm: "):
-        deploy(federation(), A.CentralSGD(), rounds=1, state=state)
-    with lock_folder(state, "state", "stop it"):
-        pass
-
-
-def test_a_ledger_ahead_of_the_state_is_refused(url):
-    deploy(federation(), A.FedAvg(), rounds=2, ledger=url)
-    with pytest.raises(InvalidInputError, match=r"^ledger: .* 2 rounds .* 0; "):
-        deploy(federation(), A.FedAvg(), rounds=2, ledger=url)
 
 
 def test_a_ledger_that_lacks_rounds_is_refused_and_one_may_begin_later(tmp_path):

@@ -7,20 +7,16 @@ import pytest
 import torch
 
 import fedtide as ft
-from fedtide.errors import InvalidInputError
 from fedtide.flower import ClientSideMemory
-from fedtide.flower.clients.store import ClientStore, encode_update
+from fedtide.flower.clients.store import encode_update
 from fedtide.flower.ledger.ledger import read_ledger
 from fedtide.flower.protocol import TrainRequest, Update
-from fedtide.flower.server.session import TrainingSession
 
 from .driver import (
     TASK,
-    Killed,
     N,
     deploy,
     federation,
-    kill_in_call,
     model,
     node_of,
     scripted,
@@ -43,24 +39,6 @@ def test_the_models_are_those_of_the_plain_method(method, tmp_path):
     assert not hasattr(on_clients.training.driver.state, "memory")
 
 
-def test_files_of_others_in_the_folder_are_left_alone(tmp_path):
-    """Such as a copy that a file manager made."""
-    store = ClientStore(tmp_path)
-    for t in range(5):
-        store.save(t, {"x": torch.zeros(1)})
-    for name in ("2 (1).safetensors", "x.safetensors", "note.txt"):
-        (tmp_path / name).write_text("")
-    store.remove_except(4)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {
-        "3.safetensors",
-        "4.safetensors",
-        "2 (1).safetensors",
-        "x.safetensors",
-        "note.txt",
-    }
-
-
 @pytest.mark.parametrize("method", METHODS[:3], ids=repr)
 def test_late_and_lost_updates_leave_every_memory_in_step(method, tmp_path):
     """Updates that miss their round, or are rejected, leave no trace."""
@@ -79,21 +57,6 @@ def test_late_and_lost_updates_leave_every_memory_in_step(method, tmp_path):
         liar.tamper = tamper
         models.append(model(deploy(grid, algorithm, 15, timeout=30.0)))
     np.testing.assert_allclose(models[1], models[0], rtol=1e-10)
-
-
-@pytest.mark.parametrize("method", METHODS[:3], ids=repr)
-def test_a_server_killed_and_submitted_again_goes_on(method, tmp_path, monkeypatch):
-    present = scripted(8, N)
-    whole = deploy(federation(TASK, LOCAL, present), method, 8)
-    options = {"rounds": 8, "state": tmp_path / "state"}
-    with monkeypatch.context() as patch:
-        kill_in_call(patch, TrainingSession, "save", 5, after=False)
-        grid = federation(TASK, LOCAL, present, memory=tmp_path / "clients")
-        with pytest.raises(Killed):
-            deploy(grid, ClientSideMemory(method), **options)
-    grid = federation(TASK, LOCAL, present, memory=tmp_path / "clients")
-    again = deploy(grid, ClientSideMemory(method), **options)
-    np.testing.assert_allclose(model(again), model(whole), rtol=1e-10)
 
 
 class DiskLosingGrid(FakeGrid):
@@ -143,20 +106,6 @@ def test_under_fedau_a_client_that_lost_its_disk_counts_anew(tmp_path):
             total += update_of(n, x, lr) * (1.0 if n != 2 else omega.get(t, 0.0))
         x = x + total / N
     np.testing.assert_allclose(model(strategy), x, rtol=1e-10)
-
-
-@pytest.mark.parametrize(
-    "method", [A.MIFA(unseen="wait"), A.FedAU(average=0.5), A.FedAU(groups=[0, 0]), A.FedAvg()]
-)
-def test_methods_that_need_the_server_are_refused(method):
-    with pytest.raises(InvalidInputError, match=r"^method: "):
-        ClientSideMemory(method)
-
-
-def test_without_a_folder_nothing_is_used(tmp_path):
-    url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    deploy(federation(TASK, LOCAL), ClientSideMemory(A.MIFA()), 2, ledger=url)
-    assert set(read_ledger(url)["stage"]) == {"selected"}
 
 
 @pytest.mark.parametrize("form", ["mifa", "fedlaavg"])

@@ -3,8 +3,6 @@
 import numpy as np
 import polars as pl
 import pytest
-from flwr.app import ArrayRecord
-from torch import nn
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
@@ -46,59 +44,6 @@ def test_a_number_of_nodes_is_asked_whoever_is_online(privacy, url, tmp_path):
     assert log.filter(stage="used")["client"].n_unique() == N  # a sample, not the same ones
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("fraction_train", 1.5), ("close_after", 0), ("ttl", 0), ("ledger", "x")],
-)
-def test_bad_values_are_refused(field, value):
-    with pytest.raises(InvalidInputError, match=f"^{field}: .*{value}"):
-        FedTide(FedAvg(), clients=2, **{field: value})
-
-
-def test_a_centralised_method_is_refused():
-    with pytest.raises(InvalidInputError, match=r"^algorithm: .*; "):
-        deploy(federation(), ft.algorithms.CentralSGD(), rounds=1)
-
-
-class Apart(FedAvg):
-    """Gives every client a model of its own."""
-
-    def instruct(self, state, clients):
-        return A.Instructions(state.model.expand(len(clients), -1))
-
-
-@pytest.mark.parametrize(
-    ("method", "need"),
-    [
-        (Apart(), "its clients do not all start from the same model"),
-        (A.FedAWE(), "its clients continue from models of their own"),
-        (A.FedPBC(), "its clients train in rounds in which they do not report"),
-        (A.FOCUS(), "it needs the gradients where local steps end"),
-        (A.FedAdam(inner=A.FOCUS()), "it needs the gradients"),
-        (A.Switch(first=A.FedAvg(), second=A.FedAWE(), at=3), "its clients continue"),
-    ],
-    ids=repr,
-)
-def test_what_a_deployment_does_not_offer_is_refused_before_anything_is_sent(method, need):
-    grid = federation()
-    with pytest.raises(InvalidInputError, match=f"^algorithm: {need}.*; simulate it"):
-        deploy(grid, method, rounds=1)
-    assert not grid.pending
-
-
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        nn.BatchNorm1d(3).state_dict(),
-        nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double().state_dict(),
-    ],
-)
-def test_a_whole_state_dict_with_counters_is_refused_with_what_to_give(arrays):
-    grid = federation()
-    with pytest.raises(InvalidInputError, match=r"^initial_arrays: .*without counters.*\(model\)"):
-        FedTide(FedAvg(), clients=2, clock=grid.clock).start(grid, ArrayRecord(arrays))
-
-
 NAMES = [str(n) for n in range(N)]
 RATES = [0.5, 0.25, 1.0, 0.5, 0.125]
 
@@ -110,15 +55,6 @@ def test_values_by_name_belong_to_the_clients_of_these_names():
     named = deploy(federation(), A.KnownRates(rates=mapping), rounds=3, clients=order)
     assert named.training.driver.state.rates.tolist() == [mapping[name] for name in order]
     np.testing.assert_allclose(model(named), model(listed), rtol=1e-12)
-
-
-def test_a_rate_of_zero_is_refused_before_training_as_its_client_may_come(tmp_path, url):
-    rates = dict(zip(NAMES, RATES, strict=True)) | {"3": 0.0}
-    options = {"state": tmp_path / "state", "ledger": url, "rounds": 2}
-    with pytest.raises(InvalidInputError, match=r"^rates: client 3 \(3\) has the rate 0 .*; give"):
-        deploy(federation(), A.KnownRates(rates=rates), **options)
-    positive = deploy(federation(), A.KnownRates(rates=rates | {"3": 0.1}), **options)
-    assert positive.training.round == 2
 
 
 def test_changed_settings_go_on_with_the_model_under_a_new_name(tmp_path, url):
@@ -140,28 +76,8 @@ def test_changed_settings_go_on_with_the_model_under_a_new_name(tmp_path, url):
     assert read_rounds(f"{url}#two")["round"].to_list() == [0]
 
 
-@pytest.mark.parametrize(
-    "method", [A.KnownRates(rates=dict(zip(NAMES, RATES, strict=True))), A.FedAU(groups={"0": "a"})]
-)
-def test_values_by_name_are_refused_where_clients_are_numbered_as_they_join(method):
-    with pytest.raises(InvalidInputError, match=r"no client is called .*unnamed"):
-        deploy(federation(), method, rounds=1, clients=N)
-
-
-@pytest.mark.parametrize("wrong", ["fedavg", FedAvg, None])
-def test_what_is_no_algorithm_is_refused(wrong):
-    with pytest.raises(InvalidInputError, match=r"^algorithm: .* is not an algorithm; give"):
-        FedTide(wrong, clients=2)
-
-
 @pytest.mark.parametrize(("former", "size"), [(N + 3, N), ([*NAMES, "x"], N)])
 def test_a_federation_does_not_shrink(former, size, tmp_path):
     deploy(federation(), FedAvg(), rounds=1, clients=former, state=tmp_path)
     with pytest.raises(InvalidInputError, match=r"^clients: .* has .* clients, not .*; give as"):
         deploy(federation(), FedAvg(), rounds=2, clients=size, state=tmp_path)
-
-
-@pytest.mark.parametrize("name", ["", "x" * 201, "a\nb", 3])
-def test_a_federation_needs_a_name_that_can_be_shown(name, url):
-    with pytest.raises(InvalidInputError, match=r"^federation: .* is empty, too long, or not"):
-        FedTide(FedAvg(), clients=2, ledger=url, federation=name)

@@ -4,21 +4,17 @@ import json
 import math
 import time
 import tracemalloc
-from itertools import pairwise
-from threading import Lock, Thread
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.app.message.arraychunk import ArrayChunk
 
 import fedtide as ft
-from fedtide.flower._flwr import pull_replies
 from fedtide.flower.arrays import vector_to_arrays
 from fedtide.flower.clients.app import custom_client
 from fedtide.flower.ledger.ledger import read_rounds
 from fedtide.flower.protocol import NAME_QUERY
-from fedtide.flower.server import transport
 from fedtide.flower.server.strategy import FedTide
 
 from .driver import (
@@ -29,8 +25,6 @@ from .driver import (
     federation,
     model,
     node_of,
-    prepare,
-    quadratic,
     rows,
     train_like_the_simulator,
     update_of,
@@ -83,16 +77,6 @@ def test_a_slow_client_is_never_starved_and_counts_as_its_method_says(algorithm,
         assert {lag for _, lag in late} <= {2, 3}
 
 
-def test_a_node_that_owes_a_reply_is_not_asked_again():
-    grid = federation(seconds=lambda number: 10.0 + 45.0 * (number % 3))
-    deploy(grid, A.MIFA(), rounds=15, timeout=30.0)
-    for node_id in grid.nodes:
-        asked = [m for m in grid.sent if m.metadata.dst_node_id == node_id]
-        assert len(asked) > 2
-        for earlier, later in pairwise(m.metadata.message_id for m in asked):
-            assert grid.answered[earlier] <= grid.pushed[later]
-
-
 @pytest.mark.parametrize("hours", [-1, 1, -100])
 def test_a_clock_that_is_set_changes_neither_requests_nor_durations(hours, url):
     """The slow client connected before the clock was set, and is asked after it."""
@@ -116,18 +100,6 @@ def test_a_clock_that_is_set_changes_neither_requests_nor_durations(hours, url):
     assert asked == of_steady
     assert times == pytest.approx(wanted, rel=0, abs=1e-3)
     assert rows(url) == rows(url.replace("ledger.db", "steady.db"))
-
-
-def test_a_clock_that_is_set_between_two_submissions_is_that_of_the_second(tmp_path, url):
-    options = {"state": tmp_path / "state", "ledger": url}
-    deploy(federation(), A.FedAvg(), rounds=3, **options)
-    again = federation()
-    again.wall = lambda now: now + 1e9
-    deploy(again, A.FedAvg(), rounds=6, **options)
-    times = read_rounds(url)["time"].to_list()
-    assert max(times[:3]) < 1e5
-    assert min(times[3:]) > 1e9
-    assert sorted(times) == times
 
 
 def test_a_round_ends_with_enough_replies(url):
@@ -166,24 +138,6 @@ def test_only_updates_that_can_be_used_end_a_round(how, url):
     used = [client for _, client, stage, _ in rows(url) if stage == "used"]
     assert len(used) >= 6
     assert not {"0", "1"} & set(used)
-
-
-def test_of_a_reply_that_is_too_large_nothing_is_kept(url, monkeypatch, caplog):
-    """A client could fill the memory of the server with records that nobody reads."""
-    monkeypatch.setattr(transport, "_LARGEST_REPLY", 1_000_000)
-
-    def add_a_record(reply):
-        if reply.metadata.message_type == "train":
-            reply.content["junk"] = ArrayRecord({"x": Array(np.zeros(500_000))})
-        return reply
-
-    grid = federation()
-    node_of(grid, 1).tamper = add_a_record
-    grid = WireGrid(grid.nodes, lambda message, objects: None)
-    deploy(grid, A.FedAvg(), rounds=2, ledger=url)
-    stages = {(client, stage) for _, client, stage, _ in rows(url)}
-    assert stages == {("1", "reported")} | {(str(n), "used") for n in (0, 2, 3, 4)}
-    assert "cannot be read: it is larger than 1 MB" in caplog.text
 
 
 def repeat_chunks(objects, times, size):
@@ -232,62 +186,6 @@ def test_a_reply_that_is_too_large_only_when_it_is_decoded_is_not_decoded(kind, 
     assert bomb == "numbers" or taken < 50e6
 
 
-def test_arrays_and_chunks_that_a_reply_names_twice_are_decoded_up_to_the_limit(url):
-    """Flower sends equal chunks once; 15 MB of them are no bomb."""
-
-    def add_a_record(reply):
-        if reply.metadata.message_type == "train":
-            reply.content["junk"] = ArrayRecord({"x": Array(np.zeros(10))})
-        return reply
-
-    def corrupt(message, objects):
-        if message.metadata.message_type == "train":
-            [junk] = [i for i, c in objects.items() if c.startswith(b"Array ") and b"[10]" in c]
-            chunk = objects[junk].split(b" ")[1].decode()
-            part = {junk: objects[junk], chunk: objects[chunk]}
-            repeat_chunks(part, 15, 1_000_000)
-            objects |= part
-
-    grid = federation()
-    for node in grid.nodes.values():
-        node.tamper = add_a_record
-    deploy(WireGrid(grid.nodes, corrupt), A.FedAvg(), rounds=1, ledger=url)
-    assert sum(stage == "used" for _, _, stage, _ in rows(url)) == N
-
-
-def test_of_many_replies_that_cannot_be_read_ten_are_logged(caplog):
-    def corrupt(message, objects):
-        if message.metadata.message_type == "train":
-            objects[message.object_id] = b"nothing"
-
-    task = prepare(quadratic(15))
-    deploy(WireGrid(federation(task).nodes, corrupt), A.FedAvg(), rounds=3, task=task)
-    assert caplog.text.count("not used: it cannot be read") == 3 * 10
-    assert caplog.text.count("Further replies not used: 5") == 3
-
-
-def test_evaluators_are_not_the_next_trainers():
-    """One draw chose both."""
-    asked = {"train": {}, "evaluate": {}}
-
-    class Watching(FakeGrid):
-        def push_messages(self, messages):
-            for message in messages:
-                kind = message.metadata.message_type
-                if kind in asked:
-                    t = int(message.metadata.group_id)
-                    asked[kind].setdefault(t, set()).add(message.metadata.dst_node_id)
-            return super().push_messages(messages)
-
-    task = prepare(quadratic(20))
-    options = {"fraction_train": 0.3, "fraction_evaluate": 0.1, "min_train_nodes": 5}
-    deploy(Watching(federation(task).nodes), A.FedAvg(), rounds=6, task=task, **options)
-    assert {len(found) for found in asked["evaluate"].values()} == {2}
-    assert {len(found) for found in asked["train"].values()} == {6}
-    inside = [asked["evaluate"][t] <= asked["train"][t + 1] for t in range(1, 6)]
-    assert not all(inside)
-
-
 def test_a_node_that_died_and_came_back_is_asked_again(url):
     """Its message was delivered to a process that is gone: nobody will ever answer it."""
     grid = federation(seconds=lambda number: 5.0)
@@ -308,23 +206,6 @@ def test_a_node_that_died_and_came_back_is_asked_again(url):
     assert stages[1][1] == "used"
     assert stages[1][0] > 3
     assert [round for round, _ in stages[1:]] == list(range(stages[1][0], 30))
-
-
-def test_no_nodes_for_some_rounds_and_then_three(url):
-    grid = federation()
-    beginning = grid.now
-    for client in range(N):
-        arrives = 95.0 if client < 3 else math.inf
-        node_of(grid, client).online = lambda now, at=arrives: now >= beginning + at
-    strategy = deploy(grid, A.FedAU(cutoff=2), rounds=6, timeout=30.0, ledger=url)
-    assert read_rounds(url)["round"].to_list() == list(range(6))
-    used = [(round, client) for round, client, stage, _ in rows(url) if stage == "used"]
-    assert used == [(t, str(n)) for t in (3, 4, 5) for n in (0, 1, 2)]
-    # Intervals of the three: 2 (cut off), 2 by coming in round 3, then 1 by coming in round 4.
-    x = TASK.start.numpy()
-    for weight in (2.0, 2.0, 5.0 / 3):
-        x = x + weight * sum(update_of(n, x) for n in range(3)) / N
-    np.testing.assert_allclose(model(strategy), x, rtol=1e-12)
 
 
 def garbage(message, objects):
@@ -387,30 +268,6 @@ def test_a_malformed_reply_costs_only_its_sender_though_pulled_replies_are_delet
         x = x + np.mean([update_of(n, x) for n in (0, 2, 3, 4)], axis=0)
     np.testing.assert_allclose(model(strategy), x, rtol=1e-12)
     assert grid.now < 1_030.0  # no round waited for its deadline
-
-
-def test_strategies_that_run_as_threads_of_one_app_each_get_their_replies():
-    grid = WireGrid(federation().nodes, lambda message, objects: None)
-    found: dict[int, list] = {}
-
-    def pull(number):
-        for _ in range(20):
-            content = RecordDict({"config": ConfigRecord()})
-            with pushing:
-                (one,) = grid.push_messages([Message(content, 100, "query.fedtide_name")])
-                grid.now += 1.0
-            found.setdefault(number, []).append(pull_replies(grid, [one], {}, 10**9))
-
-    pushing = Lock()
-    threads = [Thread(target=pull, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [len(replies) for replies in found.values()] == [20] * 4
-    for replies in found.values():
-        assert all(len(one) == 1 and one[0].has_content() for one in replies)
-        assert all(one[0].metadata.message_id for one in replies)
 
 
 def test_a_node_whose_name_cannot_be_read_takes_no_part_and_stalls_nobody(url):

@@ -1,16 +1,16 @@
 """Databases without tables: SQLite files, and PostgreSQL if a server is installed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from .postgres import POSTGRES, Server, find_programs, run_server
+from .postgres import POSTGRES, find_programs, run_server
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Server]:
+def postgres() -> Iterator[Callable[[], str]]:
     folder = find_programs()
     if folder is None:
         pytest.skip("PostgreSQL is not installed: initdb is not on the PATH")
@@ -20,9 +20,14 @@ def postgres() -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture
+def file_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'ledger.db'}"
+
+
 @pytest.fixture(params=["sqlite", POSTGRES])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, file_url: str) -> str:
     """Return the URL of a database without tables."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'ledger.db'}"
-    return request.getfixturevalue("postgres").database()
+        return file_url
+    return request.getfixturevalue("postgres")()

@@ -1,9 +1,16 @@
-"""Two quadratics, and who takes part in which round: for the apps and for the test."""
+"""Two quadratics, the methods, and who takes part in which round: for the apps and the tests."""
 
 import numpy as np
 
+from fedtide import algorithms as A
+
 CLIENTS, ROUNDS, STEPS, LR = 2, 3, 3, 0.1
 PRESENT = np.array([[1, 0], [0, 0], [1, 1]], dtype=bool)
+METHODS = {
+    "fedau": A.FedAU(cutoff=2),
+    "mifa": A.MIFA(),
+    "amplified-scaffold": A.AmplifiedScaffold(period=2, factor=1.3),
+}
 
 
 def problem() -> tuple[np.ndarray, np.ndarray]:

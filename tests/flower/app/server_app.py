@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import ServerApp
-from methods import METHODS
+from script import METHODS
 
 from fedtide.flower import FedTide
 
@@ -17,21 +17,17 @@ app = ServerApp()
 def main(grid, context):
     config = context.run_config
     methods, folder = config["methods"].split(), Path(config["folder"])
-    names = config["names"].split()
-    initial = ArrayRecord({"x": Array(np.zeros(3))})
-    if config["ballast"]:
-        initial["ballast"] = Array(np.zeros(config["ballast"]))
 
     def train(method):
         strategy = FedTide(
             METHODS[method],
-            clients=names,
+            clients=config["names"].split(),
             state=folder / f"state-{method}",
             ledger=f"sqlite:///{folder / method}.db",
             min_available_nodes=config["min-nodes"],
-            close_after=config["close-after"] or None,
         )
-        train_config = ConfigRecord({"scripted": config["scripted"], "method": method})
+        initial = ArrayRecord({"x": Array(np.zeros(3))})
+        train_config = ConfigRecord({"scripted": config["scripted"]})
         strategy.start(grid, initial, int(config["rounds"]), config["timeout"], train_config)
 
     with ThreadPoolExecutor(len(methods)) as pool:
