@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import TextType
 
-_NAME_SHARE = 0.45  # most of the terminal's width that the first columns may take
+_NAME_SHARE = 0.45  # most of the terminal's width that the first column may take
 _LAYOUT: dict[str, Any] = {
     "box": box.SIMPLE_HEAD,
     "header_style": "bold",
@@ -22,19 +22,14 @@ _LAYOUT: dict[str, Any] = {
 
 
 class WideTable(Table):
-    """A table that is split into blocks, each with the first columns, if the terminal is narrow.
+    """A table that is split into blocks, each with the first column, if the terminal is narrow.
 
-    Long entries of the first columns are folded, so that no part of a name is hidden; the other
-    columns are never wrapped.
-
-    Args:
-        first: how many columns are repeated; they identify the rows.
-        title: the title of the table.
+    Long entries of the first column, the names of the rows, are folded, so that no part of a name
+    is hidden; the other columns are never wrapped.
     """
 
-    def __init__(self, first: int = 1, title: str | None = None) -> None:
+    def __init__(self, title: str | None = None) -> None:
         super().__init__(title=title, **_LAYOUT)
-        self._first = first
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the lines of all blocks, with an empty line between them."""
@@ -45,16 +40,15 @@ class WideTable(Table):
 
     def _blocks(self, console: Console, most: int) -> list[Table]:
         """Return the fewest blocks of columns that each fit into `most` characters."""
-        names = list(range(self._first))
-        own = {i: self._natural_width(console, i) for i in range(len(self.columns))}
-        used = sum(min(own[i], int(_NAME_SHARE * most / self._first)) for i in names)
+        own = [self._natural_width(console, i) for i in range(len(self.columns))]
+        used = min(own[0], int(_NAME_SHARE * most))
         blocks: list[list[int]] = [[]]
-        for i in range(self._first, len(self.columns)):
+        for i in range(1, len(self.columns)):
             if blocks[-1] and used + sum(own[j] for j in blocks[-1]) + own[i] > most:
                 blocks.append([])
             blocks[-1].append(i)
         return [
-            self._select([*names, *block], None if number else self.title)
+            self._select([0, *block], None if number else self.title)
             for number, block in enumerate(blocks)
         ]
 
@@ -67,9 +61,8 @@ class WideTable(Table):
         table = Table(title=title, **_LAYOUT)
         columns = [self.columns[index] for index in indices]
         for index, column in zip(indices, columns, strict=True):
-            is_name = index < self._first
             table.add_column(
-                column.header, justify=column.justify, overflow="fold", no_wrap=not is_name
+                column.header, justify=column.justify, overflow="fold", no_wrap=index > 0
             )
         for cells in zip(*(column.cells for column in columns), strict=True):
             table.add_row(*cells)

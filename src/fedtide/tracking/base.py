@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +72,7 @@ class Tracker(Callback):
 
     @abstractmethod
     def find_logged(self, folder: RunFolder) -> str | None:
-        """Return the id under which the store has the folder's finished run, or None."""
+        """Return the id under which the store has a folder's run, which has finished, or None."""
 
     def on_start(self, run: RunView) -> None:
         folder, self._logged = None if run.out is None else RunFolder(run.out), None
@@ -125,12 +125,15 @@ class Tracker(Callback):
             fields: what distinguishes the run in a sweep.
         """
         folder = RunFolder(path)
-        if known := self.find_logged(folder):
+        if folder.finished and (known := self.find_logged(folder)):
             return known
         run_id = self.open(TrackedRun(read_yaml(folder.experiment), folder, fields or {}))
         if folder.finished:
             self.log(folder.read_metrics().rows(named=True))
-        self.close(folder, _read_failure(folder))
+            self.close(folder, "")
+        else:
+            failure = folder.read_failure()
+            self.close(folder, "not finished" if failure is None else failure.sentence)
         return run_id
 
 
@@ -151,9 +154,7 @@ def read_speed(folder: RunFolder) -> float:
     return float(timings["rounds_per_second"])
 
 
-def _read_failure(folder: RunFolder) -> str:
-    """Return why a run failed or has not finished; empty if it has finished."""
-    if folder.finished:
-        return ""
-    failure = folder.read_failure()
-    return "not finished" if failure is None else failure.sentence
+def is_logged(folder: RunFolder, files: Iterable[Path]) -> bool:
+    """Return whether one of these files of a store was written after the run had finished."""
+    finished = folder.summary.stat().st_mtime
+    return any(file.stat().st_mtime >= finished for file in files)

@@ -94,14 +94,9 @@ class MlflowTracker(Tracker):
         self._client.set_terminated(self._run_id, status, ended)
 
     def find_logged(self, folder: RunFolder) -> str | None:
-        ended = _ended(folder)
-        if ended is None:
-            return None
-        for run in self._find(folder):
-            if run.info.status == "FINISHED" and run.info.end_time >= ended:
-                run_id: str = run.info.run_id
-                return run_id
-        return None
+        ended = _written(folder.summary)
+        found = (one.info for one in self._find(folder) if one.info.status == "FINISHED")
+        return next((info.run_id for info in found if info.end_time >= ended), None)
 
     def _find(self, folder: RunFolder) -> Sequence[Any]:
         """Return the runs in the store that were logged from this folder."""

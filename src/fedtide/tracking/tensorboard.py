@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtide.errors import MissingExtraError
 from fedtide.simulation.run_folder import RunFolder
-from fedtide.tracking.base import Row, TrackedRun, Tracker, finite_metrics
+from fedtide.tracking.base import Row, TrackedRun, Tracker, finite_metrics, is_logged
 from fedtide.yaml_text import dump
 
 _EVENTS = "events.out.tfevents.*"
@@ -41,8 +41,7 @@ class TensorBoardTracker(Tracker):
         for old in path.glob(_EVENTS):
             old.unlink()
         self._writer = self._make_writer(str(path))
-        text = dump({**run.experiment})
-        self._writer.add_text("experiment", f"```yaml\n{text}```")
+        self._writer.add_text("experiment", f"```yaml\n{dump({**run.experiment})}```")
         return str(path)
 
     def log(self, rows: Sequence[Row]) -> None:
@@ -58,11 +57,7 @@ class TensorBoardTracker(Tracker):
 
     def find_logged(self, folder: RunFolder) -> str | None:
         path = self._path(folder)
-        if not folder.finished:
-            return None
-        finished = folder.summary.stat().st_mtime
-        is_logged = any(file.stat().st_mtime >= finished for file in path.glob(_EVENTS))
-        return str(path) if is_logged else None
+        return str(path) if is_logged(folder, path.glob(_EVENTS)) else None
 
     def _path(self, folder: RunFolder) -> Path:
         """Return where a run folder is logged: at its path from the nearest folder above both."""

@@ -12,7 +12,7 @@ from fedtide.atomic_io import make_folder
 from fedtide.errors import MissingExtraError
 from fedtide.simulation.experiment_files import flatten
 from fedtide.simulation.run_folder import RunFolder
-from fedtide.tracking.base import Row, TrackedRun, Tracker, finite_metrics, read_speed
+from fedtide.tracking.base import Row, TrackedRun, Tracker, finite_metrics, is_logged, read_speed
 
 
 class WandbTracker(Tracker):
@@ -65,11 +65,10 @@ class WandbTracker(Tracker):
         self._run.finish(exit_code=1 if failure else 0)
 
     def find_logged(self, folder: RunFolder) -> str | None:
-        if not folder.finished:
-            return None
-        run_id, finished = _id_of(folder), folder.summary.stat().st_mtime
-        files = self.folder.glob(f"wandb/*/run-{run_id}.wandb")
-        return run_id if any(file.stat().st_mtime >= finished for file in files) else None
+        run_id = _id_of(folder)
+        return (
+            run_id if is_logged(folder, self.folder.glob(f"wandb/*/run-{run_id}.wandb")) else None
+        )
 
 
 def _id_of(folder: RunFolder) -> str:
