@@ -135,23 +135,6 @@ def test_a_full_disk_is_told_from_other_causes(name, write, is_full, tmp_path):
     assert [*tmp_path.rglob("*")] == [tmp_path / "folder"]
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_no_file_is_synced_that_is_open_for_reading_alone(kind, tmp_path, monkeypatch):
-    """The system calls of Windows fail there, so that nothing could be written."""
-    fcntl = pytest.importorskip("fcntl")
-    modes, sync = [], os.fsync
-
-    def fsync(file):
-        if stat.S_ISREG(os.fstat(file).st_mode):
-            modes.append(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE)
-        sync(file)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    WRITERS[kind](tmp_path / "a")
-    assert modes
-    assert os.O_RDONLY not in modes
-
-
 def test_windows_waits_until_the_file_is_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(atomic_io, "_IS_WINDOWS", True)
     replace, attempts = Path.replace, []

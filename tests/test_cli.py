@@ -267,25 +267,6 @@ def test_what_is_no_experiment_is_refused(text, override, field, word, fedtide):
     assert everything() == before
 
 
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"participation": {"type": "replay", "log": "twice.parquet"}}, "twice"),
-        ({"participation": {"type": "replay", "log": "broken.parquet"}}, "broken.parquet"),
-        ({"participation": {"type": "table", "weights": "broken.parquet"}}, "broken.parquet"),
-        ({"problem": DIGITS | {"dataset": "data"}}, "train.parquet"),
-    ],
-)
-def test_damaged_logs_and_data_are_refused(changes, word, fedtide):
-    pl.DataFrame({"round": [0, 0], "client": [1, 1]}).write_parquet("twice.parquet")
-    Path("data").mkdir()
-    for file in ("broken", "data/train", "data/test"):
-        Path(f"{file}.parquet").write_bytes(b"PAR1 this is no Parquet file")
-    file = write(EXPERIMENT | changes)
-    assert word in refused(fedtide("run", file, "--out", "here"))
-    assert not Path("here").exists()
-
-
 def test_output_folders_with_other_contents_are_refused(fedtide):
     Path("full").mkdir()
     Path("full", "notes.txt").write_text("mine")
@@ -478,19 +459,6 @@ def test_runs_of_several_workers_that_are_interrupted_and_killed_give_the_same_r
     assert status == 0, err
     for seed in range(1, 5):
         assert results(f"ended/small/seed-{seed}") == results(f"whole/small/seed-{seed}")
-
-
-@pytest.mark.process
-def test_an_interruption_before_the_first_round_is_reported(fedtide):
-    """Ctrl-C while the data are prepared."""
-    Path("slow.py").write_text("import signal, os\nos.kill(os.getpid(), signal.SIGINT)\n")
-    file = write(EXPERIMENT | {"problem": DIGITS | {"model": "slow:model"}})
-    process = started("run", file, "--out", "here")
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert err.startswith("fedtide: interrupted; ")
-    assert err.count("\n") == 1
-    assert not Path("here").exists()
 
 
 @pytest.mark.parametrize(

@@ -39,31 +39,11 @@ NUMBERS = {
     "-.inf": -math.inf,
     ".INF": math.inf,
 }
-TEXTS = (
-    "1:30",
-    "190:20:30",
-    "1_000",
-    "0b11",
-    "0o9",
-    "0xfg",
-    "-0x1F",
-    "1e",
-    "e5",
-    ".",
-    "+",
-    "2026-05-01",
-    "2026-05-01 12:30:00",
-    "2026-99-99",
-    "on",
-    "off",
-    "yes",
-    "No",
-    "y",
-    "=",
-    "tRUE",
-    "nUll",
-    ".Nan",
+LISTED = (
+    "1:30 190:20:30 1_000 0b11 0o9 0xfg -0x1F 1e e5 . + 2026-05-01 2026-99-99 on off yes "
+    "No y = tRUE nUll .Nan"
 )
+TEXTS = (*LISTED.split(), "2026-05-01 12:30:00")
 WORDS = (*NUMBERS, *TEXTS, "null", "~", "Null", "True", "FALSE", ".nan", "a", "a1", "ä")
 
 

@@ -2,12 +2,10 @@
 
 from collections import deque
 
-import numpy as np
 import pytest
 
 import fedtide as ft
 from fedtide.simulation import local_round
-from fedtide.simulation.inputs import count_alike
 from fedtide.sweep import run_sweep
 from fedtide.training.trainers import select
 
@@ -50,32 +48,6 @@ def test_a_resumed_sweep_counts_the_runs_that_have_ended(sweep, tmp_path, update
     updates.clear()
     run_sweep(sweep(seeds=[1, 2, 3, 4]), tmp_path / "out", workers=1)
     assert updates == pytest.approx([4 * 5 * 0.5 * 3] * 2)
-
-
-def experiments(problem, seeds=(1, 2)):
-    """Return an experiment on a problem for each seed."""
-    return [
-        ft.Experiment(
-            problem=problem,
-            participation=ft.participation.Full(),
-            algorithm=ft.algorithms.FedAvg(),
-            local=ft.LocalTraining(steps=1, lr=0.1 * seed),
-            rounds=2,
-            seed=seed,
-        )
-        for seed in seeds
-    ]
-
-
-def test_code_of_the_user_may_train_otherwise_for_every_seed():
-    x, y = np.zeros((2, 3, 4)), np.zeros((2, 3))
-    given = ft.problems.Supervised([(x[0], y[0]), (x[1], y[1])], "linear", loss="mse")
-    code = ft.problems.Supervised(
-        [(x[0], y[0]), (x[1], y[1])], "linear", loss=lambda outputs, targets: outputs.mean()
-    )
-    assert count_alike(experiments(given)) == [2, 2]
-    assert count_alike(experiments(code)) == [1, 1]
-    assert count_alike(experiments(code, seeds=(1, 1, 2))) == [2, 2, 1]
 
 
 @pytest.mark.parametrize("measured", [1, 2])

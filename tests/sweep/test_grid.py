@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-import yaml
 
 import fedtide as ft
 import fedtide.examples
@@ -85,29 +84,13 @@ def test_folders_are_named_by_labels_numbers_or_a_stable_hash(sweep):
     assert hashed == names("participation.rates", lists[::-1])[::-1]
 
 
-def test_many_fields_give_folder_names_that_file_systems_allow(sweep, tmp_path):
-    """Eleven fields with values of sixteen digits; the configurations differ in the last field."""
+def test_many_fields_give_folder_names_that_file_systems_allow():
+    """The configurations differ in the last field."""
     fields = [f"algorithm.field_{'ä' * k}" for k in range(10)]
     grid = {field: [0.1234567890123456] for field in fields} | {"local.lr": [0.1, 0.2, 0.3]}
-    points = combine_points(grid, None)
-    labels = [Configuration("method", {}, one, {}).label for one in points]
+    labels = [Configuration("", {}, one, {}).label for one in combine_points(grid, None)]
     assert len(set(labels)) == 3
-    for label in labels:
-        method, name = label.split("/")
-        assert method == "method"
-        assert name.startswith("algorithm.field_=0.1234567890123456,algorithm.field_ä=")
-        (tmp_path / name).mkdir()
-        assert len(name.encode()) <= 200
-    assert labels == [Configuration("method", {}, one, {}).label for one in points]
-
-
-def test_methods_and_seeds_replace_those_of_the_base(base, tmp_path):
-    below = base | {"methods": {"a": {}}, "seeds": [1, 2]}
-    (tmp_path / "base.yaml").write_text(yaml.safe_dump(below))
-    file = tmp_path / "sweep.yaml"
-    file.write_text(yaml.safe_dump({"base": "base.yaml", "methods": {"b": {}, "c": {}}}))
-    paths = [member.path for member in Sweep.load(file).runs]
-    assert paths == ["b/seed-1", "c/seed-1", "b/seed-2", "c/seed-2"]
+    assert max(len(label.encode()) for label in labels) == 200
 
 
 @pytest.mark.parametrize(
@@ -186,19 +169,6 @@ def test_a_run_with_an_unexpected_error_is_retried_by_the_next_call(sweep, tmp_p
         frame = run_sweep(found, tmp_path / "out", workers=1)
         assert frame["error"].to_list() == ["OSError: no such luck"] * 2
     assert set(run_sweep(found, tmp_path / "out", workers=1)["status"]) == {"done"}
-
-
-def test_a_folder_with_other_contents_is_refused(sweep, tmp_path):
-    found = sweep(seeds=[1, 2])
-    full = tmp_path / "full"
-    full.mkdir()
-    (full / "notes.txt").write_text("mine")
-    with pytest.raises(ft.InvalidInputError, match=r"^out: .*full .*; choose another$"):
-        run_sweep(found, full)
-    run_sweep(found, tmp_path / "out", workers=1)
-    changed = sweep(["rounds=2"], seeds=[1, 2])
-    with pytest.raises(ft.InvalidInputError, match=r"^resume: .*rounds \(was 3, is 2\)"):
-        run_sweep(changed, tmp_path / "out")
 
 
 def test_a_sweep_goes_on_for_more_rounds(sweep, results, tmp_path):

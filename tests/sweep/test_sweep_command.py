@@ -9,18 +9,9 @@ from rich.console import Console
 from fedtide.cli.sweep import _print_results
 
 FIELDS = [
-    "method",
-    "local.lr",
-    "local.steps",
-    "local.momentum",
-    "algorithm.cutoff",
-    "algorithm.server_lr",
-    "problem.partition.alpha",
-    "problem.clients",
-    "participation.rates.alpha",
-    "participation.rates.mean",
-    "participation.rates.floor",
-    "local.batch_size",
+    *("method", "local.lr", "local.steps", "local.momentum", "local.batch_size"),
+    *("algorithm.cutoff", "problem.clients", "problem.partition.alpha"),
+    *(f"participation.rates.{name}" for name in ("alpha", "mean", "floor", "period")),
 ]
 
 
