@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, MetricRecord
+from flwr.app import MetricRecord
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from torch import nn
 
@@ -83,12 +83,6 @@ def test_full_gradients_give_what_pytorch_gives(mu):
     np.testing.assert_allclose(strategy.training.output, wanted, rtol=1e-10)
     assert list(result.arrays) == ["weight", "bias"]
     assert result.arrays["weight"].shape == (3, 4)
-
-
-def test_the_runs_learning_rate_overrides_the_clients():
-    config = ConfigRecord({"lr": 0.3})
-    strategy, _ = trained(A.FedAvg(), ft.LocalTraining(steps=2, lr=99.0), train_config=config)
-    np.testing.assert_allclose(strategy.training.output, by_hand(3, 2, 0.3), rtol=1e-10)
 
 
 @pytest.mark.parametrize("option", [1, 2])
@@ -186,50 +180,10 @@ def test_clients_evaluate_on_their_own_test_part(caplog):
     assert "not used" not in caplog.text
 
 
-def test_clients_decline_evaluations_as_they_decline_rounds():
-    asked = []
-
-    def available(t, context):
-        asked.append(t)
-        return int(context.node_config["partition-id"]) < 3 or t == 0
-
-    federation = grid(ft.LocalTraining(steps=1, lr=0.1), available=available)
-    strategy = FedTide(A.FedAvg(), clients=4, fraction_evaluate=1.0, clock=federation.clock)
-    result = strategy.start(federation, initial_arrays(network()), num_rounds=2, timeout=60)
-    found = {t: metrics["clients"] for t, metrics in result.evaluate_metrics_clientapp.items()}
-    assert found == {1: 4, 2: 3}
-    assert sorted(asked) == [0] * 8 + [1] * 8
-
-
-class Counting(nn.Linear):
-    """Notes how many samples each forward pass has, in a list that copies share."""
-
-    def __init__(self, passes: list[int]) -> None:
-        super().__init__(4, 3, dtype=torch.float64)
-        self.note = passes.append
-
-    def forward(self, x):
-        self.note(len(x))
-        return super().forward(x)
-
-
 def large_shard() -> tuple[torch.Tensor, torch.Tensor]:
     draws = torch.Generator().manual_seed(0)
     x = torch.randn(5000, 4, generator=draws, dtype=torch.float64)
     return x, torch.randint(0, 3, (5000,), generator=draws)
-
-
-def test_a_large_set_is_evaluated_in_parts():
-    """All 5,000 images at once took gigabytes in a convolutional network."""
-    passes, (x, y) = [], large_shard()
-    net = Counting(passes)
-    task = ClientTask(net, x, y, cross_entropies)
-    passes.clear()
-    found = task.evaluate(task.start).metrics
-    assert max(passes) < 1000
-    wanted = nn.functional.cross_entropy(net(x), y).item()
-    assert found["loss"] == pytest.approx(wanted, rel=1e-12)
-    assert found["accuracy"] == pytest.approx(float((net(x).argmax(1) == y).double().mean()))
 
 
 def test_only_minibatches_are_copied_to_the_device():
@@ -348,28 +302,6 @@ def test_what_a_client_cannot_use_is_named_in_the_servers_log(field, parts, capl
     lines = [r.getMessage() for r in caplog.records if " not used: " in r.getMessage()]
     assert lines
     assert all(f"{field}: " in line for line in lines)
-
-
-def test_a_parameter_without_dimensions_keeps_its_shape():
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
-
-        def forward(self, x):
-            return self.scale * x
-
-    local = ft.LocalTraining(steps=1, lr=0.1)
-    x, y = shard(0)
-    app = client(Scaled, lambda context: (x, y), local)
-    federation = FakeGrid({1: Node(app, {})})
-    strategy = FedTide(A.FedAvg(), clients=1, clock=federation.clock)
-    result = strategy.start(federation, initial_arrays(Scaled()), num_rounds=1, timeout=60)
-    module = Scaled()
-    nn.functional.cross_entropy(module(x), y).backward()
-    found = result.arrays["scale"].numpy()
-    assert found.shape == ()
-    assert found == pytest.approx(0.5 - 0.1 * module.scale.grad.item())
 
 
 def normalised(kind: type[nn.Module] = nn.BatchNorm1d) -> nn.Sequential:

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from fedtide.algorithms import Clipped, FedAU
-from fedtide.cli.flower import demo_command
-from fedtide.errors import InvalidInputError
 from fedtide.flower.demo import example_app
 from fedtide.flower.ledger.ledger import read_ledger
 
@@ -54,24 +52,6 @@ def test_a_demo_that_is_interrupted_leaves_no_process(tmp_path):
     assert len(started) > 12
     assert process.wait(timeout=300) == 130
     wait_until(lambda: left_behind(out) == {}, "end of all processes", seconds=60)
-
-
-def test_an_existing_output_folder_is_refused(tmp_path):
-    with pytest.raises(InvalidInputError, match=r"^out: .* exists; "):
-        demo_command(out=tmp_path)
-
-
-def test_no_line_of_a_log_stops_the_demo_or_controls_the_terminal(tmp_path, monkeypatch, capsys):
-    def log_lines(folder, rounds, show):
-        show("reply of [/site] not used: [bold]it[/bold] sent \x1b[2J")
-        raise InvalidInputError("flower: it ended; see the logs")
-
-    monkeypatch.setattr("fedtide.flower.demo.run_demo", log_lines)
-    with pytest.raises(InvalidInputError, match=r"^flower: it ended"):
-        demo_command(out=tmp_path / "new")
-    printed = capsys.readouterr().out
-    assert "reply of [/site] not used: [bold]it[/bold] sent" in printed
-    assert "\x1b" not in printed
 
 
 def test_the_apps_method_bounds_a_site_and_its_rounds_may_stay_on_the_server(tmp_path, monkeypatch):

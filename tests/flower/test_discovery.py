@@ -26,21 +26,6 @@ def test_a_registered_name_cannot_be_claimed():
     assert registry.client_at(2) is None
 
 
-def test_a_later_node_with_the_same_claim_takes_the_place():
-    registry = NodeRegistry.from_clients(["a", "b"])
-    registry.bind(1, "b", registered=False)
-    registry.bind(2, "b", registered=False)
-    assert (registry.client_at(1), registry.client_at(2)) == (None, 1)
-
-
-def test_a_node_that_changes_its_name_leaves_the_former_client_without_a_node():
-    registry = NodeRegistry.from_clients(["a", "b"])
-    registry.bind(1, "a", registered=False)
-    registry.bind(1, "b", registered=False)
-    registry.bind(2, "a", registered=False)
-    assert (registry.client_at(1), registry.client_at(2)) == (1, 0)
-
-
 def test_a_full_or_closed_registry_rejects_other_clients():
     full, closed = NodeRegistry.from_clients(1), NodeRegistry.from_clients(["a"])
     full.bind(1, "a", registered=False)
@@ -56,25 +41,6 @@ def test_a_registry_survives_as_plain_data():
     assert again == registry
     with pytest.raises(InvalidInputError, match=r"^clients: the saved state has a, b; give these"):
         NodeRegistry.from_clients(["x"]).restore(registry.to_json())
-
-
-def test_registered_nodes_are_not_asked_for_their_names(url):
-    grid = federation()
-    for node_id, node in grid.nodes.items():
-        node.name = f"site-{node_id}"
-    deploy(grid, FedAvg(), rounds=2, clients=5, ledger=url)
-    assert {message.metadata.message_type for message in grid.sent} == {"train"}
-    log = read_ledger(url).filter(stage="used")
-    assert set(log["client"]) == {f"site-{node_id}" for node_id in grid.nodes}
-
-
-def test_a_newcomer_is_identified_during_a_round_and_takes_part_in_the_next(url):
-    grid = federation(seconds=lambda number: 25.0 if number else 0.1)  # it tells its name at once
-    late, began = grid.nodes[100], grid.now
-    late.online = lambda now: now > began + 35
-    deploy(grid, FedAvg(), rounds=6, ledger=url)
-    own = read_ledger(url).filter(client=str(late.config["partition-id"]))
-    assert own["round"].to_list() == [2, 3, 4, 5]
 
 
 def add_mute(grid, node_id, arrives, leaves=math.inf):
@@ -98,14 +64,6 @@ def questions(grid, node_id):
 def id_of(grid, client):
     """Return the id of a client's node."""
     return next(i for i, node in grid.nodes.items() if node.config["partition-id"] == client)
-
-
-def test_a_mute_node_at_the_start_costs_a_minute_once(url):
-    grid, began = federation(seconds=lambda number: 5.0 if number else 0.1), 1_000.0
-    add_mute(grid, 1000, arrives=0.0)
-    deploy(grid, FedAvg(), rounds=5, timeout=300.0, ledger=url)
-    assert 60.0 <= grid.now - began < 90.0
-    assert len(read_ledger(url).filter(stage="used")) == 5 * N
 
 
 @pytest.mark.parametrize("error", [0, 1, 8])
@@ -217,19 +175,6 @@ def test_a_node_whose_app_fails_when_it_is_asked_again_stays_the_client_that_it_
     assert "does not take part" not in caplog.text
 
 
-def test_all_known_nodes_are_in_the_first_round_of_another_submission(url, tmp_path):
-    """Even if all have reconnected since."""
-    state = tmp_path / "state"
-    grid = federation(seconds=lambda number: 5.0)
-    deploy(grid, FedAvg(), rounds=2, ledger=url, state=state)
-    again = FakeGrid(grid.nodes, now=grid.now + 100.0)
-    for number, node in enumerate(grid.nodes.values()):
-        node.started, node.seconds = again.now - 5.0, lambda n, own=number: 1.0 + own
-    deploy(again, FedAvg(), rounds=4, ledger=url, state=state)
-    used = read_ledger(url).filter(stage="used")
-    assert used.group_by("round").len().sort("round")["len"].to_list() == [N] * 4
-
-
 @pytest.mark.parametrize("corrected", ["0", "\x1b[31m"], ids=["another name", "no name"])
 def test_a_node_comes_back_when_the_one_with_its_name_no_longer_has_it(corrected, url):
     grid = federation(seconds=lambda number: 5.0)
@@ -277,22 +222,6 @@ def test_no_update_of_a_renamed_node_counts_for_the_client_that_it_was(corrected
     used = rounds_of("1", url)
     assert used
     assert all(trained[t] == "1" for t in used)
-
-
-@pytest.mark.parametrize("seconds", [50.0, 100.0])
-def test_of_two_processes_of_a_client_the_latest_trains_until_it_goes(seconds, url):
-    """Nor is a request given up because the other process claims the name again."""
-    grid = federation(seconds=lambda number: seconds if number else 0.1)
-    first = node_of(grid, 3)
-    second = Node(first.app, first.config, first.seconds, started=5.0)
-    grid.nodes[1000], began = second, grid.now
-    second.online = lambda now: now < began + 5.5 * seconds
-    deploy(grid, FedAvg(), rounds=12, timeout=400.0, ledger=url)
-    trained = [m for m in grid.sent if m.metadata.message_type == "train"]
-    nodes = [m.metadata.dst_node_id for m in trained if m.metadata.dst_node_id in (102, 1000)]
-    assert nodes == [1000] * 6 + [102] * (len(nodes) - 6)
-    assert len(nodes) >= 9
-    assert set(read_ledger(url).filter(client="3")["stage"]) == {"used"}
 
 
 @pytest.mark.parametrize("started", [(5.0, 7.0), (7.0, 5.0), (0.0, 0.0)])

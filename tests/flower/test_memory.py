@@ -14,7 +14,6 @@ from fedtide.flower.server.strategy import FedTide
 from fedtide.flower.server.validated_updates import ValidatedUpdate
 from fedtide.problems.layout import Layout
 
-from .driver import deploy, federation, node_of
 from .fake_grid import FakeGrid, Node
 
 A = ft.algorithms
@@ -69,15 +68,3 @@ def test_a_federation_needs_one_model_beside_the_present_one_and_the_updates(met
     train(1)  # libraries take memory when they are first used
     taken = min(peak(lambda: train(2)) for _ in range(2))
     assert taken < (1 + clients + 1 + 0.3) * 4 * SIZE
-
-
-@pytest.mark.parametrize("method", [A.FedAvg(), A.MIFA()], ids=["unused", "used"])
-def test_models_of_ended_rounds_are_kept_only_where_late_updates_are_used(method):
-    grid = federation()
-    node_of(grid, 0).seconds = lambda number: (
-        1e4 * number
-    )  # it tells its name, and then owes a reply
-    strategy = deploy(grid, method, rounds=4, timeout=5.0)
-    kept = [0] if method.traits.accepts_stale_updates else []
-    assert strategy._transport.rounds == {0}
-    assert list(strategy._sent_models) == kept

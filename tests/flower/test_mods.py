@@ -77,16 +77,6 @@ def seed(monkeypatch) -> Callable[[float, float, int], np.ndarray]:
     return np.random.default_rng(3).normal
 
 
-@pytest.mark.parametrize("method", [A.FedAvg(), *DERIVING], ids=repr)
-def test_mods_that_report_sizes_change_nothing(method, tmp_path, caplog):
-    plain = deploy(federation(memory=tmp_path / "plain"), method, rounds=3)
-    grid = federation(memory=tmp_path / "modded", mods=SIZES)
-    np.testing.assert_array_equal(model(deploy(grid, method, rounds=3)), model(plain))
-    log = [record.getMessage() for record in caplog.records]
-    assert sum("Outgoing message size" in line for line in log) == 3 * N
-    assert any("'elements': 3" in line for line in log)
-
-
 @pytest.mark.parametrize("method", DERIVING, ids=repr)
 def test_methods_that_cannot_work_with_a_mod_refuse_it(method, url, tmp_path):
     grid = federation(memory=tmp_path, mods=SIZES)

@@ -1,6 +1,5 @@
 """The observer of a Flower strategy: what it writes, around Flower's own strategies."""
 
-import logging
 from collections.abc import Container, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -87,33 +86,10 @@ def test_every_stage_and_sample_count_is_written(tmp_path: Path) -> None:
     assert result.log.weights[:3].tolist() == pytest.approx([1 / 6, 1 / 3, 1 / 2])
 
 
-def test_clients_that_were_not_asked_were_available(tmp_path: Path) -> None:
-    path, asked = tmp_path / "log.csv", set()
-    strategy = ParticipationObserver(fedavg(fraction_train=0.5), path)
-    train(strategy, federation(asked=asked), rounds=6)
-    assert len(asked) == 6 * 2
-    names = {"ann": 11, "bob": 12, "13": 13, "14": 14}
-    rows = rows_of(path)
-    assert len(rows) == 6 * 4
-    for (t, name), (stage, _) in rows.items():
-        assert stage == ("used" if (t + 1, names[name]) in asked else "available")
-
-
 def test_training_is_the_same_with_and_without_the_observer(tmp_path: Path) -> None:
     observed = train(ParticipationObserver(fedavg(), tmp_path / "log.csv"), federation())
     np.testing.assert_array_equal(observed, train(fedavg(), federation()))
     assert observed.tolist() == pytest.approx([3 * (100 + 400 + 900 + 1600) / 100] * 2)
-
-
-def test_replies_that_the_strategy_refuses_were_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """FedAvg returns no model if all replies are errors, and raises if their keys differ."""
-    caplog.set_level(logging.CRITICAL)
-    path, strategy = tmp_path / "log.csv", fedavg(weighted_by_key="unknown")
-    with pytest.raises(Exception, match="unknown"):
-        train(ParticipationObserver(strategy, path), federation())
-    assert rows_of(path)[0, "ann"] == ("reported", 10)
 
 
 def test_a_second_start_of_the_same_observer_continues(tmp_path: Path) -> None:
@@ -197,11 +173,3 @@ def test_a_line_that_a_crash_has_cut_is_dropped(
     assert {key: row for key, row in rows_of(path).items() if key[0] < 2} == whole
     assert "is cut off" in caplog.text
     assert ft.audit(path).log.size == 4
-
-
-@pytest.mark.parametrize("left", range(len(HEADER) + 2))
-def test_a_crash_within_the_first_line_leaves_no_log(left: int, tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    path.write_text((HEADER + "\r")[:left], newline="")
-    train(ParticipationObserver(fedavg(), path), federation(), rounds=1)
-    assert {t for t, _ in rows_of(path)} == {0}

@@ -224,28 +224,3 @@ def test_a_round_waits_for_somebody_who_may_take_part(url, state):
     assert used_by_round(url, 2) == [1, N - 1]
     assert strategy.training.round == 2
     assert began + 30 < grid.now < began + 60
-
-
-def test_a_round_waits_no_longer_than_its_timeout_for_somebody_who_may_take_part(url, state):
-    grid = federation()
-    for client in range(1, N):
-        node_of(grid, client).online = lambda now: False
-    mechanism = Gaussian(0.3, 2.0, 1e-5, budget=2.5)
-    began = grid.now
-    options = {"privacy": mechanism, "state": state}
-    deploy(grid, FedAvg(weights="all"), 4, timeout=20.0, ledger=url, **options)
-    assert used_by_round(url, 4) == [1, 0, 0, 0]
-    assert grid.now - began > 3 * 20
-    # Nor does a round wait whose number of nodes is 0.
-    grid = federation()
-    options["state"] = state / "other"
-    deploy(grid, FedAvg(weights="all"), 4, min_available_nodes=0, **options)
-
-
-def test_the_sample_of_a_round_is_of_the_clients_that_may_take_part(url, state):
-    """Else a sample may be of clients alone that may not, and the round have noise alone."""
-    options = {"fraction_train": 0.2, "min_train_nodes": 4, "ledger": url, "task": MANY}
-    options["state"] = state
-    mechanism = MatrixFactorisation(0.3, 2.0, 1e-5, min_separation=5)
-    deploy(federation(MANY), FedAvg(weights="all"), 15, privacy=mechanism, **options)
-    assert used_by_round(url, 15) == [4] * 15

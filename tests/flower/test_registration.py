@@ -72,12 +72,3 @@ def test_nothing_is_registered_if_nobody_can_say_which_names_are_taken(
     with pytest.raises(InvalidInputError, match=r"^superlink: 'theirs' does not tell"):
         register_site(tmp_path / "a.pub", "site-b", "theirs")
     assert commands == []
-
-
-def test_a_key_that_flower_refuses_is_named(superlink, tmp_path, monkeypatch):
-    def refuse(command, **options):
-        return SimpleNamespace(returncode=1, stdout="", stderr="already in use")
-
-    monkeypatch.setattr(registration.subprocess, "run", refuse)
-    with pytest.raises(InvalidInputError, match=r"^key: Flower refuses .*b\.pub: already in use"):
-        register_site(tmp_path / "b.pub", "site-b", "ours")

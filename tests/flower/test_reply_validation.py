@@ -267,27 +267,6 @@ def test_an_update_that_would_grow_in_the_state_later_is_left_out(method, size, 
     assert (1, "1", "reported", None) in rows(url)
 
 
-def test_metrics_that_a_function_of_the_user_cannot_read_cost_the_metrics_alone(caplog):
-    """One client leaves out what the function needs; its name for it would forge a line."""
-    forged = "loss\nINFO: all is well"
-    grid = federation()
-    for n, node in enumerate(grid.nodes.values()):
-        node.tamper = changed(metrics=metrics(**({} if n == 2 else {"loss": 1.0})))
-
-    def mean(records, weighted_by):
-        for record in records:
-            if "loss" not in record["metrics"]:
-                raise KeyError(forged)
-        return MetricRecord({"mean": 1.0})
-
-    plain = deploy(federation(), A.FedAvg(), rounds=2)
-    strategy = deploy(grid, A.FedAvg(), rounds=2, train_metrics_aggr_fn=mean)
-    np.testing.assert_array_equal(model(strategy), model(plain))
-    lines = [r.getMessage() for r in caplog.records if "no metrics" in r.getMessage()]
-    assert len(lines) == 2
-    assert all("mean failed: KeyError" in line and line.isprintable() for line in lines)
-
-
 @pytest.mark.parametrize("lie", ["sender", "client", "round"])
 def test_false_claims_in_replies_to_evaluations_are_not_used(lie):
     def make(loss: float, claims: dict) -> ClientApp:

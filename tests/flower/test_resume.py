@@ -18,7 +18,7 @@ from fedtide.flower import FedTide, Update, custom_client
 from fedtide.flower.arrays import params_to_arrays
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 
-from .driver import LOCAL, deploy, federation, model, quadratic
+from .driver import deploy, federation, model
 from .fake_grid import FakeGrid, Node
 
 A = ft.algorithms
@@ -118,20 +118,6 @@ def test_a_state_that_cannot_be_stored_is_refused_before_clients_train(tmp_path)
     with pytest.raises(InvalidInputError, match=r"^algorithm: .* names, a dict.*; let states"):
         deploy(grid, Momentum(names={}), 2, state=tmp_path / "state")
     assert not grid.sent
-
-
-def test_the_folder_of_a_simulation_is_refused(tmp_path):
-    ft.simulate(
-        problem=quadratic(),
-        participation="full",
-        algorithm=A.FedAvg(),
-        local=LOCAL,
-        rounds=4,
-        out=tmp_path,
-    )
-    folder = next(tmp_path.rglob("0*.safetensors")).parent
-    with pytest.raises(InvalidInputError, match=r"^state: .* lacks .*; it belongs to"):
-        deploy(federation(), A.FedAvg(), 5, state=folder)
 
 
 @pytest.mark.parametrize("lost", ["entries", "model", "tensor"])

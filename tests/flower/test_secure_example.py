@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, RecordDict
 from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import (
     RECORD_KEY_CONFIGS,
@@ -170,8 +170,6 @@ def run_with_death(example, folder, stage):
 @pytest.mark.parametrize(
     ("stage", "counts"),
     [
-        (QUERY, [3, 0]),
-        (Stage.SETUP, [0, 0]),
         (Stage.SHARE_KEYS, [0, 0]),
         (Stage.COLLECT_MASKED_VECTORS, [3, 0]),
         (Stage.UNMASK, [4, 3]),
@@ -239,36 +237,3 @@ def test_sites_clip_and_add_noise_before_they_mask(
         total = total + delta * 0.5 / np.linalg.norm(delta)
     quantum = 2 * (client_app.CLIP + 8 * deviation) / 2**22
     np.testing.assert_allclose(secure, total / SITES, rtol=0, atol=quantum)
-
-
-def test_a_site_with_noise_sends_nothing_that_is_not_finite(example, tmp_path, monkeypatch):
-    """No factor makes such an update shorter, so that noise would not cover its other numbers."""
-    client_app, _ = example
-    config = {"memory": str(tmp_path), "noise-multiplier": 1.0}
-    site = client_app.Site(Context(1, 1, {"partition-id": 0}, RecordDict(), config))
-    update = client_app.Update({"x": torch.tensor([float("nan"), 1e9])}, samples=1, lr=1, steps=1)
-    monkeypatch.setattr(client_app, "train", lambda x, site: update)
-    asked = {"round": 0, "accepted-round": -1, "form": f"fedau-{CUTOFF}"}
-    with pytest.raises(ValueError, match="not finite"):
-        site.fit([np.zeros(2)], asked)
-
-
-@pytest.mark.parametrize(
-    ("present", "lost", "helps"),
-    [([1, 2, 3], [], True), ([1, 2], [3], False), ([1, 2, 3], [2, 3], False)],
-)
-def test_sites_refuse_to_unmask_an_update(example, present, lost, helps):
-    """With the shares of a present site and those of a lost one, an update is in the open."""
-    client_app, _ = example
-    config = {
-        Key.STAGE: Stage.UNMASK,
-        Key.ACTIVE_NODE_ID_LIST: present,
-        Key.DEAD_NODE_ID_LIST: lost,
-    }
-    content = RecordDict({RECORD_KEY_CONFIGS: ConfigRecord(config)})
-    message = Message(content, dst_node_id=1, message_type="train")
-    if helps:
-        assert client_app.refuse_small_sums(message, None, lambda *_: "shares") == "shares"
-    else:
-        with pytest.raises(ValueError, match="fewer than"):
-            client_app.refuse_small_sums(message, None, lambda *_: "shares")

@@ -115,14 +115,3 @@ def test_two_runs_cannot_use_one_state(tmp_path, monkeypatch):
     ):
         deploy(federation(), A.FedAvg(), rounds=1, state=state)
     deploy(federation(), A.FedAvg(), rounds=1, state=state)
-
-
-def test_a_ledger_that_lacks_rounds_is_refused_and_one_may_begin_later(tmp_path):
-    early, late = (f"sqlite:///{tmp_path / name}" for name in ("early.db", "late.db"))
-    state = tmp_path / "state"
-    deploy(federation(), A.FedAvg(), rounds=2, state=state, ledger=early)
-    deploy(federation(), A.FedAvg(), rounds=4, state=state)
-    with pytest.raises(InvalidInputError, match=r"^ledger: .* 2 rounds .* 4; "):
-        deploy(federation(), A.FedAvg(), rounds=6, state=state, ledger=early)
-    deploy(federation(), A.FedAvg(), rounds=6, state=state, ledger=late)
-    assert read_rounds(late)["round"].to_list() == [3, 4, 5]

@@ -1,10 +1,17 @@
 """A state and a ledger that an earlier version wrote are continued bit for bit."""
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 import fedtide as ft
+from fedtide.errors import InvalidInputError
 from fedtide.flower.ledger.ledger import read_ledger, read_rounds
+from fedtide.flower.ledger.ledger_maintenance import migrate_ledger
+from fedtide.simulation.checkpoint import load_newest, save
 
 from .driver import N, deploy, federation, model, node_of, scripted
 
@@ -38,3 +45,22 @@ def test_a_federation_of_an_earlier_version_goes_on_bit_for_bit(tmp_path):
     after = read_ledger(url)
     assert after.head(len(before)).equals(before)
     assert len(after) == 24
+
+
+def test_a_federation_goes_on_with_a_state_and_a_ledger_of_an_older_version(tmp_path, url):
+    options = {"state": tmp_path / "state", "ledger": url}
+    deploy(federation(), ft.algorithms.FedAvg(), rounds=3, **options)
+    checkpoint = load_newest(tmp_path / "state")
+    for entry in checkpoint.facts["entries"]:
+        assert entry.pop("reason") is None
+    save(tmp_path / "state", checkpoint)
+    assert "reason" not in load_newest(tmp_path / "state").facts["entries"][0]
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:
+        connection.execute("ALTER TABLE participation DROP COLUMN reason")
+        connection.execute("UPDATE fedtide_schema SET version = 1")
+    with pytest.raises(InvalidInputError, match="fedtide ledger migrate"):
+        deploy(federation(), ft.algorithms.FedAvg(), rounds=5, **options)
+    migrate_ledger(url)
+    deploy(federation(), ft.algorithms.FedAvg(), rounds=5, **options)
+    assert read_rounds(url)["round"].to_list() == [0, 1, 2, 3, 4]
+    assert len(read_ledger(url).filter(stage="used")) == 5 * N

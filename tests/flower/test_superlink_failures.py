@@ -1,15 +1,13 @@
 """Replies and requests at which Flower's SuperLink fails: they cost one client its update."""
 
-import math
 from collections import Counter
 from types import SimpleNamespace
 
 import httpx
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.proto.message_pb2 import PullObjectResponse
-from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 import fedtide as ft
@@ -19,9 +17,7 @@ from fedtide.flower.arrays import initial_arrays
 from fedtide.flower.clients.app import client
 from fedtide.flower.ledger.ledger import read_ledger, read_rounds
 from fedtide.flower.protocol import NAME_QUERY
-from fedtide.flower.server.observer import ParticipationObserver
 from fedtide.flower.server.strategy import FedTide
-from fedtide.participation.log.read import read_log
 
 from .driver import N, deploy, federation, node_of, rows
 from .fake_grid import FakeGrid, Node, WireGrid
@@ -162,23 +158,6 @@ def test_the_nodes_are_those_of_the_last_check_while_the_superlink_cannot_list_t
     assert used(url) == {t: HONEST | {str(BAD)} for t in range(4)}
     assert caplog.text.count("Nodes cannot be listed, as the SuperLink fails: no") == 1
     assert caplog.text.count("Nodes can be listed again") == 1
-
-
-def test_an_observed_strategy_trains_on_while_nodes_cannot_be_listed(tmp_path):
-    """Observing must not end what it observes; who was merely online is then not known."""
-
-    class Asking(FedAvg):
-        def configure_train(self, server_round, arrays, config, grid):
-            content = RecordDict({"arrays": arrays, "config": config})
-            return [Message(content, node_id, "train") for node_id in sorted(grid.nodes)]
-
-    grid = failing_list(0.0, math.inf)
-    log = tmp_path / "log.csv"
-    observer = ParticipationObserver(Asking(), log)
-    messages = observer.configure_train(1, ArrayRecord({}), ConfigRecord(), grid)
-    assert len(messages) == N
-    observer.aggregate_train(1, [])
-    assert read_log(log)["stage"].to_list() == ["selected"] * N
 
 
 def test_a_reply_of_very_many_objects_is_not_fetched(url, caplog):
