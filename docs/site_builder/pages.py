@@ -11,9 +11,12 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
+from typer import Typer
 from typer.testing import CliRunner
 
 from fedtide.algorithms import ALGORITHMS
+from fedtide.cli.flower import app as flower_app
+from fedtide.cli.ledger_commands import app as ledger_app
 from fedtide.cli.main import COMMANDS, app
 from fedtide.differential_privacy import Mechanism
 from fedtide.participation import PROCESSES
@@ -22,6 +25,9 @@ from fedtide.training import LocalTraining
 from site_builder.figures import REMEMBERS, ROUNDS, draw_method, draw_process
 from site_builder.keys import class_text
 from site_builder.schema import REGISTRIES
+
+GROUPS = {"ledger": ledger_app, "flower": flower_app}
+"""The commands that have others below them."""
 
 Pages = dict[str, str]
 """The text of each page by its path below docs."""
@@ -87,9 +93,8 @@ def command_page() -> str:
     parts = ["# Command line\n", _help(), ""]
     for name in COMMANDS:
         parts += [f"## fedtide {name}\n", _help(name), ""]
-        if name in ("ledger", "flower"):
-            for part in _subcommands(name):
-                parts += [f"### fedtide {name} {part}\n", _help(name, part), ""]
+        for part in GROUPS.get(name, Typer()).registered_commands:
+            parts += [f"### fedtide {name} {part.name}\n", _help(name, str(part.name)), ""]
     return "\n".join(parts)
 
 
@@ -188,9 +193,3 @@ def _help(*command: str) -> str:
     with mock.patch.dict(os.environ, {"COLUMNS": "96", "NO_COLOR": "1", "TERM": "dumb"}):
         done = CliRunner().invoke(app, [*command, "--help"], prog_name="fedtide")
     return f"```text\n{done.output.strip()}\n```"
-
-
-def _subcommands(group: str) -> list[str]:
-    module, function = COMMANDS[group].function.split(":")
-    commands = getattr(importlib.import_module(module), function).registered_commands
-    return [one.name or one.callback.__name__.replace("_", "-") for one in commands]

@@ -145,10 +145,6 @@ def audit_command(
     dimension: Annotated[
         int, typer.Option(help="Number of model parameters, for the memory of the methods.")
     ] = 1_000_000,
-    tolerance: Annotated[
-        float,
-        typer.Option(help="Accepted irregularity of a window (Wang and Ji 2022, equation 15)."),
-    ] = 0.1,
     smoothness: Annotated[
         float | None,
         typer.Option(
@@ -242,7 +238,6 @@ def audit_command(
             wanted=cast("Literal['equal'] | None", wanted),
             privacy=None if asked is None else asked.mechanisms[0],
             dimension=dimension,
-            tolerance=tolerance,
             seed=seed,
             watch=lambda name, share: progress.update(task, description=name, completed=share),
         )

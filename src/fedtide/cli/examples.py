@@ -13,12 +13,6 @@ from fedtide.examples import copy_example, list_examples
 from fedtide.plotting.console import new_console
 from fedtide.validation import expand_home
 
-_PAGES = {
-    "flower": "Deploying on Flower",
-    "flower_secure": "Memory on the clients and secure aggregation",
-}
-"""The page of the documentation that explains a Flower app."""
-
 
 def examples_command(
     name: Annotated[
@@ -42,8 +36,7 @@ def examples_command(
     if name == "log":
         print(f"next: fedtide audit {copies[0]} --clients 40")
     elif copies[0].is_dir():
-        page = _PAGES[copies[0].name]
-        print(f'The page "{page}" of the documentation explains how to run the app.')
+        print("The documentation on deployment explains how to run the app.")
     else:
         command = "sweep" if name.endswith(("-search", "-sweep")) else "run"
         enter = "" if out == Path() else f"cd {out} && "  # modules are found in this folder

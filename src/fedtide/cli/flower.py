@@ -14,7 +14,7 @@ from fedtide.plotting.console import new_console
 
 app = typer.Typer(
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     help="Run a real federation on this machine with Flower, or register a site with a server.",

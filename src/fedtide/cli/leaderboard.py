@@ -93,12 +93,13 @@ def leaderboard_command(
 
     A file for --add with your own method, named by its import path:
 
-    \b
+    ```yaml
     methods:
       mine:
         algorithm: {type: "my_module:Mine"}
         tune: {beta: [0.1, 0.2, 0.4, 0.6, 0.8]}
         memory: d
+    ```
     """
     if records.is_dir():
         raise InvalidInputError(f"records: {records} is a folder; give a file, such as my.parquet")

@@ -15,7 +15,7 @@ from fedtide.validation import require_at_least
 app = typer.Typer(
     name="ledger",
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     no_args_is_help=True,
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
-import inspect
 import io
 import os
 import signal
@@ -48,7 +47,7 @@ _MODULES = {"ledger": "ledger_commands"}
 """Names of modules that are not those of their commands."""
 
 _typer = functools.partial(
-    typer.Typer, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
+    typer.Typer, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False
 )
 
 
@@ -77,23 +76,7 @@ class _LazyCommands(TyperGroup):
             command.command(name)(getattr(module, f"{name}_command"))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
-        return name, _with_flowing_help(typer.main.get_command(command)), args[1:]
-
-
-def _with_flowing_help(command: click.Command) -> click.Command:
-    r"""Return a command whose help has one line per paragraph, to be wrapped by the terminal.
-
-    Typer joins the lines of the first paragraph only. A paragraph that begins with \b keeps its
-    lines.
-    """
-    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
-    command.help = "\n\n".join(
-        text.removeprefix("\b\n") if text.startswith("\b") else " ".join(text.splitlines())
-        for text in paragraphs
-    )
-    for part in getattr(command, "commands", {}).values():
-        _with_flowing_help(part)
-    return command
+        return name, typer.main.get_command(command), args[1:]
 
 
 _REPEAT = "repeat the command"
