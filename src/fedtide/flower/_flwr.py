@@ -273,19 +273,18 @@ def is_app_error(error: Error) -> bool:
     return error.code in (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.MOD_FAILED_PRECONDITION)
 
 
-def is_unanswered(error: Error) -> bool:
-    """Return whether the SuperLink reports that a message or its reply expired or was lost."""
-    return error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+def error_reason(error: Error) -> str:
+    """Return what an error in place of a reply means in the ledger, one of REASONS.
 
-
-def is_unreadable(error: Error) -> bool:
-    """Return whether this error stands for a reply that `pull_replies` could not decode."""
-    return error.code == _UNREADABLE
-
-
-def is_node_unavailable(error: Error) -> bool:
-    """Return whether the node went offline before it answered."""
-    return error.code == ErrorCode.NODE_UNAVAILABLE
+    The message or its reply expired or was lost; `pull_replies` could not decode it; its node went
+    offline; or its app raised.
+    """
+    return {
+        ErrorCode.MESSAGE_UNAVAILABLE: "no reply",
+        ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "no reply",
+        _UNREADABLE: "malformed",
+        ErrorCode.NODE_UNAVAILABLE: "offline",
+    }.get(error.code, "error")
 
 
 def list_registered_names(superlink: str) -> dict[str, list[int]]:

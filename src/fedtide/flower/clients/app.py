@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedtide.algorithms import Instructions
 from fedtide.errors import InvalidInputError
-from fedtide.flower.clients.mods import Mod, ModGuard
 from fedtide.flower.clients.store import LostMemoryError, client_folder, encode_update
 from fedtide.flower.clients.task import ClientTask, Loss, cross_entropies
 from fedtide.flower.protocol import (
@@ -28,6 +27,7 @@ from fedtide.flower.protocol import (
     read_model,
     read_request,
     read_round,
+    select_records,
 )
 from fedtide.problems.layout import Params
 from fedtide.training import LocalTraining
@@ -43,6 +43,9 @@ TrainFunction = Callable[[Params, TrainRequest], Update]
 
 Available = Callable[[int, Context], bool]
 """Whether the client takes part in round t."""
+
+Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
+"""A Flower mod: may change the message, calls the next one, and may change the reply."""
 
 
 def client(
@@ -143,7 +146,7 @@ def custom_client(
         mods: Flower's, for training.
     """
     app, mods = ClientApp(), mods or ()
-    guard = ModGuard(mods)
+    guard = _ModGuard(mods)
 
     @app.query(NAME_ACTION)
     def tell_name(message: Message, context: Context) -> Message:
@@ -200,6 +203,45 @@ def client_name(context: Context) -> str:
     """Return the name that this client claims."""
     config = context.node_config
     return str(config.get("name", config.get("partition-id", f"node-{context.node_id}")))
+
+
+class _ModGuard:
+    """Keeps mods from changing updates that the server's method needs unchanged.
+
+    Args:
+        mods: of a client, around its training.
+    """
+
+    def __init__(self, mods: Sequence[Mod]) -> None:
+        self._names = ", ".join(getattr(mod, "__name__", type(mod).__name__) for mod in mods)
+        self._made: dict[str, dict[str, bytes]] | None = None
+
+    def remember(self, content: RecordDict | None) -> None:
+        """Remember the arrays of a reply before any mod has seen it; None: there is no reply."""
+        self._made = None if content is None else _list_arrays(content)
+
+    def check(self, request: TrainRequest, reply: Message) -> None:
+        """Raise InvalidInputError if a mod has changed the update, but must not."""
+        needs = {
+            "has clients remember them": bool(request.form),
+            "derives gradients from them": request.requires_plain_sgd,
+            "needs gradients too": request.gradients,
+            "sends corrections": request.correction is not None,
+        }
+        reasons = [reason for reason, needed in needs.items() if needed]
+        if not reasons or self._made is None or not reply.has_content():
+            return
+        if _list_arrays(reply.content) != self._made:
+            raise InvalidInputError(
+                f"mods: one of {self._names} changed the update, and the server's method "
+                f"{reasons[0]}; remove it, or run FedAvg, FedAU or MIFA"
+            )
+
+
+def _list_arrays(content: RecordDict) -> dict[str, dict[str, bytes]]:
+    """Return the bytes of all arrays, by record and array name, without copying them."""
+    records = select_records(content, ArrayRecord).items()
+    return {name: {key: array.data for key, array in record.items()} for name, record in records}
 
 
 class _ClientTrainer:

@@ -26,9 +26,6 @@ _MIGRATIONS = {1: "ALTER TABLE participation ADD COLUMN reason VARCHAR(20)"}
 _TOLERANCE = 1e-6
 """By how much the sum of a round's weights may differ from 1."""
 
-_REMOVED = 1000
-"""The number of rounds removed per transaction: few, so that a federation need not wait long."""
-
 
 @dataclass(frozen=True)
 class LedgerCheck:
@@ -112,10 +109,7 @@ def migrate_ledger(url: str) -> int:
 
 
 def prune_ledger(url: str, first: int) -> None:
-    """Remove all rounds of a federation before one, the oldest first.
-
-    The federation may continue meanwhile: rounds are removed together with their rows, in short
-    transactions.
+    """Remove all rounds of a federation before one; the federation may continue meanwhile.
 
     Args:
         url: as in `read_ledger`.
@@ -124,16 +118,9 @@ def prune_ledger(url: str, first: int) -> None:
     Raises:
         InvalidInputError: the database fails.
     """
-    with open_ledger(url) as (connection, _, federation):
-        name = find_federation(connection, federation)
-    oldest = sql.select(sql.func.min(ROUNDS.c.round)).where(ROUNDS.c.federation == name)
-    with open_existing(url) as engine:
-        while True:
-            with engine.begin() as connection:
-                low = connection.scalar(oldest)
-                if low is None or low >= first:
-                    return
-                end = min(low + _REMOVED, first)
-                for table in (PARTICIPATION, ROUNDS):
-                    old = (table.c.federation == name) & (table.c.round < end)
-                    connection.execute(sql.delete(table).where(old))
+    with open_existing(url) as engine, engine.begin() as connection:
+        check_version(connection, READABLE)
+        name = find_federation(connection, url.partition("#")[2])
+        for table in (PARTICIPATION, ROUNDS):
+            old = (table.c.federation == name) & (table.c.round < first)
+            connection.execute(sql.delete(table).where(old))

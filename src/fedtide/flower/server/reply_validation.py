@@ -12,12 +12,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from torch import Tensor
 
 from fedtide.errors import printable
-from fedtide.flower._flwr import is_node_unavailable, is_unanswered, is_unreadable
+from fedtide.flower._flwr import error_reason
 from fedtide.flower.arrays import arrays_to_vector
 from fedtide.flower.protocol import ECHO, NONCE, is_name, select_records
-from fedtide.flower.server.client_metrics import MAX_METRICS, SAMPLES, Metrics
 from fedtide.flower.server.transport import PendingReply
-from fedtide.flower.server.validated_updates import ValidatedUpdate
+from fedtide.flower.server.validated_updates import (
+    MAX_METRICS,
+    SAMPLES,
+    Metrics,
+    ValidatedUpdate,
+)
 from fedtide.problems.layout import Layout
 
 Records = dict[str, Any]
@@ -197,12 +201,9 @@ def check_sender(reply: Message, node_id: int) -> None:
     if reply.has_error():
         error, lines = reply.error, (reply.error.reason or "").splitlines()
         text = next((line for line in lines if line.strip()), "")
-        if is_unanswered(error):
-            raise RejectedReplyError("no reply", NO_ANSWER)
-        if is_unreadable(error):
-            raise RejectedReplyError("malformed", text or "it cannot be read")
-        reason = "offline" if is_node_unavailable(error) else "error"
-        raise RejectedReplyError(reason, f"error {error.code}: {text}")
+        reason = error_reason(error)
+        said = {"no reply": NO_ANSWER, "malformed": text or "it cannot be read"}
+        raise RejectedReplyError(reason, said.get(reason, f"error {error.code}: {text}"))
     sender = reply.metadata.src_node_id
     if sender != node_id:
         text = f"node {sender} answers a message to node {node_id}"

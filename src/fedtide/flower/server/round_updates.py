@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable
 
 from flwr.app import Message
@@ -16,7 +18,7 @@ from fedtide.flower.server.reply_validation import (
 )
 from fedtide.flower.server.round_log import RoundLog
 from fedtide.flower.server.transport import Transport
-from fedtide.flower.server.validated_updates import ValidatedUpdate, find_odd_rates
+from fedtide.flower.server.validated_updates import ValidatedUpdate
 
 
 class UpdateReader:
@@ -89,7 +91,31 @@ class UpdateReader:
                 earlier = updates.get(client, update)
                 updates[client] = max(earlier, update, key=lambda one: one.round)
         if self._validator.reads_steps:
-            for client in find_odd_rates(updates.values(), last_lr):
+            for client in _find_odd_rates(updates.values(), last_lr):
                 asked, text = updates.pop(client).round, "its lr is not that of the other clients"
                 log.reject(client, asked, "learning rate", text)
         return updates
+
+
+def _find_odd_rates(updates: Iterable[ValidatedUpdate], last: float) -> set[int]:
+    """Return the clients whose learning rate is not that of the round that they answer.
+
+    A round has one rate. If the server does not request one, it is the most frequent one; of
+    equally frequent ones, the nearest to the last one that counted, or else the largest: a small
+    rate ruins methods that divide by it.
+
+    Args:
+        updates: of one round of the server, which may answer several rounds.
+        last: γ of the last round with updates; 0: none.
+    """
+    updates, odd = list(updates), set()
+    for t in {update.round for update in updates}:
+        rates = Counter(update.lr for update in updates if update.round == t)
+
+        def preference(rate: float, rates: Counter[float] = rates) -> tuple[float, float]:
+            near = -abs(math.log(rate / last)) if last and rate else rate
+            return rates[rate], near
+
+        agreed = max(rates, key=preference)
+        odd |= {u.client for u in updates if u.round == t and u.lr != agreed}
+    return odd

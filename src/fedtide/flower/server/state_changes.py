@@ -37,16 +37,7 @@ class AddsClients(Protocol):
 
 
 def add_clients(algorithm: Algorithm[Any], state: Any, first: int) -> Any:
-    """Return the state of a method, and of those that it wraps, after clients have joined.
-
-    Args:
-        algorithm: the method.
-        state: of all clients, with the values from `init` for the new ones; may be reused.
-        first: the id of the first new client.
-
-    Raises:
-        InvalidInputError: the method does not allow new clients.
-    """
+    """Return the state of a method, and of those that it wraps; see `AddsClients`."""
     if isinstance(algorithm, AddsClients):
         state = algorithm.add_clients(state, first)
     parts = {

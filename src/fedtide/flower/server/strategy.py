@@ -21,14 +21,15 @@ from fedtide.errors import InvalidInputError, printable, quantify
 from fedtide.flower.arrays import ModelWriter, flatten_initial, widen_half
 from fedtide.flower.ledger.ledger import Ledger
 from fedtide.flower.protocol import build_round_config, build_train_content
-from fedtide.flower.server.client_evaluation import ClientEvaluation
-from fedtide.flower.server.client_metrics import MetricsAggregator, aggregate_metrics
+from fedtide.flower.server.client_evaluation import (
+    ClientEvaluation,
+    MetricsAggregator,
+    aggregate_metrics,
+)
 from fedtide.flower.server.discovery import Discovery
 from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.recovery import reconcile
-from fedtide.flower.server.reply_validation import (
-    ReplyValidator,
-)
+from fedtide.flower.server.reply_validation import ReplyValidator
 from fedtide.flower.server.round_log import RoundLog
 from fedtide.flower.server.round_updates import UpdateReader
 from fedtide.flower.server.saved_selection import draw_share

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fedtide.algorithms import ClientUpdates
-from fedtide.flower.server.client_metrics import Metrics
+
+Metrics = dict[str, float | list[float]]
+"""A client's metrics by name, validated."""
+
+SAMPLES = "num-examples"
+"""The metric with the number of samples, as Flower calls it."""
+
+MAX_METRICS = 100
+"""How many metrics a client may send, and how many are averaged."""
 
 
 @dataclass(frozen=True)
@@ -44,30 +50,6 @@ class ValidatedUpdate:
         gradient = norm / (self.lr * self.steps) if self.lr and self.steps else 0.0
         reported = 0.0 if self.gradients is None else _norm(self.gradients)
         return norm, max(norm, gradient, reported)
-
-
-def find_odd_rates(updates: Iterable[ValidatedUpdate], last: float) -> set[int]:
-    """Return the clients whose learning rate is not that of the round that they answer.
-
-    A round has one rate. If the server does not request one, it is the most frequent one; of
-    equally frequent ones, the nearest to the last one that counted, or else the largest: a small
-    rate ruins methods that divide by it.
-
-    Args:
-        updates: of one round of the server, which may answer several rounds.
-        last: γ of the last round with updates; 0: none.
-    """
-    updates, odd = list(updates), set()
-    for t in {update.round for update in updates}:
-        rates = Counter(update.lr for update in updates if update.round == t)
-
-        def preference(rate: float, rates: Counter[float] = rates) -> tuple[float, float]:
-            near = -abs(math.log(rate / last)) if last and rate else rate
-            return rates[rate], near
-
-        agreed = max(rates, key=preference)
-        odd |= {u.client for u in updates if u.round == t and u.lr != agreed}
-    return odd
 
 
 def stack_updates(updates: list[ValidatedUpdate], weight: float, like: Tensor) -> ClientUpdates:
