@@ -221,7 +221,7 @@ def test_other_windows_are_left_to_the_compiler(pool):
         torch.testing.assert_close(found, expected)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     groups=st.integers(1, 4),
     each=st.integers(1, 3),

@@ -12,6 +12,7 @@ import shutil
 import tomllib
 from pathlib import Path
 
+from fedtide.atomic_io import make_folder, write_text
 from fedtide.errors import InvalidInputError, did_you_mean
 
 _ROOT = Path(__file__).parent
@@ -70,24 +71,20 @@ def copy_example(name: str, folder: Path) -> list[Path]:
         raise InvalidInputError(f"name: unknown {name!r}; {did_you_mean(name, list_examples())}")
     if name == _LOG.stem:
         sources = [_LOG]
+    elif (_ROOT / name).is_dir():
+        sources = [_ROOT / name]
     else:
-        is_app = (_ROOT / name).is_dir()
-        sources = [_ROOT / name] if is_app else _list_files(_ROOT / f"{name}.yaml")
+        sources = _list_files(_ROOT / f"{name}.yaml")
     copies = [folder / source.name for source in sources]
     for source, copy in zip(sources, copies, strict=True):
         if copy.exists() and not _is_copy(source, copy):
             raise InvalidInputError(f"out: {copy} exists; choose another folder with --out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for source, copy in zip(sources, copies, strict=True):
-            if source.is_dir():
-                shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
-            elif not copy.exists():
-                copy.write_text(_text_of_copy(source), encoding="utf-8")
-    except OSError as error:
-        raise InvalidInputError(
-            f"out: {folder} cannot be written ({error.strerror}); choose another"
-        ) from None
+    make_folder(folder)
+    for source, copy in zip(sources, copies, strict=True):
+        if source.is_dir():
+            shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        elif not copy.exists():
+            write_text(copy, _text_of_copy(source))
     return copies
 
 
@@ -102,9 +99,8 @@ def _text_of_copy(source: Path) -> str:
 
 def _is_copy(source: Path, copy: Path) -> bool:
     """Return whether a file has the content of a copy of `source`; a folder never does."""
-    if source.is_dir() or not copy.is_file():
-        return False
-    return copy.read_bytes().replace(b"\r\n", b"\n") == _text_of_copy(source).encode()
+    is_file = source.is_file() and copy.is_file()
+    return is_file and copy.read_text("utf-8", errors="replace") == _text_of_copy(source)
 
 
 def _list_files(file: Path) -> list[Path]:
