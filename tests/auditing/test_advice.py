@@ -268,31 +268,6 @@ def test_with_a_mechanism_only_methods_that_it_accepts_are_advised() -> None:
     ]
 
 
-def test_methods_whose_noise_on_the_count_is_too_large_are_left_out() -> None:
-    """Noise of η_C σ_b A / N on log C, with η_C = 0.2, σ_b = 5 z and N = 50, is 0.02 z A.
-
-    Known rates have A = 1 / 0.03 or so: 0.33 for z = 0.5, and 2.7, above 1, for z = 4.
-    """
-    present = uneven(np.random.default_rng(3))[:300]
-    adaptive = ft.privacy.Gaussian(1.0, 0.5, 1e-5, quantile=0.5)
-    wild = ft.privacy.Gaussian(1.0, 4.0, 1e-5, quantile=0.5)
-    audits = [
-        ft.audit(to_frame(present), clients=50, privacy=mechanism) for mechanism in (adaptive, wild)
-    ]
-    usual, left = ({one.algorithm for one in audit.advice} for audit in audits)
-    assert "known-rates" in usual - left
-    assert "fedau" in left
-
-
-def test_a_mechanism_that_accepts_no_method_is_refused_as_a_run_refuses_it() -> None:
-    present = uneven(np.random.default_rng(3))[:300]
-    stingy = ft.privacy.Gaussian(1.0, 1.0, 1e-5, budget=1e-6)
-    with pytest.raises(ft.InvalidInputError, match="privacy: one update already costs more"):
-        ft.audit(to_frame(present), clients=50, privacy=stingy)
-    with pytest.raises(ft.InvalidInputError, match="privacy: 'gaussian' is not a mechanism"):
-        ft.audit(to_frame(present), clients=50, privacy="gaussian")  # type: ignore[arg-type]
-
-
 def test_declared_samples_are_the_wanted_weights_and_data_weighting_is_right() -> None:
     """Uniform cohorts: weighting by samples minimises Σ a_n F_n with a_n the declared shares.
 
@@ -321,24 +296,6 @@ def test_declared_samples_are_the_wanted_weights_and_data_weighting_is_right() -
     assert is_plain(equal.advice[0])
     with pytest.raises(ft.InvalidInputError, match="wanted"):
         ft.audit(frame, clients=50, wanted="samples")  # type: ignore[arg-type]
-
-
-def test_weights_of_the_roster_are_part_of_the_experiment() -> None:
-    present = uniform(np.random.default_rng(2))
-    weights = np.linspace(1, 3, 50)
-    roster = pl.DataFrame({"client": np.arange(50), "weight": weights})
-    advice = ft.audit(to_frame(present), roster=roster).advice
-    np.testing.assert_allclose(
-        advice[0].experiment["objective"], weights / weights.sum(), rtol=1e-4
-    )
-    assert is_plain(advice[0])
-
-
-def test_samples_that_are_all_zero_weigh_nothing() -> None:
-    frame = to_frame(uniform(np.random.default_rng(2))).with_columns(samples=pl.lit(0.0))
-    audit = ft.audit(frame, clients=50)
-    assert audit.wanted_source == "equal"
-    assert all(one.parameters.get("weights") != "data" for one in audit.advice)
 
 
 def execute(source: str) -> Any:
@@ -443,17 +400,6 @@ def test_the_strategy_closes_rounds_as_the_log(loses: bool) -> None:
     assert ("a round closes with 9 updates" in found.replace("\n# ", " ")) is not loses
 
 
-@pytest.mark.parametrize("fails", ["always one", "nearly all"])
-def test_failures_close_no_round(fails: str) -> None:
-    asked = np.ones((60, 5), dtype=bool)
-    used = asked.copy()
-    used[:, 4] = False
-    if fails == "nearly all":
-        used[np.arange(60) % 20 > 0] = False
-    found = ft.audit(to_stages(selected=asked & ~used, used=used), clients=5).advice[0].strategy
-    assert "close_after" not in found
-
-
 @pytest.mark.parametrize("clients", [8, 12, 100, 1000])
 def test_cohorts_of_clients_that_come_by_themselves_have_no_size(clients: int) -> None:
     """The more clients, the smaller the relative spread of their number."""
@@ -461,13 +407,6 @@ def test_cohorts_of_clients_that_come_by_themselves_have_no_size(clients: int) -
         present = np.random.default_rng(1).random((300, clients)) < rates
         advice = ft.audit(to_frame(present), clients=clients).advice[0]
         assert "fraction_train" not in execute(advice.strategy)[1]
-
-
-def test_an_odd_round_does_not_make_the_cohort() -> None:
-    present = ask(np.random.default_rng(1), np.ones((400, 50), dtype=bool), lambda online: 12)
-    present[7] = True
-    _, options = execute(ft.audit(to_frame(present), clients=50).advice[0].strategy)
-    assert (options["fraction_train"], options["min_train_nodes"]) == (0.0, 12)
 
 
 def test_strategy_has_the_algorithm_and_clients_of_the_experiment() -> None:
@@ -591,12 +530,3 @@ def test_strategy_says_what_clients_do_for_other_weights() -> None:
     assert factors["loss_factors"] == {"0": 1.5, "1": 0.75, "2": 0.75}
     assert "multiply the loss of each client" in source
     assert "share of all samples" in write("samples").replace("\n# ", " ")
-
-
-def test_advice_prints_the_first_of_many_clients_and_rates() -> None:
-    """As a notebook does; whoever needs all of them has the fields."""
-    rates, names = {"rates": [0.125] * 5000}, tuple(f"device-{n}" for n in range(5000))
-    advice = Advice("known-rates", rates, ["as a test"], "light", 0, 0, clients=names)
-    for part in ("algorithm='known-rates'", "'as a test'", "'device-0'", "0.125"):
-        assert part in repr(advice)
-    assert len(repr(advice)) < 1000

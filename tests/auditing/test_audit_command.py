@@ -59,23 +59,6 @@ def test_command_reads_times_and_strides(tmp_path: Path) -> None:
     assert str(done.exception).startswith("privacy: a client's loss counts from its first round")
 
 
-def test_command_writes_what_it_advises(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    rounds, clients = np.nonzero(random.random((60, 8)) < np.linspace(0.1, 0.8, 8))
-    frame = pl.DataFrame({"round": rounds, "client": clients, "samples": clients + 1})
-    frame.write_csv(tmp_path / "log.csv")
-    written = {name: str(tmp_path / name) for name in ("a.yaml", "a.py", "a.json")}
-    arguments = ["audit", str(tmp_path / "log.csv"), "--experiment", written["a.yaml"]]
-    arguments += ["--strategy", written["a.py"], "--json", written["a.json"], "--wanted", "equal"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    document = json.loads((tmp_path / "a.json").read_text())
-    advice = document["advice"][0]
-    assert yaml.safe_load((tmp_path / "a.yaml").read_text()) == advice["experiment"]
-    assert (tmp_path / "a.py").read_text().strip() == advice["strategy"].strip()
-    assert document["objective"]["wanted_from"] == "equal"
-
-
 def test_command_writes_the_method_that_is_asked_for(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     rounds, clients = np.nonzero(random.random((60, 8)) < np.linspace(0.1, 0.8, 8))
@@ -175,15 +158,6 @@ def test_outputs_do_not_replace_what_is_read(
     assert {file: file.read_bytes() for file in Path().rglob("*.*")} == before
 
 
-def test_an_earlier_audit_in_a_run_folder_is_replaced(tmp_path: Path) -> None:
-    frame = pl.DataFrame({"round": [0, 0, 1], "client": [0, 1, 0], "stage": ["used"] * 3})
-    frame.write_parquet(tmp_path / "participation.parquet")
-    for _ in range(2):
-        out = str(tmp_path / "audit.json")
-        done = CliRunner().invoke(app, ["audit", str(tmp_path), "--json", out])
-        assert done.exit_code == 0, done.output
-
-
 @pytest.mark.skipif(os.name != "posix", reason="no name on Windows has * or ?")
 def test_home_folders_and_paths_with_brackets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -203,30 +177,6 @@ def test_home_folders_and_paths_with_brackets(
     assert done.exit_code == 0, done.output
     assert (tmp_path / "a.json").is_file()
     assert (tmp_path / "a.html").is_file()
-
-
-@pytest.mark.skipif(os.name != "posix", reason="paths of descriptors")
-def test_outputs_into_pipes_need_no_suffix(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text(LOG)
-    reading, writing = os.pipe()
-    with open(reading) as reader:
-        arguments = ["audit", str(tmp_path / "log.csv"), "--json", f"/dev/fd/{writing}"]
-        done = CliRunner().invoke(app, arguments)
-        os.close(writing)
-        assert done.exit_code == 0, done.output
-        assert json.load(reader)["rounds"] == 3
-
-
-@pytest.mark.process
-def test_invalid_input_exits_with_status_2(tmp_path: Path) -> None:
-    path = tmp_path / "log.parquet"
-    path.touch()
-    code = "from fedtide.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "audit", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "empty" in done.stderr
 
 
 @pytest.mark.process

@@ -199,13 +199,6 @@ def test_churn_is_the_same_in_reverse() -> None:
     assert forwards.gone.tolist() == backwards.late.tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 5])
-def test_short_logs_are_not_tested(rounds: int) -> None:
-    churn = find(np.ones((rounds, 3), dtype=bool))
-    assert not churn.tested
-    assert churn.states.tolist() == ["present"] * 3
-
-
 def test_audit_names_who_left() -> None:
     random = np.random.default_rng(7)
     present = random.random((600, 30)) < 0.3

@@ -214,13 +214,6 @@ def test_logs_of_a_few_rounds_have_no_intervals(length: int) -> None:
     assert "too few rounds" in found.reason
 
 
-def test_clients_present_in_every_round_have_intervals() -> None:
-    log = from_cohorts([[0, 1]] * 40, 2)
-    found = estimate_rates(log, find_pattern(log))
-    assert (found.high == 1).all()
-    assert ((found.low > 0.7) & (found.low < 1)).all()
-
-
 @pytest.mark.parametrize(("clients", "first"), [(5, [2, 4]), (6, [0, 3, 5])])
 def test_a_log_with_power_at_one_frequency_has_intervals_or_a_reason(
     clients: int, first: list[int]
@@ -258,22 +251,6 @@ def test_a_pause_of_the_server_leaves_the_intervals_of_weights_alone(idle: int) 
     for found, expected in zip(with_pause, without, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-9)
     assert without[0][0] == 0  # no skew
-
-
-def test_a_pause_of_whole_days_leaves_the_intervals_of_a_daily_log_alone() -> None:
-    """Clients with hours of their own, 13 of 24 in all, before and after a pause of 100 days."""
-    hours = (np.arange(960)[:, None] + np.arange(20) % 6) % 24
-    present = (np.random.default_rng(2).random((960, 20)) < 0.5) & (hours < 8)
-    pause = np.zeros((24 * 100, 20), dtype=bool)
-    paused = np.concatenate([present[:470], pause, present[470:]])
-    daily = build_log(present)
-    pattern = find_pattern(daily)
-    assert pattern.period == 24
-    rates = estimate_rates(daily, pattern)
-    without = compare_influence(daily, pattern, rates)
-    with_pause = compare_influence(build_log(paused), pattern, rates)
-    for found, expected in zip(with_pause, without, strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
 def compare_influence(

@@ -5,7 +5,7 @@ from statistics import NormalDist
 import numpy as np
 import polars as pl
 import pytest
-from tests.auditing.logs import build_log, draw_chains, from_cohorts, to_frame
+from tests.auditing.logs import build_log, draw_chains, to_frame
 
 import fedtide as ft
 from fedtide.auditing import Audit, ParticipationLog
@@ -152,28 +152,6 @@ def test_bursts_forget_within_a_burst_only() -> None:
     assert found.halving_window < 200
 
 
-@pytest.mark.parametrize(
-    "rows", [[[0]], [[0], [0], [1]], [[0, 1]] * 12, [[t % 3] for t in range(9)]]
-)
-def test_short_and_regular_logs_have_a_forgetting(rows: list[list[int]]) -> None:
-    found = measure_forgetting(from_cohorts(rows, 3))
-    assert 0 <= found.interval[0] <= found.estimate <= found.interval[1] <= 1
-
-
-def test_a_client_alone_has_all_the_influence_whenever_it_takes_part() -> None:
-    found = measure_forgetting(build_log(np.random.default_rng(0).random((200, 1)) < 0.5))
-    assert found.high.max() == 0
-
-
-def test_idle_rounds_are_no_reason_against_averaging() -> None:
-    """A server at work for 8 hours a day, whose 20 clients are there by chance, p = 0.3."""
-    present = np.random.default_rng(1).random((400, 20)) < 0.3
-    found = run_audit(with_idle_rounds(present, "idle nights"))
-    assert found.forgetting.p_value > 0.01
-    assert describe_forgetting(found).startswith("no clear swing")
-    assert not found.swings
-
-
 def test_windows_of_amplification_last_as_long_as_the_swings() -> None:
     """Turns of 5 busy rounds, one busy round in 3: a swing has gone after 15 rounds and more."""
     turns = np.repeat(np.tile(np.eye(4, dtype=bool), (30, 1)), 5, axis=0)
@@ -212,14 +190,6 @@ def test_objective_now_of_a_periodic_log_covers_whole_cycles() -> None:
     assert audit.pattern.period == 100
     assert recent.window % 100 == 0
     assert recent.objective.interval[0] < 0.02
-
-
-def test_skew_by_chance_is_the_mean_skew_of_uniform_cohorts() -> None:
-    random = np.random.default_rng(0)
-    draws = random.random((1500, 40))
-    recent = run_audit(draws <= np.sort(draws, axis=1)[:, 3:4]).objectives.recent
-    assert recent is not None
-    assert recent.skews.mean() == pytest.approx(recent.chance[0], rel=0.15)
 
 
 def draw_sessions(random: np.random.Generator, rounds: int, clients: int) -> Present:

@@ -20,7 +20,6 @@ from tests.auditing.logs import to_frame
 
 import fedtide as ft
 from fedtide.auditing import Audit
-from fedtide.auditing.output.audit_figures import draw_history, draw_influence
 from fedtide.auditing.output.html_page import render_page
 from fedtide.auditing.output.sentences import list_lines
 from fedtide.auditing.output.terminal import show
@@ -202,27 +201,6 @@ def test_the_first_line_says_whose_model_it_is(
     assert re.match("none|found|not testable", lines["DRIFT"])
 
 
-def test_the_headline_is_corrected_and_extremes_have_no_intervals() -> None:
-    result = audit_of(draw(np.full(40, 0.2)))
-    skew, lines = result.objectives.plain.skew, list_lines(result)
-    assert skew.corrected < 0.6 * skew.observed
-    assert f"L1 skew {skew.corrected:.2f} (95%" in lines["NEXT RUN"]
-    assert f"L1 skew {skew.observed:.2f}, counted" in lines["THIS LOG"]
-    assert "95%" not in lines["WHO"]
-    assert "partly chance" in lines["WHO"]
-
-
-@pytest.mark.parametrize(("stay", "bursts"), [(0.9, True), (0.0, False)])
-def test_bursts_are_named_only_where_they_are_beyond_chance(stay: float, bursts: bool) -> None:
-    """Each client keeps its state with probability `stay`, else it is drawn again."""
-    random = np.random.default_rng(2)
-    present = random.random((600, 40)) < 0.3
-    for t in range(1, 600):
-        kept = random.random(40) < stay
-        present[t, kept] = present[t - 1, kept]
-    assert list_lines(audit_of(present))["MEMORY"].startswith("positive") is bursts
-
-
 def test_what_never_came_and_no_interval_are_said() -> None:
     log = pl.DataFrame({"round": [0, 0, 1], "client": ["a", "b", "a"]})
     roster = pl.DataFrame({"client": ["a", "b", "c"], "site": ["x", "y", "y"]})
@@ -247,31 +225,6 @@ def test_recorded_weights_make_the_headline() -> None:
     assert "averaging without the log's weights: L1 skew 0.00" in lines["NEXT RUN"]
 
 
-def test_an_unknown_number_of_clients_is_said() -> None:
-    random = np.random.default_rng(2)
-    rounds = np.repeat(np.arange(60), 5)
-    log = pl.DataFrame({"round": rounds, "client": random.integers(0, 500, len(rounds))}).unique()
-    result = ft.audit(log)
-    assert result.unseen is not None
-    least = f"{result.unseen.interval[0]:,.0f}"
-    assert f"how many clients never came: at least {least}" in list_lines(result)["NOT KNOWN"]
-
-
-def test_an_audit_is_shown_in_one_line_and_summarised_as_in_the_terminal(
-    hospitals: Audit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    share = f"{hospitals.objectives.plain.total_variation:.0%}"
-    advised = hospitals.advice[0].algorithm
-    assert repr(hospitals) == (
-        f"Audit(6 clients, 120 rounds: {share} of the influence misplaced, advises {advised})"
-    )
-    text = hospitals.summary()
-    assert repr(text) == text
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    assert hospitals.summary() == text
-    assert "\x1b" not in text
-
-
 def test_names_are_escaped_and_no_mathematics() -> None:
     log = pl.DataFrame({"round": [0, 1, 2, 3], "client": ["<b>", "<b>", "a [red]", "<b>"]})
     roster = pl.DataFrame({"client": ["<b>", "a [red]"], "price": ["$5 to $_{", "more"]})
@@ -281,27 +234,6 @@ def test_names_are_escaped_and_no_mathematics() -> None:
     assert "&lt;b&gt;" in page
     assert "$5 to $_{" in page
     assert "a [red]" in print_summary(result)
-
-
-def test_every_client_has_a_bar_of_its_influence() -> None:
-    """Client a has 3/4 of two rounds, b 1/4; each bar reaches half a place to both sides."""
-    log = pl.DataFrame({"round": [0, 0, 1], "client": ["a", "b", "a"]})
-    figure = draw_influence(ft.audit(log))
-    spans = []
-    for shape in re.findall(r'<path id="influence-m\w+" d="([^"]*z)', figure)[:2]:
-        points = re.findall(r"[ML] ([\d.]+) (-[\d.]+)", shape)
-        shares = [x for x, y in points if y != points[0][1]]  # not at the height of a fair share
-        spans.append((float(min(shares, key=float)), float(max(shares, key=float))))
-    (middle, right), (left, end) = spans
-    assert end == middle
-    assert end - left == pytest.approx(right - middle, rel=0.01)
-
-
-def test_labels_of_rounds_in_the_millions_do_not_overlap() -> None:
-    """A label of nine characters is as wide as a seventh of the axis."""
-    log = to_frame(draw(np.full(20, 0.3), 300)).with_columns(pl.col("round") + 1_500_000)
-    figure = draw_history(ft.audit(log, round_step=1))
-    assert 2 <= len(re.findall(r">1,500,\d{3}</text>", figure)) <= 6
 
 
 def test_page_cuts_blocks_that_hold_every_one_of_many_clients() -> None:

@@ -147,17 +147,6 @@ def test_a_server_that_is_down_does_not_change_the_pattern(
     assert sum(different) <= 3
 
 
-@pytest.mark.parametrize("idle", [20, 300, 20_000])
-def test_a_long_pause_is_left_out(idle: int) -> None:
-    present = np.random.default_rng(0).random((300, 60)) < 0.2
-    paused = np.insert(present, [100] * idle, False, axis=0)
-    without, found = find_pattern(build_log(present)), find_pattern(build_log(paused))
-    assert (without.family, found.family) == ("independent", "independent")
-    assert (found.drift, found.memory) == (without.drift, without.memory)
-    assert (without.idle_rounds, found.idle_rounds) == (0, idle)
-    assert describe_memory(ft.audit(to_frame(paused))).endswith(f"{idle:,} rounds of pauses")
-
-
 @pytest.mark.parametrize(("before", "idle"), [(100, 100), (250, 1000)])
 def test_a_pause_changes_neither_churn_nor_windows_nor_the_clients_not_seen(
     before: int, idle: int
@@ -178,16 +167,6 @@ def test_a_pause_changes_neither_churn_nor_windows_nor_the_clients_not_seen(
     np.testing.assert_array_equal(found.churn.last, without.churn.last + idle * late)
     np.testing.assert_array_equal(found.regularity.values, without.regularity.values)
     assert found.unseen == without.unseen
-
-
-@pytest.mark.parametrize("draw", [coins, slow_chains, served, sessions, pauses, weeks])
-def test_rounds_that_clients_leave_empty_are_counted(draw: Callable[[Random], Present]) -> None:
-    """The three rarest clients by themselves leave most rounds empty."""
-    for seed in range(5):
-        present = draw(np.random.default_rng(seed))
-        rare = present[:, np.argsort(present.sum(axis=0))[:3]]
-        for log in (present, rare):
-            assert find_pattern(build_log(log)).idle_rounds == 0
 
 
 @pytest.mark.statistical
@@ -240,13 +219,6 @@ def test_copies_of_clients_are_no_further_evidence() -> None:
     assert found.design_effect == pytest.approx(20, rel=0.1)
 
 
-@pytest.mark.parametrize(("rounds", "said"), [(1, "1 round"), (2, "2 rounds"), (11, "11 rounds")])
-def test_few_rounds_say_nothing(rounds: int, said: str) -> None:
-    found = find_pattern(from_cohorts([[0, 1]] * rounds, 3))
-    assert found.family == "undecided"
-    assert found.reason == f"{said}: too few to say anything about the pattern"
-
-
 @pytest.mark.parametrize(("repeats", "said"), [(0, "no client came twice"), (3, "only 3 times")])
 def test_clients_that_hardly_come_back_say_nothing(repeats: int, said: str) -> None:
     """250 clients in cohorts of 5, once each but for a few: independent rounds cannot be told."""
@@ -276,15 +248,6 @@ def test_short_cycles_are_found(period: int) -> None:
     present = np.random.default_rng(0).random((500, 20)) < np.where(turn, 0.7, 0.1)
     found = find_pattern(build_log(present))
     assert (found.family, found.period) == ("cyclic", period)
-
-
-@pytest.mark.parametrize(("length", "correlation"), [(500, 0.0), (500, 0.6), (24 * 60, 0.0)])
-def test_the_order_of_clients_changes_nothing(length: int, correlation: float) -> None:
-    random = np.random.default_rng(0)
-    present = draw_chains(random, np.full(12, 0.3), length, 1 - correlation)
-    one, other = (find_pattern(build_log(p)) for p in (present, present[:, ::-1]))
-    assert one.drift.p_value == pytest.approx(other.drift.p_value)
-    assert one.memory.dispersion == pytest.approx(other.memory.dispersion)
 
 
 @pytest.mark.parametrize("period", [None, 24])

@@ -130,31 +130,6 @@ def test_a_log_in_which_no_update_was_used_is_refused_with_the_reasons(log: pl.D
         ft.audit(log.filter(client="h"))
 
 
-def test_without_stages_a_reason_is_refused(log: pl.DataFrame) -> None:
-    with pytest.raises(InvalidInputError, match=r"^log: the column 'reason' tells rows apart"):
-        read_participation_log(log.drop("stage"))
-
-
-@pytest.mark.parametrize("values", [[1, 2], [None, None], [1.5, None], ["", "n/a"], [" ", "quota"]])
-def test_reasons_need_be_neither_text_nor_given(values: list[object]) -> None:
-    rows = {"round": [0, 1, 0, 1], "client": ["a", "a", "b", "b"]}
-    frame = pl.DataFrame(
-        rows | {"stage": ["used", "used", "selected", "selected"], "reason": [None, None, *values]}
-    )
-    given = {str(value): 1 for value in values if value not in (None, "", " ", "n/a")}
-    assert read_reasons(frame) == ({"b": given} if given else {})
-
-
-def test_lists_as_reasons_are_refused() -> None:
-    frame = pl.DataFrame(
-        {"round": [0, 1], "client": ["a", "a"], "stage": ["used"] * 2, "reason": [["x"], ["y"]]}
-    )
-    with pytest.raises(InvalidInputError, match=r"^reason: "):
-        ft.audit(frame)
-    with pytest.raises(InvalidInputError, match=r"^reason: "):
-        ft.participation.normalise_log(frame)
-
-
 def test_a_reason_from_a_file_cannot_control_the_terminal(log: pl.DataFrame) -> None:
     forged = "x\n• all is well \x1b[2J" + "y" * 10_000
     frame = log.with_columns(

@@ -75,15 +75,6 @@ def test_every_unused_client_has_a_reason(staged: tuple[Audit, dict[str, Present
     assert sorted(np.concatenate(reasons)) == result.coverage.never.tolist()
 
 
-def test_sentences_name_the_reason(staged: tuple[Audit, dict[str, Present]]) -> None:
-    result, levels = staged
-    limits = " ".join(result.limits)
-    left_out = int((levels["available"].any(axis=0) & ~levels["selected"].any(axis=0)).sum())
-    assert f"available, but left out by the selection: {left_out} clients" in limits
-    assert "never available, so out of reach: 6 clients" in limits
-    assert f"(29 {levels['reported'][:, 29].sum()} times" in limits
-
-
 def test_bias_of_availability_is_that_of_using_everyone(
     staged: tuple[Audit, dict[str, Present]],
 ) -> None:
@@ -93,60 +84,6 @@ def test_bias_of_availability_is_that_of_using_everyone(
     assert result.availability.objective.l1_skew == pytest.approx(expected)
     low, high = result.availability.objective.interval
     assert low < expected < high
-
-
-def test_table_counts_the_stages(staged: tuple[Audit, dict[str, Present]]) -> None:
-    result, levels = staged
-    table = result.clients()
-    for name in ("available", "reported"):
-        assert table[name].to_list() == levels[name].sum(axis=0).tolist()
-
-
-def test_document_holds_the_stages(staged: tuple[Audit, dict[str, Present]]) -> None:
-    result, _ = staged
-    document = result.to_dict()
-    assert document["availability"]["never_available"] == [str(n) for n in range(6)]
-    assert list(document["selection"]["refused"]) == ["29"]
-    assert document["selection"]["selecting"]["p_value_of_uniform_drawing"] < 1e-12
-    assert document["selection"]["dropping"]["p_value_of_uniform_drawing"] > 1e-4
-
-
-def test_other_selections_are_those_of_a_plain_simulation() -> None:
-    """Uniform and inverse selection by drawing 400 times, least used first by a plain loop."""
-    random = np.random.default_rng(1)
-    rates = np.linspace(0.1, 0.9, 12)
-    available = random.random((40, 12)) < rates
-    available[:, 0] |= ~available.any(axis=1)
-    used = select(random, available, np.ones(12), 3)
-    result = ft.audit(to_frame(available, used), clients=12)
-    assert result.selection is not None
-    found = result.selection.alternatives
-    uniform = np.mean([influence(select(random, available, np.ones(12), 3)) for _ in range(400)], 0)
-    assert found["uniform"] == pytest.approx(np.abs(uniform - 1 / 12).sum(), abs=0.02)
-    expected, times = np.zeros(12), np.zeros(12)
-    shares = available.mean(axis=0)
-    for there in available:
-        ids = np.flatnonzero(there)
-        first = sorted(ids, key=lambda n: (times[n], shares[n]))[:3]
-        times[first] += 1
-        expected[first] += 1 / len(first)
-    skew = np.abs(expected / 40 - 1 / 12).sum()
-    assert found["least used first"] == pytest.approx(skew)
-    assert found["by inverse availability"] < found["uniform"]
-
-
-def test_inverse_selection_reaches_its_inclusion_probabilities() -> None:
-    """Two of three always available clients, of which one is hardly ever there, are certain."""
-    available = np.ones((10, 3), dtype=bool)
-    available[1:, 2] = False
-    used = available.copy()
-    used[:, 0] = False
-    result = ft.audit(to_frame(available, used), clients=3)
-    assert result.selection is not None
-    # Round 0: 10 : 1 : 1 for two places, so client 2 is certain; rounds 1 to 9: one of two.
-    weights = np.array([0.25 + 9 * 0.5, 0.25 + 9 * 0.5, 0.5]) / 10
-    expected = np.abs(weights - 1 / 3).sum()
-    assert result.selection.alternatives["by inverse availability"] == pytest.approx(expected)
 
 
 @pytest.mark.statistical
@@ -222,37 +159,11 @@ def test_failures_that_last_do_not_favour_anybody() -> None:
     assert uneven <= 2
 
 
-def test_shift_does_not_depend_on_the_order_of_rows_within_rounds() -> None:
-    random = np.random.default_rng(8)
-    available = random.random((100, 20)) < 0.6
-    used = select(random, available, np.ones(20), 4)
-    rows = to_frame(available, used)
-    shuffled = rows.sample(fraction=1, shuffle=True, seed=0)
-    one, other = (ft.audit(log, clients=20) for log in (rows, shuffled))
-    assert one.to_dict()["selection"] == other.to_dict()["selection"]
-
-
 def test_selection_with_favourites_is_called_uneven() -> None:
     random = np.random.default_rng(4)
     available = random.random((200, 30)) < 0.5
     used = select(random, available, np.where(np.arange(30) < 10, 3.0, 1.0), 4)
     assert measure_shift(build_log(available), build_log(used)).p_value < 1e-6
-
-
-def test_interval_of_the_shift_does_not_depend_on_the_numbers_of_the_clients() -> None:
-    """Rounds of clients 0 to 6 alone take all of them: their gap is 0 but for a rounding error."""
-    random = np.random.default_rng(5)
-    available = random.random((90, 20)) < np.linspace(0.2, 0.8, 20)
-    available[::2, 7:] = available[1::2, :7] = False
-    available[:, [0, 7]] = np.arange(90)[:, None] % 2 == [0, 1]
-    used = select(random, available, np.ones(20), 4)
-    used[::2] = available[::2]
-    distances = []
-    for _ in range(20):
-        order = random.permutation(20)
-        shift = measure_shift(build_log(available[:, order]), build_log(used[:, order]))
-        distances.append((shift.distance.corrected, *shift.distance.interval))
-    assert np.array(distances) == pytest.approx(np.array(distances[:1] * 20), abs=1e-6)
 
 
 @pytest.mark.parametrize("stage", ["selected", "reported"])
@@ -272,10 +183,3 @@ def test_logs_without_availability_say_what_they_can(stage: str) -> None:
         assert result.selection.lost.tolist() == [1]
     else:
         assert "refused: 1 client (b 2 times)" in limits
-
-
-def test_logs_of_used_clients_alone_do_not_guess() -> None:
-    result = ft.audit(pl.DataFrame({"round": [0, 1], "client": [0, 0]}), clients=2)
-    assert result.availability is None
-    assert result.selection is None
-    assert result.limits[0] == "why 1 client never took part (1)"

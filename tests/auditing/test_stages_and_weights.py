@@ -76,16 +76,6 @@ def test_earlier_stages_are_known_only_if_the_log_has_rows_of_them() -> None:
     assert only_two.selected is None
 
 
-def test_rounds_in_which_clients_were_only_available_belong_to_the_log() -> None:
-    rows = {
-        "round": [3, 4, 5],
-        "client": ["a", "a", "b"],
-        "stage": ["available", "used", "available"],
-    }
-    log = read(pl.DataFrame(rows))
-    assert (log.first_round, log.length, log.counts.tolist()) == (3, 3, [1, 0])
-
-
 @pytest.mark.parametrize("stage", STAGES)
 def test_client_twice_at_the_same_stage_of_a_round_is_refused(stage: str) -> None:
     stages = ["used", "available", stage, stage]
@@ -122,16 +112,6 @@ def test_samples_are_means_and_unknown_where_a_client_declares_none() -> None:
     assert read(none).samples is None
 
 
-def test_column_alias_decides_what_weights_are() -> None:
-    kept = read(COUNTS, columns={"weight": "weight"})
-    assert kept.weights is not None
-    assert (kept.weights.tolist(), kept.samples) == ([600, 200, 200], None)
-    shares = COUNTS.with_columns(pl.col("weight") / 7)
-    counts = read(shares, columns={"samples": "weight"})
-    assert counts.weights is not None
-    np.testing.assert_allclose(counts.weights, [0.75, 0.25, 1.0], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     "weights",
     [
@@ -155,12 +135,6 @@ def test_recorded_weights_win_over_samples() -> None:
     assert log.weights.tolist() == [0.5, 0.5, 1.0]
     assert log.samples is not None
     assert log.samples.tolist() == [1, 9]
-
-
-def test_invalid_sample_counts_are_refused_by_name() -> None:
-    rows = pl.DataFrame({"round": [0], "client": ["a"], "num_examples": [-3]})
-    with pytest.raises(InvalidInputError, match=r"^samples: -3"):
-        read(rows)
 
 
 @pytest.mark.parametrize("column", ["weight", "samples"])
@@ -206,9 +180,3 @@ def test_stages_say_who_took_part_whatever_the_weights() -> None:
     only_used = read(pl.DataFrame(rows).filter(stage="used"))  # ...nor refused
     assert only_used.selected is only_used.reported is None
     assert len(only_used.clients) == 6
-
-
-def test_a_log_without_used_rows_is_refused_whatever_its_weights() -> None:
-    rows = {"round": [0, 1, 2], "client": list("aba"), "stage": ["selected"] * 3}
-    with pytest.raises(InvalidInputError, match="no client takes part in any round"):
-        read(pl.DataFrame(rows | {"weight": [1.0, 1.0, 1.0]}))

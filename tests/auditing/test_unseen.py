@@ -157,13 +157,6 @@ def test_strangers_of_a_large_federation_are_counted() -> None:
     assert result.to_dict()["unseen"]["seen_once"] == result.unseen.once
 
 
-def test_known_federations_have_no_estimate() -> None:
-    log = pl.DataFrame({"round": [0, 1, 2], "client": [0, 1, 0]})
-    assert ft.audit(log, clients=3).unseen is None
-    assert ft.audit(log, roster=pl.DataFrame({"client": [0, 1, 2]})).unseen is None
-    assert ft.audit(log).unseen is not None
-
-
 def test_a_first_turn_of_all_clients_says_nothing_of_others() -> None:
     """In cohorts drawn without replacement nobody comes twice: not a sign of 561 other clients."""
     order = np.random.default_rng(1).permutation(100)[:70]

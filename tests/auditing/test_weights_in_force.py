@@ -21,9 +21,7 @@ from fedtide.auditing.statistics.group_influence import GroupInfluence, measure_
 from fedtide.auditing.statistics.influence import ObjectiveComparison, compare_objectives
 from fedtide.auditing.statistics.pattern import find_pattern
 from fedtide.auditing.statistics.rate_estimates import estimate_rates
-from fedtide.auditing.statistics.stages import _draw_clients
 from fedtide.auditing.statistics.variance import VarianceModel
-from fedtide.randomness import generator
 
 Floats = NDArray[np.float64]
 ROUNDS, CLIENTS, SIZE = 400, 40, 8
@@ -126,21 +124,6 @@ def test_weights_that_are_those_of_averaging_change_nothing(sampled: Log) -> Non
             np.testing.assert_allclose(found.clients()[name], expected.clients()[name], rtol=1e-6)
 
 
-def test_windows_are_those_of_the_averaging_in_force(sampled: Log) -> None:
-    """The rates are equal: what remains in long windows is due to the weights."""
-    parts = share(sampled.present, sampled.counts)
-    wanted = sampled.counts / sampled.counts.sum()
-    found = sampled.result.regularity
-    assert found.floor == pytest.approx(
-        CLIENTS * ((parts.mean(axis=0) - wanted) ** 2).sum(), rel=1e-4
-    )
-    for window in (1, 20, 200):
-        means = parts.reshape(ROUNDS // window, window, CLIENTS).mean(axis=1)
-        expected = CLIENTS * ((means - wanted) ** 2).sum(axis=1)
-        value = found.values[found.periods.tolist().index(window)]
-        assert value == pytest.approx(expected.mean(), rel=1e-4)
-
-
 @dataclass(frozen=True)
 class Staged:
     """A log with stages and sample counts, of which some are only known for used clients."""
@@ -190,70 +173,6 @@ def test_stages_are_weighted_by_samples(staged: Staged) -> None:
     document = result.to_dict()
     assert document["availability"]["l1_skew"] == pytest.approx(skew, rel=1e-4)
     assert document["selection"]["weighted_by_samples"] is True
-
-
-def test_other_selections_weighted_by_samples_are_those_of_a_plain_simulation(
-    staged: Staged,
-) -> None:
-    """Uniform selection by drawing 300 times, whose mean skew is off by less than 0.01."""
-    random, counts = np.random.default_rng(3), staged.counts
-    wanted = counts / counts.sum()
-    drawn = [
-        share(draw_cohorts(random, staged.available, SIZE), counts).mean(0) for _ in range(300)
-    ]
-    uniform = np.abs(np.mean(drawn, axis=0) - wanted).sum()
-    assert staged.result.selection is not None
-    found = staged.result.selection.alternatives
-    assert found["uniform"] == pytest.approx(uniform, abs=0.015)
-    weights, times = np.zeros(CLIENTS), np.zeros(CLIENTS)
-    shares, ties = staged.available.mean(axis=0), generator(0, "audit-selection-ties")
-    for there in staged.available:
-        present = np.flatnonzero(there)
-        chance = dict(zip(present, ties.random(len(present)), strict=True))
-        ids = sorted(present, key=lambda n: (times[n], shares[n], chance[n]))[:SIZE]
-        times[ids] += 1
-        weights[ids] += counts[ids] / counts[ids].sum()
-    skew = float(np.abs(weights / ROUNDS - wanted).sum())
-    assert found["least used first"] == pytest.approx(skew)
-
-
-def test_other_selections_hardly_depend_on_names() -> None:
-    """Ten of 30 clients are always there, so their use is tied; only the names differ."""
-    random = np.random.default_rng(6)
-    there = random.random((150, 30)) < np.where(np.arange(30) < 10, 1.0, 0.5)
-    used = draw_cohorts(random, there, 5)[there]
-    counts = pl.Series(np.round(np.exp(random.normal(4, 1, 30))) + 1)
-    log = to_frame(there).with_columns(stage=np.where(used, "used", "available"))
-    log = log.with_columns(samples=counts[log["client"]])
-    found = []
-    for _ in range(4):
-        names = pl.Series(random.permutation(30))
-        renamed = ft.audit(log.with_columns(client=names[log["client"]]), wanted="equal")
-        assert renamed.selection is not None
-        found.append(list(renamed.selection.alternatives.values()))
-    assert np.ptp(found, axis=0).max() < 0.06
-
-
-def test_drawn_clients_have_their_probabilities() -> None:
-    """20,000 draws: the standard error of a frequency is at most 0.0036."""
-    probabilities = np.array([1.0, 0.9, 0.5, 0.3, 0.3, 0.0])
-    chosen = _draw_clients(probabilities, 20_000, np.random.default_rng(4))
-    assert (chosen.sum(axis=1) == 3).all()
-    np.testing.assert_allclose(chosen.mean(axis=0), probabilities, atol=0.015)
-    assert chosen[:, 0].all()
-
-
-def test_stages_without_the_weights_in_force_say_so(staged: Staged) -> None:
-    """Weights that are not the samples: who was not used has none."""
-    random = np.random.default_rng(5)
-    rows = staged.rows.with_columns(pl.Series("weight", random.random(staged.rows.height)))
-    result = ft.audit(rows, clients=CLIENTS, columns={"weight": "weight"})
-    assert result.availability is not None
-    expected = share(staged.available, np.ones(CLIENTS)).mean(axis=0)
-    np.testing.assert_allclose(result.availability.objective.weights, expected)
-    summary = print_summary(result)
-    assert "all available clients, without the weights in the log: L1 skew" in summary
-    assert result.to_dict()["selection"]["weighted_by_samples"] is False
 
 
 def test_a_log_with_as_many_rows_as_rounds_has_the_interval_of_its_weights() -> None:
