@@ -217,7 +217,6 @@ def test_files_of_other_programs(name, size, length, entries):
     assert (log.size, log.length, len(log.clients)) == (size, length, entries)
 
 
-COUNTED = {"samples": pl.Series([10, 30, 10, None])}
 WORDS = {
     "aggregated": [True, False, True, True],
     "timed_out": [0, 1, 0, 0],

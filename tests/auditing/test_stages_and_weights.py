@@ -14,7 +14,6 @@ from fedtide.auditing.log.reader import read_participation_log as read
 from fedtide.errors import InvalidInputError
 
 STAGES = ["available", "selected", "reported", "used"]
-COUNTS = pl.DataFrame({"round": [0, 0, 1], "client": list("abb"), "weight": [600.0, 200.0, 200.0]})
 
 
 def pairs(log: ParticipationLog | None) -> set[tuple[int, object]]:
