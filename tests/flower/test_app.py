@@ -123,16 +123,6 @@ def _load(model: nn.Module, values) -> None:
             p.copy_(value)
 
 
-@pytest.mark.parametrize("how", [{"steps": 4}, {"epochs": 1}])
-def test_minibatches_learn_and_repeat(how):
-    local = ft.LocalTraining(lr=0.2, batch_size=8, **how)
-    first, _ = trained(A.FedAU(), local, rounds=8)
-    second, _ = trained(A.FedAU(), local, rounds=8)
-    np.testing.assert_array_equal(first.training.output, second.training.output)
-    taken = first.training.steps_taken.tolist()
-    assert taken == [32] * 4 if "steps" in how else taken == [8 * -(-size // 8) for size in SIZES]
-
-
 def evaluated(result, part, clients=range(4)) -> dict[str, float]:
     """Return loss and accuracy of the trained model on these parts of the clients' data."""
     model = network()
@@ -312,35 +302,8 @@ def normalised(kind: type[nn.Module] = nn.BatchNorm1d) -> nn.Sequential:
     return net
 
 
-def frozen() -> nn.Sequential:
-    net = normalised()
-    net[1].eval()
-    return net
-
-
 def test_running_statistics_are_refused_because_clients_do_not_send_them():
     for refuse in (initial_arrays, lambda net: ClientTask(net, *shard(0), cross_entropies)):
         for net in (normalised(), normalised().eval()):  # as a whole, before it is trained
             with pytest.raises(ft.InvalidInputError, match=r"^model: layer '1' "):
                 refuse(net)
-
-
-def test_batch_normalisation_in_evaluation_trains_with_the_statistics_that_it_has():
-    """The usual way to fine-tune a pretrained ResNet; two steps with full gradients by hand."""
-    app = client(frozen, lambda context: shard(0), ft.LocalTraining(steps=2, lr=0.3))
-    federation = FakeGrid({1: Node(app, {})})
-    strategy = FedTide(A.FedAvg(), clients=1, fraction_evaluate=1.0, clock=federation.clock)
-    result = strategy.start(federation, initial_arrays(frozen()), num_rounds=1, timeout=60)
-    x, y = shard(0)
-    net = frozen()
-    optimizer = torch.optim.SGD(net.parameters(), 0.3)
-    for _ in range(2):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
-        optimizer.step()
-    found = frozen()
-    found.load_state_dict(result.arrays.to_torch_state_dict(), strict=False)
-    for name, tensor in net.state_dict().items():
-        torch.testing.assert_close(found.state_dict()[name], tensor)
-    loss = nn.functional.cross_entropy(net(x), y).item()
-    assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(loss)

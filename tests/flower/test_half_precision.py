@@ -76,8 +76,8 @@ def test_small_steps_add_up_and_models_travel_in_half_precision():
     np.testing.assert_array_equal(array.numpy(), np.full(2, exact[-1], np.float16))
 
 
-@pytest.mark.parametrize("first", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("second", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("first", [torch.float16, torch.float64])
+@pytest.mark.parametrize("second", [torch.float16, torch.float32])
 def test_a_training_goes_on_in_the_dtype_in_which_it_began(first, second, tmp_path):
     """What travels would change, or not be what was asked for."""
     Federation(2, 0.5).train(A.FedAvg(), 2, dtype=first, state=tmp_path)

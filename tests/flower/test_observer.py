@@ -86,12 +86,6 @@ def test_every_stage_and_sample_count_is_written(tmp_path: Path) -> None:
     assert result.log.weights[:3].tolist() == pytest.approx([1 / 6, 1 / 3, 1 / 2])
 
 
-def test_training_is_the_same_with_and_without_the_observer(tmp_path: Path) -> None:
-    observed = train(ParticipationObserver(fedavg(), tmp_path / "log.csv"), federation())
-    np.testing.assert_array_equal(observed, train(fedavg(), federation()))
-    assert observed.tolist() == pytest.approx([3 * (100 + 400 + 900 + 1600) / 100] * 2)
-
-
 def test_a_second_start_of_the_same_observer_continues(tmp_path: Path) -> None:
     observer = ParticipationObserver(fedavg(), tmp_path / "log.csv")
     for _ in range(2):

@@ -42,16 +42,17 @@ def uninterrupted(method: str) -> np.ndarray:
     return model(deploy(federation(present=PRESENT), METHODS[method], rounds=8))
 
 
-@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
-    ("owner", "name", "number"),
+    ("owner", "name", "number", "after"),
     [
-        (Transport, "send", 3),
-        (Transport, "collect", 4),
-        (TrainingSession, "end_round", 3),
-        (TrainingSession, "save", 3),
-        (Ledger, "commit", 3),
-        (Ledger, "commit", 1),
+        (Transport, "send", 3, True),
+        (Transport, "collect", 4, False),
+        (TrainingSession, "end_round", 3, True),
+        (TrainingSession, "save", 3, False),
+        (TrainingSession, "save", 3, True),
+        (Ledger, "commit", 3, False),
+        (Ledger, "commit", 3, True),
+        (Ledger, "commit", 1, False),
     ],
 )
 @pytest.mark.parametrize("method", METHODS)
