@@ -1,6 +1,5 @@
 """`fedtide flower demo`: it ends well, and leaves no process behind if it is interrupted."""
 
-import importlib
 import os
 import signal
 import subprocess
@@ -9,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.algorithms import Clipped, FedAU
-from fedtide.flower.demo import example_app
 from fedtide.flower.ledger.ledger import read_ledger
 
 from .processes import DEADLINE, find_processes, wait_until
@@ -52,15 +49,3 @@ def test_a_demo_that_is_interrupted_leaves_no_process(tmp_path):
     assert len(started) > 12
     assert process.wait(timeout=300) == 130
     wait_until(lambda: left_behind(out) == {}, "end of all processes", seconds=60)
-
-
-def test_the_apps_method_bounds_a_site_and_its_rounds_may_stay_on_the_server(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(example_app()))
-    app = importlib.import_module("server_app")
-    for name in ("task", "server_app"):
-        del sys.modules[name]
-    method = FedAU(cutoff=50, average=0.5)
-    assert app.bounded(method) == Clipped(bound=1.0, quantile=0.5, inner=method)
-    (tmp_path / "rounds").write_text("950\n")
-    assert int(app.rounds_from(str(tmp_path / "rounds"))) == 950
-    assert not app.rounds_from("")

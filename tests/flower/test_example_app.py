@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 from flwr.app import Context, RecordDict
 
+from fedtide.algorithms import Clipped, FedAU
 from fedtide.flower import FedTide
 from fedtide.flower.demo import example_app
 from fedtide.flower.ledger.ledger import read_ledger, read_rounds
@@ -48,3 +49,11 @@ def test_neither_a_site_that_is_away_nor_forgotten_nodes_hold_up_the_others(
     assert set(log["stage"]) == {"used"}
     assert len(read_rounds(f"{url}#digits")) == 3
     assert grid.now - began < 60
+
+
+def test_the_apps_method_bounds_a_site_and_its_rounds_may_stay_on_the_server(modules, tmp_path):
+    app, method = modules["server_app"], FedAU(cutoff=50, average=0.5)
+    assert app.bounded(method) == Clipped(bound=1.0, quantile=0.5, inner=method)
+    (tmp_path / "rounds").write_text("950\n")
+    assert int(app.rounds_from(str(tmp_path / "rounds"))) == 950
+    assert not app.rounds_from("")

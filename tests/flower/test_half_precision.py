@@ -1,11 +1,8 @@
 """Models in float16: they travel in it, and the server computes in float32."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
@@ -19,72 +16,48 @@ from .fake_grid import FakeGrid, Node
 A = ft.algorithms
 
 
-class Federation:
-    """Clients that send the same update in every round, in the dtype of the model or another.
+def train(update: float, rounds: int, start: float = 0.0, dtype=torch.float16, lr=1.0, state=None):
+    """Train two clients that send the same update, in float32, in every round.
 
-    Attributes:
-        received: the models that they received.
+    Returns:
+        The state, the arrays of the result, and the models that the first client received.
     """
+    received = []
 
-    def __init__(
-        self,
-        clients: int,
-        update: float,
-        samples: int = 1,
-        memory: Path | None = None,
-        dtype: torch.dtype = torch.float16,
-    ) -> None:
-        self.received: list[torch.Tensor] = []
+    def step(model, request):
+        received.append(model["x"])
+        return Update({"x": torch.full((2,), update)}, samples=1, lr=0.1, steps=1)
 
-        def make(context: Context):
-            def train(model, request):
-                self.received.append(model["x"])
-                delta = torch.full((2,), update, dtype=dtype)
-                return Update({"x": delta}, samples, 0.1, 1)
-
-            return train
-
-        folder = None if memory is None else lambda context: memory
-        app = custom_client(make, memory=folder)
-        nodes = {100 + n: Node(app, {"partition-id": n}) for n in range(clients)}
-        self.clients, self.grid = clients, FakeGrid(nodes)
-
-    def train(
-        self, algorithm, rounds: int, start: float = 0.0, dtype=torch.float16, **options
-    ) -> FedTide:
-        x = params_to_arrays({"x": torch.full((2,), start, dtype=dtype)})
-        strategy = FedTide(algorithm, clients=self.clients, clock=self.grid.clock, **options)
-        self.result = strategy.start(self.grid, x, rounds, 60.0)
-        return strategy
-
-
-def state_of(strategy: FedTide) -> np.ndarray:
-    return strategy.training.model.numpy()
+    app = custom_client(lambda context: step)
+    grid = FakeGrid({100 + n: Node(app, {"partition-id": n}) for n in range(2)})
+    strategy = FedTide(A.FedAvg(server_lr=lr), clients=2, clock=grid.clock, state=state)
+    x = params_to_arrays({"x": torch.full((2,), start, dtype=dtype)})
+    [array] = strategy.start(grid, x, rounds, 60.0).arrays.values()
+    return strategy.training.model.numpy(), array.numpy(), received[::2]
 
 
 def test_small_steps_add_up_and_models_travel_in_half_precision():
     """From 1 the next number of float16 is 0.001 away, five times a step here."""
-    federation = Federation(2, 1e-4, dtype=torch.float32)
-    strategy = federation.train(A.FedAvg(server_lr=2.0), 20, start=1.0)
-    seen = [float(x[0]) for x in federation.received[::2]]
-    assert {x.dtype for x in federation.received} == {torch.float16}
+    found, sent, received = train(1e-4, 20, start=1.0, lr=2.0)
+    assert {x.dtype for x in received} == {torch.float16}
     # Each client's own model is y = x + Δ in float32, where x is what it received.
     exact = 1.0 + 2e-4 * np.arange(21)
-    np.testing.assert_allclose(state_of(strategy), [exact[-1]] * 2, rtol=1e-6)
+    np.testing.assert_allclose(found, [exact[-1]] * 2, rtol=1e-6)
+    seen = [float(x[0]) for x in received]
     np.testing.assert_array_equal(seen, exact[:-1].astype(np.float32).astype(np.float16))
-    [array] = federation.result.arrays.values()
-    np.testing.assert_array_equal(array.numpy(), np.full(2, exact[-1], np.float16))
+    np.testing.assert_array_equal(sent, np.full(2, exact[-1], np.float16))
 
 
-@pytest.mark.parametrize("first", [torch.float16, torch.float64])
-@pytest.mark.parametrize("second", [torch.float16, torch.float32])
-def test_a_training_goes_on_in_the_dtype_in_which_it_began(first, second, tmp_path):
-    """What travels would change, or not be what was asked for."""
-    Federation(2, 0.5).train(A.FedAvg(), 2, dtype=first, state=tmp_path)
-    again = Federation(2, 0.5)
-    if first == second:
-        again.train(A.FedAvg(), 3, dtype=second, state=tmp_path)
-        assert {model.dtype for model in again.received} == {first}
-        return
-    with pytest.raises(InvalidInputError, match=r"^state: .* arrays of float\d+, not .*; give"):
-        again.train(A.FedAvg(), 3, dtype=second, state=tmp_path)
+def test_numbers_beyond_float16_are_sent_as_its_largest():
+    """They would be infinite, and no client could train again."""
+    found, _, received = train(5_000.0, 3, start=60_000.0)
+    np.testing.assert_array_equal(found, [75_000.0] * 2)
+    assert [float(x[0]) for x in received] == [60_000.0, 64_992.0, 65_504.0]
+
+
+def test_a_training_goes_on_in_the_dtype_in_which_it_began(tmp_path):
+    train(0.5, 2, state=tmp_path)
+    _, _, received = train(0.5, 3, state=tmp_path)
+    assert {model.dtype for model in received} == {torch.float16}
+    with pytest.raises(InvalidInputError, match=r"^state: "):
+        train(0.5, 3, dtype=torch.float32, state=tmp_path)

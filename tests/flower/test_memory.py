@@ -11,14 +11,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 import fedtide as ft
 from fedtide.flower.server.strategy import FedTide
-from fedtide.flower.server.validated_updates import ValidatedUpdate
-from fedtide.problems.layout import Layout
 
 from .fake_grid import FakeGrid, Node
 
 A = ft.algorithms
 SIZE = 2_100_000  # numbers; updates of more than 8 MB are not stacked
-LAYOUT = Layout.from_params({"x": torch.zeros(SIZE)})
 
 
 def peak(call: Callable[[], object]) -> int:
@@ -39,10 +36,6 @@ def peak(call: Callable[[], object]) -> int:
     taken = read("VmHWM") - before
     del holes
     return taken
-
-
-def update(client: int) -> ValidatedUpdate:
-    return ValidatedUpdate(client, 1, torch.full((SIZE,), 1.0 + client), 1, 0.0, 0)
 
 
 @pytest.mark.parametrize("method", [A.FedAvg(), A.FedAU(cutoff=3)], ids=["FedAvg", "FedAU"])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.clientapp.mod import (
     LocalDpMod,
     adaptiveclipping_mod,
@@ -121,28 +121,6 @@ def test_an_own_mod_is_refused_where_it_changes_what_updates_are_needed_for(
     )
     assert all(text in line for line in lines)
     assert len(seen) == 2 * N
-
-
-def test_mods_for_training_do_not_see_names_or_evaluations(url):
-    """FedTide asks every client for its name; a mod that expects a model cannot answer."""
-    seen = []
-
-    def note(message, context, call_next):
-        seen.append(message.metadata.message_type)
-        return call_next(message, context)
-
-    grid = federation(mods=[note, fixedclipping_mod])
-    app = grid.nodes[100].app
-
-    @app.evaluate()
-    def evaluate(message, context):
-        metrics = MetricRecord({"num-examples": 1, "loss": 2.0})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    options = {"clients": N, "ledger": url, "fraction_evaluate": 1.0, "train_config": CONFIG}
-    deploy(grid, A.FedAvg(), rounds=3, **options)
-    assert set(seen) == {"train"}
-    assert {client for _, client, _, _ in rows(url)} == {str(n) for n in range(N)}
 
 
 def test_what_mods_return_travels_through_flowers_own_messages(monkeypatch):

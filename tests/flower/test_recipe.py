@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from http.client import HTTPSConnection
 from pathlib import Path
 
@@ -232,27 +232,6 @@ def test_a_failure_of_the_superlink_is_passed_on_as_one_after_which_supernodes_c
         assert answer.startswith(b"HTTP/1.1 503 " if fatal else b"HTTP/1.1 500 "), call
         refused = send(echo, f"POST {call}", "Content-Length: 0\r\nAnswer: 401")
         assert refused.startswith(b"HTTP/1.1 401 "), call
-
-
-@pytest.mark.process
-@needs("nginx")
-def test_the_proxy_closes_connections_that_do_not_complete_their_headers(echo):
-    """1,500 of them kept all others out for the minute that nginx waits by default."""
-    with connect(echo) as stream:
-        stream.settimeout(20)
-        stream.sendall(b"POST /v1/fleet/get-run HTTP/1.1\r\nHost: local")
-        assert stream.recv(65536) == b""
-
-
-@pytest.mark.process
-@needs("nginx")
-def test_the_proxy_bounds_the_requests_of_one_address(echo):
-    head = "POST /v1/fleet/push-object HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
-    with ExitStack() as pending:
-        for _ in range(32):  # whose bodies do not come
-            pending.enter_context(connect(echo)).sendall(head.encode())
-        wait_until(lambda: b" 503 " in send(echo, "POST /v1/fleet/get-run")[:20], "refusal")
-    wait_until(lambda: b" 200 " in send(echo, "POST /v1/fleet/get-run")[:20], "answer")
 
 
 # A federation

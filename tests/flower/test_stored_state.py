@@ -11,6 +11,7 @@ import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.flower.ledger.ledger import read_ledger, read_rounds
 from fedtide.flower.ledger.ledger_maintenance import migrate_ledger
+from fedtide.simulation import checkpoint as checkpoint_module
 from fedtide.simulation.checkpoint import load_newest, save
 
 from .driver import N, deploy, federation, model, node_of, scripted
@@ -64,3 +65,18 @@ def test_a_federation_goes_on_with_a_state_and_a_ledger_of_an_older_version(tmp_
     deploy(federation(), ft.algorithms.FedAvg(), rounds=5, **options)
     assert read_rounds(url)["round"].to_list() == [0, 1, 2, 3, 4]
     assert len(read_ledger(url).filter(stage="used")) == 5 * N
+
+
+A = ft.algorithms
+
+
+@pytest.mark.parametrize("now", [0, 10**6])
+def test_a_federation_goes_on_wherever_its_facts_are(now, tmp_path, monkeypatch):
+    """Of files of an earlier version, they are in the header."""
+    options = {"algorithm": A.FedAU(cutoff=2), "state": tmp_path}
+    monkeypatch.setattr(checkpoint_module, "_LARGEST_HEADER", 10**6 - now)
+    deploy(federation(), rounds=2, **options)
+    monkeypatch.setattr(checkpoint_module, "_LARGEST_HEADER", now)
+    again = deploy(federation(), rounds=4, **options)
+    whole = deploy(federation(), A.FedAU(cutoff=2), rounds=4)
+    assert (model(again) == model(whole)).all()

@@ -196,29 +196,6 @@ def test_a_writer_killed_during_a_commit_leaves_earlier_rounds_only(
     assert len(read_ledger(url)) == 2
 
 
-KILLED_AT_CREATION = """
-import os, signal, sys
-import sqlalchemy as sql
-from fedtide.flower.ledger.ledger import Ledger
-
-@sql.event.listens_for(sql.Engine, "before_cursor_execute")
-def die(connection, cursor, statement, *rest):
-    if statement.startswith("INSERT INTO fedtide_schema"):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Ledger(sys.argv[1])
-"""
-
-
-@pytest.mark.process
-def test_tables_are_created_in_one_transaction(url: str):
-    command = [sys.executable, "-c", KILLED_AT_CREATION, url]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    assert list_tables(url) == []
-    Ledger(url).commit(0, [], NOW)
-    assert read_rounds(url)["round"].to_list() == [0]
-
-
 @pytest.mark.parametrize(
     "url",
     [
