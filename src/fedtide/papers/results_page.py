@@ -12,7 +12,7 @@ from fedtide.html_page import markdown_table, render_markdown
 from fedtide.papers.judging import DECIDED, JudgedExperiment, Ruling, judge_experiment
 from fedtide.papers.paper_spec import MAIN, SCALES, PaperExperiment, Scale, load, names
 from fedtide.papers.record import Record, load_records
-from fedtide.papers.rows import Row, format_measured, format_number, titles
+from fedtide.papers.rows import Row, format_measured, format_number, has_number, titles
 from fedtide.papers.terminal_tables import format_minutes
 from fedtide.papers.verdicts import Outcome, Verdict
 
@@ -65,7 +65,6 @@ def render_results(records: Iterable[Record], stem: str = "results") -> dict[str
             title=title,
             counts=_count_claims(own),
             sections=[_section(one) for one in own],
-            machines=_machines([record for one in own for record in one.records]),
         )
     return pages
 
@@ -204,18 +203,20 @@ def _seeds(rows: Sequence[Row]) -> str:
 
 
 def _number_table(paper: PaperExperiment, rows: Mapping[Scale, Sequence[Row]]) -> str:
-    """Return the published and measured numbers, by case and method or, if shorter, by measure.
+    """Return what is published and measured, by case and method or, if shorter, by measure.
 
-    Nothing is shown of a case, a method or a measure that has no number.
+    Nothing is shown of a case or a method without numbers, or of a measure that nobody published.
     """
     cells: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
     by_measure: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
     for name, title in titles(paper).items():
+        if not (has_number(paper.published, name) or has_number(paper.program, name)):
+            continue
         for row, source, text in _texts(paper, rows, name):
             case = () if row.case == MAIN else (row.case,)
             cells.setdefault((*case, row.method), {})[title, source] = text
             by_measure.setdefault((title, *case, source), {})[row.method,] = text
-    return _table(min(by_measure, cells, key=len) if by_measure else {})
+    return _table(min(by_measure, cells, key=len)) if cells else ""
 
 
 def _table(cells: Mapping[tuple[str, ...], Mapping[tuple[str, ...], str]]) -> str:
@@ -256,15 +257,3 @@ def _ruling_table(rulings: Sequence[Ruling]) -> str:
     if all(ruling.laptop is None for ruling in rulings):
         return markdown_table(["claim", "verdict"], [row[:2] for row in rows])
     return markdown_table(["claim", "full scale", "laptop"], rows)
-
-
-def _machines(records: Sequence[Record]) -> list[str]:
-    """Return the machines and versions of the runs, with the total time on each."""
-    seconds: dict[tuple[str, str], float] = defaultdict(float)
-    for record in records:
-        if record.shared_from is None:
-            seconds[record.computed_on, record.version] += record.seconds
-    return [
-        f"{machine}; {version}; {total / 60:.0f} minutes in total"
-        for (machine, version), total in sorted(seconds.items())
-    ]
