@@ -168,7 +168,6 @@ def test_stages_are_weighted_by_samples(staged: Staged) -> None:
         f"averaging over all available clients, weighted by samples: L1 skew "
         f"{result.availability.objective.skew.corrected:.2f}" in summary.lower().replace("l1", "L1")
     )
-    assert "expected L1 skew of other selections" in summary
     assert "L1 skew, weighted by samples" in render_page(result).replace("\n", " ")
     document = result.to_dict()
     assert document["availability"]["l1_skew"] == pytest.approx(skew, rel=1e-4)

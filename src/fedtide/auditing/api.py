@@ -137,7 +137,6 @@ def audit(
     tolerance: float = 0.1,
     wanted: Literal["equal"] | None = None,
     privacy: Mechanism | None = None,
-    seed: int = 0,
     watch: OnProgress = lambda task, share: None,
 ) -> Audit:
     """Audit a participation log: which objective its training minimises, and how to correct it.
@@ -178,7 +177,6 @@ def audit(
             any, else proportional to the samples of the log or the roster, else equal.
         privacy: the privacy mechanism of future training: only methods that it accepts are
             advised. None: none.
-        seed: of drawing other selections.
         watch: called with the current step and the completed share of it.
 
     Raises:
@@ -229,7 +227,7 @@ def audit(
         even = measure_influence(unweighted.log, unweighted, equal)
     watch("stages and churn", 0.0)
     availability = measure_availability(participation, weights)
-    selection = measure_selection(participation, weights, seed)
+    selection = measure_selection(participation, weights)
     churn, unseen = _find_churn_and_unseen(participation, pattern, rates, availability)
     watch("changes over time", 0.0)
     recent = measure_recent_influence(participation, pattern, rates, weights, churn)

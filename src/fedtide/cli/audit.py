@@ -158,7 +158,6 @@ def audit_command(
         float, typer.Option("--delta", help="δ: gradient divergence of the clients, for -L.")
     ] = 1.0,
     steps: Annotated[int, typer.Option(help="I: local steps per round, for -L.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of drawing other selections.")] = 0,
 ) -> None:
     """Report which objective a participation log trains on, and which method corrects it.
 
@@ -238,7 +237,6 @@ def audit_command(
             wanted=cast("Literal['equal'] | None", wanted),
             privacy=None if asked is None else asked.mechanisms[0],
             dimension=dimension,
-            seed=seed,
             watch=lambda name, share: progress.update(task, description=name, completed=share),
         )
     further, privacy_lines = dict[str, Any](), list[list[str]]()

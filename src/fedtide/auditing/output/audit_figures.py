@@ -154,7 +154,7 @@ def draw_history(audit: Findings) -> str:
 
 
 def draw_stages(audit: Findings) -> str:
-    """Draw the L1 skew after each stage with its interval, and that of other selections."""
+    """Draw the L1 skew after each stage with its interval."""
     selection, availability = audit.selection, audit.availability
     if selection is None:
         return ""
@@ -165,21 +165,18 @@ def draw_stages(audit: Findings) -> str:
     ]
     known = [(name, objective) for name, objective in stages if objective is not None]
     labels = [f"the {name} clients" for name, _ in known]
-    labels += [f"selected {name}" for name in selection.alternatives]
     places = np.arange(len(labels))[::-1]
     figure, axes = _new_figure(height=0.3 * len(labels) + 0.8)
-    for place, (_, objective) in zip(places, known, strict=False):
+    for place, (_, objective) in zip(places, known, strict=True):
         low, high = objective.interval
         axes.plot([low, high], [place, place], color=_BLUE, linewidth=2)
         skew = objective.l1_skew if np.isnan(low) else objective.skew.corrected
         axes.plot(skew, place, "o", color=_BLUE, markersize=5)
-    reached = list(selection.alternatives.values())
-    axes.plot(reached, places[len(known) :], "o", color=_ORANGE, markersize=5, fillstyle="none")
     axes.set_yticks(places, labels)
     axes.set_xlim(left=0)
     weighting = describe_weighting(audit, selection.weighted)
     axes.set_xlabel(f"L1 skew, {weighting}" if weighting else "L1 skew")
-    return figure_svg(figure, "L1 skew after each stage, and of other selections", "stages")
+    return figure_svg(figure, "L1 skew after each stage", "stages")
 
 
 def draw_autocorrelation(audit: Findings) -> str:

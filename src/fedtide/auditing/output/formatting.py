@@ -27,13 +27,6 @@ def format_skew(skew: SkewEstimate) -> str:
     return f"L1 skew {skew.corrected:.2f} (95%: {low:.2f} to {high:.2f})"
 
 
-def format_reach(low: float, high: float) -> str:
-    """Return the interval of a correlation, or that there is none."""
-    if not np.isfinite([low, high]).all():
-        return "(no interval)"
-    return f"(95%: {low:+.3f} to {high:+.3f})"
-
-
 def format_range(low: float, high: float, form: str = ".2f") -> str:
     """Return an interval, or that there is none.
 

@@ -149,7 +149,6 @@ def _build_selection(audit: Findings, names: list[str]) -> dict[str, Any] | None
         "left_out": [names[n] for n in selection.left_out],
         "lost": [names[n] for n in selection.lost],
         "refused": refused,
-        "other_selections": selection.alternatives,
         **_build_weighting(audit, selection.weighted),
     }
 

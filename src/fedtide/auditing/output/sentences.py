@@ -247,7 +247,7 @@ def describe_selection(audit: Findings) -> list[str]:
     selection = audit.selection
     if selection is None:
         return []
-    lines = [
+    return [
         f"{what} {describe_shift(shift)}"
         for shift, what in (
             (selection.selecting, "the choice among the available clients"),
@@ -255,11 +255,6 @@ def describe_selection(audit: Findings) -> list[str]:
         )
         if shift is not None
     ]
-    if selection.alternatives:
-        reached = ", ".join(f"{name} {skew:.2f}" for name, skew in selection.alternatives.items())
-        drops = ", if all reported" if selection.dropping is not None else ""
-        lines.append(f"expected L1 skew of other selections{drops}: {reached}")
-    return lines
 
 
 def describe_weighting(audit: Findings, by_samples: bool) -> str:

@@ -30,10 +30,7 @@ from fedtide.auditing.statistics.rate_estimates import (
 from fedtide.auditing.statistics.runs import count_runs
 from fedtide.auditing.statistics.skew import SkewEstimate, estimate_skew
 from fedtide.auditing.statistics.variance import VarianceModel
-from fedtide.randomness import generator
 
-_DRAWS, _CELLS = 50, 4_000_000
-"""Draws of a selection in each round, fewer if all rounds have too many available clients."""
 _SAME = 0.1
 """The mean over the rounds of the distance up to which weights are the shares of samples."""
 
@@ -91,9 +88,6 @@ class SelectionBias:
         refused: clients that reported updates, of which none was used.
         reports: the number of rounds in which each client reported an update, (N,); None if the log
             does not distinguish reported from used.
-        alternatives: by name of another selection, the L1 skew of the expected weights if the
-            server had used it to select as many of the available clients in each round; empty if
-            the log does not say who was available.
         weighted: whether clients are weighted by their samples, as the log's own weights are.
     """
 
@@ -104,7 +98,6 @@ class SelectionBias:
     lost: Ints
     refused: Ints
     reports: Ints | None
-    alternatives: dict[str, float]
     weighted: bool
 
 
@@ -141,13 +134,12 @@ def find_samples_in_force(log: ParticipationLog) -> Floats | None:
     return samples
 
 
-def measure_selection(log: ParticipationLog, wanted: Floats, seed: int = 0) -> SelectionBias | None:
+def measure_selection(log: ParticipationLog, wanted: Floats) -> SelectionBias | None:
     """Return the bias after availability; None if the log has no stage but "used".
 
     Args:
         log: the participation log.
         wanted: a_n, shape (N,).
-        seed: of drawing other selections, if clients are weighted by their samples.
     """
     available, selected, reported = log.available, log.selected, log.reported
     if available is None and selected is None:
@@ -158,9 +150,6 @@ def measure_selection(log: ParticipationLog, wanted: Floats, seed: int = 0) -> S
     unreported = unused if reported is None else reported.counts == 0
     was_available = np.zeros_like(unused) if available is None else available.counts > 0
     samples = find_samples_in_force(log)
-    alternatives = {}
-    if available is not None:
-        alternatives = _try_selections(available, chosen, wanted, samples, seed)
     return SelectionBias(
         objective=None if selected is None else _find_objective(selected, wanted, samples)[0],
         selecting=None if available is None else measure_shift(available, chosen),
@@ -169,7 +158,6 @@ def measure_selection(log: ParticipationLog, wanted: Floats, seed: int = 0) -> S
         lost=np.flatnonzero(~unselected & unreported),
         refused=np.flatnonzero(~unreported & unused),
         reports=None if reported is None else reported.counts,
-        alternatives=alternatives,
         weighted=samples is not None,
     )
 
@@ -286,117 +274,6 @@ def _estimate_distance(
         return float((slopes**2 * found**2).sum())
 
     return estimate_skew(weights, origin, scale, variance, math.sqrt(uncertainty) / 2)
-
-
-def _try_selections(
-    available: ParticipationLog,
-    chosen: ParticipationLog,
-    wanted: Floats,
-    samples: Floats | None,
-    seed: int,
-) -> dict[str, float]:
-    """Return the L1 skew that other selections of as many clients would have had.
-
-    uniform: each available client with the same probability.
-    by inverse availability: with probabilities min(1, c_t / p_n), p_n the share of rounds in which
-        a client was available.
-    least used first: those that were used least often so far; ties go to those available less
-        often, then to chance: the skew must not depend on the order of the clients' names.
-
-    With weights by samples, a client's expected part of a round has no closed form: it is estimated
-    from draws, whose noise is deducted from the skew.
-    """
-    rates = available.counts / available.length
-    random, ties = generator(seed, "audit-selections"), generator(seed, "audit-selection-ties")
-    uniform, inverse = (_Expectation(available, samples, random) for _ in range(2))
-    fewest = np.zeros(available.size)
-    used = np.zeros(available.size, dtype=np.int64)
-    for t in np.flatnonzero(chosen.cohorts > 0):
-        there = available.clients[available.starts[t] : available.starts[t + 1]]
-        size = int(chosen.cohorts[t])
-        uniform.add(there, np.full(len(there), size / len(there)), size)
-        inverse.add(there, _inclusion_probabilities(1 / rates[there], size), size)
-        first = there[np.lexsort((ties.random(len(there)), rates[there], used[there]))[:size]]
-        used[first] += 1
-        fewest[first] += 1 / size if samples is None else _share(samples[first])
-    rounds = chosen.nonempty_rounds
-    return {
-        "uniform": uniform.find_skew(wanted, rounds),
-        "by inverse availability": inverse.find_skew(wanted, rounds),
-        "least used first": float(np.abs(fewest / rounds - wanted).sum()),
-    }
-
-
-class _Expectation:
-    """The expected weights of a random selection among the available clients.
-
-    Args:
-        available: the clients to choose from.
-        samples: the weights of the clients, (N,); None: all equal.
-        random: for the draws that sample counts need.
-    """
-
-    def __init__(
-        self, available: ParticipationLog, samples: Floats | None, random: np.random.Generator
-    ) -> None:
-        self._samples, self._random = samples, random
-        self._draws = int(np.clip(_CELLS / max(1, len(available.clients)), 2, _DRAWS))
-        self._sums, self._squares = np.zeros((2, available.size))
-
-    def add(self, there: NDArray[np.int32], probabilities: Floats, size: int) -> None:
-        """Add a round in which `size` clients are chosen, with these probabilities."""
-        if self._samples is None:
-            self._sums[there] += probabilities / size
-            return
-        chosen = _draw_clients(probabilities, self._draws, self._random)
-        parts = _share(np.where(chosen, self._samples[there], 0.0))
-        self._sums[there] += parts.mean(axis=0)
-        self._squares[there] += parts.var(axis=0, ddof=1) / self._draws
-
-    def find_skew(self, wanted: Floats, rounds: int) -> float:
-        """Return the L1 skew of the mean over the rounds, without the noise of the draws."""
-        weights, errors = self._sums / rounds, np.sqrt(self._squares) / rounds
-        if self._samples is None:
-            return float(np.abs(weights - wanted).sum())
-
-        def variance(slopes: Floats) -> float:
-            return float((slopes**2 * errors**2).sum())
-
-        return estimate_skew(weights, wanted, lambda assumed: errors, variance).corrected
-
-
-def _draw_clients(
-    probabilities: Floats, draws: int, random: np.random.Generator
-) -> NDArray[np.bool_]:
-    """Return which clients are chosen in each draw, shape (draws, clients).
-
-    Systematic sampling in random order: each draw has as many clients as the probabilities sum to.
-    """
-    order = random.permuted(np.tile(np.arange(len(probabilities)), (draws, 1)), axis=1)
-    ends = np.cumsum(probabilities[order], axis=1) + random.random((draws, 1))
-    chosen = np.zeros(order.shape, dtype=np.bool_)
-    np.put_along_axis(chosen, order, np.diff(np.floor(ends), axis=1, prepend=0.0) > 0, axis=1)
-    return chosen
-
-
-def _share(samples: Floats) -> Floats:
-    """Return the shares along the last axis; 0 if all are 0."""
-    sums = samples.sum(axis=-1, keepdims=True)
-    return np.asarray(np.divide(samples, sums, out=np.zeros(samples.shape), where=sums > 0))
-
-
-def _inclusion_probabilities(sizes: Floats, count: int) -> Floats:
-    """Return min(1, c x) with c such that they sum to `count`.
-
-    >>> _inclusion_probabilities(np.array([1.0, 1.0, 6.0]), 2)
-    array([0.5, 0.5, 1. ])
-    """
-    order = np.argsort(-sizes)
-    ordered = sizes[order]
-    rest = np.cumsum(ordered[::-1])[::-1]  # of the clients from each one on
-    scale = (count - np.arange(len(sizes))) / rest
-    certain = int(np.argmax(scale * ordered <= 1 + 1e-12))
-    return np.asarray(np.minimum(1.0, np.maximum(scale[certain], 0.0) * sizes))
 
 
 def _find_objective(
