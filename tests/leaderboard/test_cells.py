@@ -1,7 +1,7 @@
 """Cells against literal computations: problems, figures, the search, and their records."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +10,7 @@ from tests.leaderboard.small_board import plain_board, small_board
 from torch.nn import functional
 
 import fedtide as ft
-from fedtide.algorithms import FedAvg
-from fedtide.errors import Interrupted, InvalidInputError
+from fedtide.errors import Interrupted
 from fedtide.leaderboard import cells as cells_module
 from fedtide.leaderboard.cells import (
     coarse_pairs,
@@ -223,13 +222,6 @@ def test_a_record_with_other_settings_is_not_counted(small, tmp_path):
     assert estimate_seconds(two, {cell.place: replace(record, seconds=7.0)}) == 14.0
 
 
-def test_a_file_without_records_is_named(small, tmp_path):
-    file = tmp_path / "records.parquet"
-    file.write_text("{}")
-    with pytest.raises(InvalidInputError, match=r"^records: .*records\.parquet does not hold .*;"):
-        load_results(small.cells(), file)
-
-
 def test_records_that_are_written_at_the_same_time_are_all_kept(small, tmp_path):
     file = tmp_path / "records.parquet"
     record = run_cell(Cell(small, "quadratic", "even", "fedavg"))
@@ -259,29 +251,6 @@ def test_cells_are_run_again_once_their_log_or_their_class_has_changed(tmp_path,
     log.write_text("round,client\n0,0\n8,4\n")
     missing = {cell.place[1:] for cell in load_standings(board, file).missing()}
     assert missing == {("replay", "mine"), ("even", "mine"), ("replay", "fedavg")}
-
-
-@dataclass(frozen=True)
-class Failing(FedAvg):
-    """Fails unless its server learning rate is small."""
-
-    def step(self, state, lr):
-        if self.server_lr > 1:
-            raise ValueError("a bug")
-        return super().step(state, lr)
-
-
-def test_the_error_of_a_cell_is_shown_and_what_has_ended_is_recorded(tmp_path):
-    whole = plain_board()
-    failing = whole["methods"]["fedavg"] | {"algorithm": {"type": f"{__name__}:Failing"}}
-    board = small_board(methods=whole["methods"] | {"failing": failing})
-    with pytest.raises(ValueError, match="a bug"):
-        run_cells(board.cells(), tmp_path / "records.parquet")
-    missing = {
-        cell.place[1:] for cell in load_standings(board, tmp_path / "records.parquet").missing()
-    }
-    assert ("even", "failing") in missing
-    assert ("even", "fedavg") not in missing
 
 
 def test_any_problem_can_be_added(tmp_path, monkeypatch):

@@ -66,13 +66,6 @@ def test_every_registered_method_is_compared_or_excluded_with_a_reason(whole):
     assert all(whole.excluded.values())
 
 
-def test_there_are_enough_patterns_problems_and_seeds(whole):
-    assert len(whole.patterns) >= 14
-    assert len(whole.problems) == 3
-    assert len(whole.seeds) == 5
-    assert whole.tuning_seed not in whole.seeds
-
-
 def test_methods_do_not_apply_where_a_pattern_does_not_offer_what_they_need(whole):
     assert whole.lacks("groups", "known-rates") == "unknown rates"
     assert whole.lacks("independent", "amplified") == "no period"
@@ -119,13 +112,6 @@ def test_memory_classes_and_messages_are_those_of_the_methods(whole):
         per_client = (many - few) / 4
         found = "d" if per_client == 0 else "N" if per_client < d else "Nd"
         assert (name, found, messages) == (name, method.memory, list(method.messages))
-
-
-def test_phones_are_the_same_whichever_rounds_are_asked_for():
-    one, other = (PhoneSessions().begin(Population(20), seed=3) for _ in range(2))
-    rounds = [one.round(t).clients.tolist() for t in range(400)]
-    assert other.round(5).clients.tolist() == rounds[5]
-    assert other.round(399).clients.tolist() == rounds[399]
 
 
 def test_phones_have_nights_weekends_and_long_sessions():
@@ -197,45 +183,10 @@ def test_fedavg_can_win_and_a_diverged_run_loses(small):
     assert "**Of 1 comparisons with FedAvg, 0 are better, 0 worse.**" in render_page(both)
 
 
-def test_the_page_says_what_was_not_run(small):
-    text = render_page(Standings(small, {}))
-    assert "Noisy quadratics: 0 of 4 cells were run; the others would take" in text
-
-
-def test_the_page_of_a_board_without_its_reference(small):
-    """Several processes may be interrupted before the reference, which comes first, has ended."""
-    cells = small.cells(patterns=["turns"])[1:]
-    results = {cell.place: result_of(cell, (1.0, 2.0, 3.0)) for cell in cells}
-    text = render_page(Standings(small, results))
-    assert "FedAvg under full participation was not run, so no regret is known." in text
-    assert "## Noisy quadratics" in text
-
-
 def test_the_page_is_that_of_the_records(whole):
     page = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
     standings = load_standings(whole, RECORDS)
     assert page == render_page(standings), "fedtide leaderboard --write docs/leaderboard.md"
-
-
-def test_the_command_shows_what_is_recorded_and_what_is_missing(fedtide, tmp_path):
-    options = ("--records", str(tmp_path / "r.parquet"), "--show", "--problems", "quadratic")
-    status, out, _ = fedtide("leaderboard", *options, "--patterns", "phones")
-    assert status == 0
-    assert "not run: 24 of 24 cells" in out  # with the reference, without those that need rates
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        (("--methods", "fedua"), "methods: unknown 'fedua'; did you mean 'fedau'?"),
-        (("--patterns", "fone"), "patterns: unknown 'fone'; did you mean 'phones'?"),
-        (("--problems", "digit"), "problems: unknown 'digit'; did you mean 'digits'?"),
-        (("--problems", ","), "problems: no name; choose some of quadratic, digits, fashion"),
-    ],
-)
-def test_unknown_names_are_refused_with_a_hint(option, message, fedtide):
-    status, _, err = fedtide("leaderboard", *option)
-    assert (status, err) == (2, f"fedtide: {message}\n")
 
 
 def test_a_file_adds_methods_and_patterns(tmp_path):

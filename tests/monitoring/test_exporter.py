@@ -194,13 +194,6 @@ def test_a_client_whose_name_is_claimed_by_another_node_is_not_there(url):
     assert metrics.value("unused_updates_total", reason="unregistered") == 1
 
 
-def test_a_refusal_without_a_reason_is_counted_as_unknown(url):
-    write(url, [[*used(0, "ann"), Entry("bob", "reported", None, end_of(0))]])
-    metrics = read_metrics(url)
-    assert metrics.value("unused_updates_total", reason="unknown") == 1
-    assert sum(metrics.by("unused_updates_total", "reason").values()) == 1
-
-
 def test_series_of_single_clients_end_where_there_are_too_many(ledger):
     few, many = read_metrics(ledger), read_metrics(ledger, client_series=CLIENTS - 1)
     left_out = few.names() - many.names()
@@ -208,27 +201,6 @@ def test_series_of_single_clients_end_where_there_are_too_many(ledger):
         "fedtide_client_rounds_total"
     }
     assert many.names() < few.names()
-
-
-def test_the_number_of_other_series_does_not_depend_on_the_clients(url, tmp_path):
-    other = f"sqlite:///{tmp_path / 'other.db'}"
-    write(url, draw_rounds(5, 20))
-    write(other, draw_rounds(300, 20))
-    one, two = (read_metrics(one, client_series=0) for one in (url, other))
-    assert one.values.keys() == two.values.keys()
-
-
-def test_names_are_escaped(url):
-    name = 'a"b\\c}\nfedtide_rounds_total{federation="north"} 9\n'
-    write(url, [used(t, name) for t in range(3)])
-    metrics = read_metrics(url)
-    assert metrics.value("rounds_total") == 3
-    assert metrics.value("client_absence_rounds", client=name) == 0
-
-
-def test_a_ledger_without_rounds_has_only_one_metric(url):
-    write(url, [])
-    assert read_metrics(url).names() == {"fedtide_ledger_up"}
 
 
 def test_what_is_not_known_yet_is_left_out(url):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedtide.cli.main import app
 from fedtide.errors import InvalidInputError
 
-from .ledgers import used, write
+from .ledgers import write
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,6 @@ def test_what_cannot_be_watched_is_said_in_a_sentence(tmp_path, options, message
     url = f"sqlite:///{tmp_path / 'missing.db'}"
     with pytest.raises(InvalidInputError, match=f"^{message}"):
         CliRunner().invoke(app, ["watch", url, *options], catch_exceptions=False)
-
-
-def test_an_unknown_federation_is_said_in_a_sentence(url):
-    write(url, [used(0, "ann")], "north")
-    with pytest.raises(InvalidInputError, match=r"^ledger: no federation 'norht'; did you mean"):
-        CliRunner().invoke(app, ["watch", f"{url}#norht"], catch_exceptions=False)
 
 
 @pytest.mark.process

@@ -3,7 +3,6 @@
 import polars as pl
 import pytest
 
-from fedtide import InvalidInputError
 from fedtide.papers.measures import Measure
 
 METRICS = pl.DataFrame(
@@ -36,21 +35,3 @@ def test_worst_of_last_is_a_quantile_of_the_last_tenth():
     high = Measure("m", take="worst-of-last", better="higher").read(frame)
     low = Measure("m", take="worst-of-last", better="lower").read(frame)
     assert (high, low) == (pytest.approx(1.9), pytest.approx(17.1))
-
-
-def test_measure_of_a_missing_metric_is_none():
-    assert Measure("nothing").read(METRICS) is None
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"take": "mean"}, "rounds"),
-        ({"take": "spread"}, "rounds"),
-        ({"take": "first-below"}, "target"),
-        ({"take": "x"}, "take"),
-    ],
-)
-def test_invalid_measure_names_the_field(fields, field):
-    with pytest.raises(InvalidInputError, match=rf"^{field}: .*;"):
-        Measure("loss", **fields)

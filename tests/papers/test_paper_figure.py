@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from fedtide.papers import load, load_records
 from fedtide.papers.paper_figure import draw_figure
 from fedtide.papers.rows import compare
-from fedtide.plotting.style import new_figure, plain_logarithms
+from fedtide.plotting.style import plain_logarithms
 
 RECORDS = Path(__file__).parents[2] / "results"
 
@@ -32,12 +32,7 @@ def visible_labels(axis):
     ("low", "high", "some"),
     [
         (0.31, 0.39, "0.35"),
-        (0.9, 1.1, "1"),
-        (2.1, 4.9, "3"),
-        (1.0, 10.0, "5"),
         (0.3, 30.0, "10"),
-        (1e-7, 5.0, "0.1"),
-        (1e-17, 50.0, "0.01"),
         (1e-40, 1.0, "1e\N{MINUS SIGN}34"),
     ],
 )
@@ -75,17 +70,3 @@ def test_the_band_around_a_curve_is_the_standard_error():
     (band,) = axes.collections
     heights = band.get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == pytest.approx((2 - 3**-0.5, 2 + 3**-0.5))
-
-
-def test_formulas_of_the_papers_are_drawn_and_powers_of_ten_are_ticks():
-    """Names of users are not read as formulas; an axis of a paper and its ticks are."""
-    skew = draw_figure(*recorded("004/skew"))
-    assert skew.axes[0].xaxis.label.get_parse_math()
-    assert not skew.axes[0].title.get_parse_math()
-    figure, (axes,) = new_figure()
-    axes.plot([0, 1000], [0, 1])
-    axes.set_xscale("symlog", linthresh=10)
-    FigureCanvasAgg(figure).draw()
-    ticks = [tick for tick in axes.get_xticklabels() if "$" in tick.get_text()]
-    assert ticks
-    assert all(tick.get_parse_math() for tick in ticks)

@@ -1,6 +1,5 @@
 """The papers' files: their numbers are the published ones, and their methods and cases run."""
 
-import json
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from tests.papers.small_runs import ROUNDS, shrink
 
 import fedtide as ft
 from fedtide.papers import load, load_records, names, plan
@@ -24,41 +22,6 @@ COMPUTED = [name for name in names() if load(name).compute is not None]
 def records_of(name):
     """Return the committed records of an experiment."""
     return load_records(RESULTS, name)
-
-
-def representative_runs(paper):
-    """Return all methods in the first case, and the first method in the others, for one seed."""
-    runs = plan(paper, seeds=paper.seeds[:1])
-    first_of_case = {run.case: run for run in reversed(runs)}
-    return [run for run in runs if run.case == runs[0].case or run is first_of_case[run.case]]
-
-
-@pytest.fixture(scope="module")
-def small_metrics():
-    """Return a function that runs shrunk settings, each different ones only once."""
-    done = {}
-
-    def run(settings):
-        small = shrink(settings)
-        key = json.dumps({k: v for k, v in small.items() if k != "name"}, sort_keys=True)
-        if key not in done:
-            done[key] = ft.simulate(**small).metrics
-        return done[key]
-
-    return run
-
-
-@pytest.mark.statistical  # whole runs, though small ones
-@pytest.mark.parametrize("name", TRAINED)
-def test_every_method_and_case_runs(name, small_metrics):
-    paper = load(name)
-    for run in representative_runs(paper):
-        metrics = small_metrics(run.settings)
-        assert metrics["round"][-1] == ROUNDS, run.folder
-        for measure in paper.measures.values():
-            assert measure.metric in metrics.columns or paper.derive, run.folder
-            if not measure.take.startswith("first") and not paper.derive:
-                assert np.isfinite(measure.read(metrics)), run.folder
 
 
 @pytest.mark.parametrize("name", names())
@@ -132,107 +95,6 @@ def test_claims_can_be_judged_and_are_not_judged_in_cases_without_their_methods(
             assert all(claim.measure in printed for printed in numbers), claim.statement
 
 
-@pytest.mark.parametrize(
-    ("name", "statement"),
-    [
-        ("001/weights", "At p = 0.02"),
-        ("002/cifar10", "nearly overlap"),
-        ("002/more-baselines", "FedAdam"),
-        ("003/example-1", "four clients"),
-        ("003/example-1", "nearer to the optimum"),
-        ("003/mnist-logistic", "FedProx"),
-        ("003/mnist-logistic", "FedLaAvg ends"),
-        ("004/mnist", "as printed"),
-        ("004/regression", "as printed"),
-    ],
-)
-def test_statements_that_are_no_evidence_on_a_paper_are_checks(name, statement):
-    checks = [claim for claim in load(name).claims if statement in claim.statement]
-    assert checks
-    assert all(claim.check for claim in checks)
-
-
-@pytest.mark.parametrize(
-    ("name", "statement", "printed"),
-    [
-        ("001/rare-participation", "Weighting by known", 45.9 - 10.0),
-        ("001/rare-participation", "collapse", 45.9 - 12.7),
-        ("001/rare-participation", "leads averaging", 71.5 - 60.2),
-        ("001/cifar10", "MIFA falls behind", 84.8 - 73.0),
-        ("001/svhn", "MIFA falls behind", 89.9 - 78.6),
-    ],
-)
-def test_claimed_sizes_are_judged_and_not_larger_than_the_printed_ones(name, statement, printed):
-    (claim,) = [c for c in load(name).claims if statement in c.statement]
-    assert 0.8 * printed < claim.by < printed
-    assert claim.needs_full_scale
-
-
-@pytest.mark.parametrize(
-    ("statement", "printed"),
-    [("intermittent availability by", 60.98 - 56.75), ("full availability by", 64.70 - 59.25)],
-)
-def test_claimed_differences_are_the_printed_ones(statement, printed):
-    (claim,) = [c for c in load("003/cifar10").claims if statement in c.statement]
-    assert claim.value == pytest.approx(printed)
-    assert claim.needs_full_scale
-
-
-@pytest.mark.parametrize(
-    ("name", "case", "method", "measure", "number"),
-    [
-        ("001/svhn", "bernoulli", "fedau-50", "train", [90.6, 0.4]),
-        ("001/svhn", "cyclic", "mifa", "test", [77.4, 1.1]),
-        ("001/cifar10", "bernoulli", "fedvarp", "test", [77.9, 0.2]),
-        ("001/cifar10", "cyclic", "mifa", "train", [73.0, 1.3]),
-        ("001/cifar100", "markov", "known", "test", [50.3, 0.5]),
-        ("001/cinic10", "cyclic", "average-all", "train", [62.9, 1.7]),
-        ("001/correlation", "alpha-0.01", "average-all", "train", [76.9, 2.7]),
-        ("001/correlation", "alpha-1.0", "known", "test", [77.9, 0.7]),
-        ("001/client-spread", "main", "fedau-50", "train", 9.5),
-        ("001/rare-participation", "mean-0.001", "fedau-50", "train", [45.9, 1.2]),
-        ("001/rare-participation", "mean-0.1", "fedvarp", "test", [59.5, 24.8]),
-        ("002/synthetic", "noisy", "amplified-scaffold", "rounds", 800),
-        ("002/synthetic", "noisy", "scaffold", "rounds", 1900),
-        ("002/similarity", "similarity-100", "amplified-scaffold", "test", 84.6),
-        ("003/cifar10", "full", "fedlaavg", "best", 64.70),
-        ("003/cifar10", "intermittent", "fedavg", "best", 56.75),
-        ("003/cifar10-rounds", "n-200", "fedlaavg", "rounds", 33550),
-        ("003/cifar10-rounds", "beta-8", "fedlaavg", "rounds", 9400),
-        ("003/example-1", "four-clients", "fedavg", "x", 8.36),
-    ],
-)
-def test_published_numbers(name, case, method, measure, number):
-    assert load(name).published[case][method][measure] == number
-
-
-@pytest.mark.parametrize("dataset", ["svhn", "cifar10", "cifar100", "cinic10"])
-def test_table_1_of_paper_001_is_complete(dataset):
-    table = load(f"001/{dataset}").published
-    assert set(table) == {"bernoulli", "markov", "cyclic"}
-    for rows in table.values():
-        assert len(rows) == 7
-        assert all(len(row["train"]) == len(row["test"]) == 2 for row in rows.values())
-
-
-@pytest.mark.parametrize(
-    ("name", "method", "rounds"),
-    [
-        ("000/fashion-mnist", "amplified", 300_000),
-        ("000/cifar10", "wait-full", 600_000),
-        ("001/svhn", "fedau-50", 2000),
-        ("001/cifar100", "mifa", 20_000),
-        ("002/fashion-mnist", "scaffold", 2000),
-        ("002/cifar10", "scaffold", 12_000),
-        ("003/mnist-logistic", "fedlaavg", 10_000),
-        ("004/mnist", "agnostic", 2000),
-    ],
-)
-def test_published_numbers_of_rounds(name, method, rounds):
-    (run,) = plan(load(name), seeds=[1], methods=[method], cases=[next(iter(load(name).cases))])
-    assert run.resolved["rounds"] == rounds
-
-
 def test_learning_rates_after_the_warm_up_of_paper_000():
     """γ = 1e-5 for FedAvg and with amplification on Fashion-MNIST; 5e-5 and 5e-6 on CIFAR-10."""
     for name, method, start, rate in [
@@ -245,9 +107,3 @@ def test_learning_rates_after_the_warm_up_of_paper_000():
         local = ft.Experiment.from_dict(run.settings).local
         assert local.rate(start - 1) == pytest.approx(local.lr)
         assert local.rate(start) == pytest.approx(rate, rel=1e-9)
-
-
-def test_selection_weights_of_paper_004():
-    (run,) = plan(load("004/mnist"), seeds=[0], methods=["agnostic"], cases=["skewed"])
-    weights = np.array(run.settings["participation"]["weights"])
-    np.testing.assert_allclose(weights, np.exp(-np.arange(100) / 10), rtol=1e-12)

@@ -9,7 +9,6 @@ import pytest
 import fedtide as ft
 from fedtide.cli.main import main
 from fedtide.papers import load, load_records, names, plan
-from fedtide.papers.export import export_sweep
 from fedtide.sweep import Sweep
 from fedtide.theory import fedavg_two_clients
 
@@ -126,15 +125,6 @@ def test_runs_on_a_gpu_are_the_same_runs_where_there_is_none():
     here, there = (plan(load("003/example-1"), device=device) for device in ("cpu", "cuda:99"))
     assert {run.settings["device"] for run in there} == {"cuda:99"}
     assert [run.fingerprint for run in here] == [run.fingerprint for run in there]
-
-
-def test_exported_sweep_has_shared_settings_at_the_top():
-    sweep = export_sweep(load("002/fashion-mnist"), "paper")
-    assert sweep["rounds"] == 2000
-    assert set(sweep["methods"]["scaffold"]) == {"local", "algorithm"}
-    part = export_sweep(load("001/cifar10"), "paper", [2], ["fedau-50", "mifa"], ["cyclic"])
-    assert (part["seeds"], list(part["methods"])) == ([2], ["fedau-50", "mifa"])
-    assert part["participation"]["type"] == "cyclic"
 
 
 def test_one_record_is_printed_with_all_its_digits(fedtide):

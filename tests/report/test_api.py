@@ -2,8 +2,6 @@
 
 import sys
 
-import numpy as np
-import polars as pl
 import pytest
 from typer.testing import CliRunner
 
@@ -41,26 +39,6 @@ def test_a_result_in_memory_and_another_suffix_are_refused(tmp_path):
         write_report(tmp_path / "page.txt", result)
 
 
-def test_a_mapping_by_names_may_mix_numbers_and_text(tmp_path):
-    """The number 7 and the text "7" are one name (docs/participation.md)."""
-    data = pl.DataFrame({"who": ["7", "ann"] * 5, "x": np.arange(10.0), "y": np.arange(10.0)})
-    run = {key: value for key, value in RUN.items() if key != "participation"} | {
-        "problem": ft.problems.Supervised(
-            data, inputs=["x"], target="y", clients="who", loss="mse"
-        ),
-        "objective": {7: 1.0, "ann": 2.0},
-        "local": {"steps": 1, "lr": 0.001},
-    }
-    results = [
-        ft.simulate(**run, participation={"type": "bernoulli", "rates": rates}, out=tmp_path / name)
-        for name, rates in (("number", {7: 0.9, "ann": 0.5}), ("text", {"7": 0.9, "ann": 0.5}))
-    ]
-    assert results[0].metrics["loss"].to_list() == results[1].metrics["loss"].to_list()
-    compared = ft.compare(*results)
-    assert len(compared.frame) == 1, "the same settings"
-    write_report(tmp_path / "page.html", *results)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="no name there has * or ?")
 def test_home_folders_and_paths_with_brackets(tmp_path, monkeypatch):
     for variable in ("HOME", "USERPROFILE"):
@@ -83,8 +61,3 @@ def test_home_folders_and_paths_with_brackets(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert (tmp_path / "home/figure.png").is_file()
     assert not (tmp_path / "~").exists()
-
-
-def test_a_path_that_is_too_long_is_a_sentence():
-    with pytest.raises(ft.InvalidInputError, match=r"^a+: holds no run; "):
-        ft.compare("a" * 300)

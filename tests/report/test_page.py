@@ -104,11 +104,6 @@ def test_every_figure_is_saved_as_png_and_pdf(folder):
         assert head.startswith(b"\x89PNG" if file.suffix == ".png" else b"%PDF")
 
 
-def test_the_same_runs_give_the_same_page(folder, runs_folder):
-    report(runs_folder, "--html", folder / "again.html", "--smooth", "0")
-    assert (folder / "page.html").read_bytes() == (folder / "again.html").read_bytes()
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_failed_and_unfinished_runs_are_listed(one_run, tmp_path):
     for name in ("two", "three"):
@@ -142,65 +137,6 @@ def test_each_problem_has_its_own_section(one_run, fields, tmp_path):
     assert (np.diff(page.levels) <= 1).all()
     with pytest.raises(ft.InvalidInputError, match=r"^target: .*2 different problems; "):
         report("one", "other", "--target", "loss=1")
-
-
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(("patience", "shown"), [({}, "8 rounds"), ({2: 4}, "8–16 rounds")])
-def test_the_page_shows_the_completed_rounds(patience, shown, fields, tmp_path):
-    for seed in (1, 2):
-        stopping = ft.callbacks.EarlyStopping("loss", patience.get(seed, 2), min_delta=1e9)
-        run = fields | {"algorithm": "fedavg", "seed": seed, "callbacks": [stopping]}
-        ft.simulate(**run, out=tmp_path / str(seed))
-    report(tmp_path)
-    assert f"{shown} 8 clients" in " ".join(Outline(tmp_path / "report.html").text.split())
-
-
-@pytest.mark.parametrize("participation", ["full", {"type": "bernoulli", "rates": 1e-9}])
-def test_one_run_with_full_or_no_participation_has_a_page(participation, fields, tmp_path):
-    changed = fields | {"participation": participation, "rounds": 3}
-    ft.simulate(**changed, algorithm="fedavg", out=tmp_path)
-    report(tmp_path)
-    assert "One seed." in Outline(tmp_path / "report.html").text
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_target_of_an_error_is_shown_as_a_number(one_run):
-    report("one", "--target", "mse=0.75")
-    text = Outline(one_run / "report.html").text
-    assert "reach mse 0.75 at an evaluation" in text
-
-
-@pytest.mark.parametrize("share", [float("nan"), -0.1, 2])
-def test_smoothing_over_no_share_is_refused(share, runs_folder):
-    with pytest.raises(ft.InvalidInputError, match=r"^smooth: .*; give 0\.01"):
-        make_sections(load_runs([runs_folder]), smooth=share)
-
-
-def test_a_method_has_one_colour_in_all_sections(runs_folder, fields, tmp_path):
-    """One problem has the methods fedau and mine, the other mine and yours."""
-    for name, features in (("fedau", 3), ("mine", 3), ("mine", 4), ("yours", 4)):
-        problem = fields["problem"] | {"features": features}
-        changed = fields | {"problem": problem, "rounds": 2, "name": name}
-        ft.simulate(**changed, algorithm="fedavg", out=tmp_path / f"{name}-{features}")
-    one, other = make_sections(load_runs([tmp_path]))
-    assert [list(section.groups) for section in (one, other)] == [
-        ["fedau", "mine"],
-        ["mine", "yours"],
-    ]
-    drawn = []
-    for section in (one, other):
-        lines = section.figures["learning"][0].figure.axes[0].get_lines()
-        drawn.append({line.get_label(): line.get_color() for line in lines})
-    assert drawn[0]["mine"] == drawn[1]["mine"]
-    assert len({*drawn[0].values(), *drawn[1].values()}) == 3
-
-
-def test_folders_without_a_finished_run_are_refused(one_run):
-    (one_run / "summary.json").unlink()
-    with pytest.raises(ft.InvalidInputError, match=r"^report: .*; "):
-        report("one")
-    with pytest.raises(ft.InvalidInputError, match=r"^nowhere: .*; "):
-        report("nowhere")
 
 
 def test_the_verdict_names_the_best_method(runs_folder):
@@ -244,19 +180,6 @@ def test_a_method_that_diverged_is_neither_the_best_nor_as_good(end, first, endi
     assert verdict(groups) == text
 
 
-def test_methods_that_all_diverged_have_no_best(ending):
-    assert verdict(ending(a=[NAN, 1.0], b=[INF, INF])) == (
-        "Diverged: a (1 of 2 seeds), b (2 of 2 seeds)."
-    )
-
-
-def test_the_verdict_compares_seed_by_seed(ending):
-    """The worse method is so by 1.00 to 1.04 in every seed; the seeds differ by much more."""
-    best = [10.0, 20.0, 30.0, 40.0, 50.0]
-    worse = [loss + 1 + 0.01 * i for i, loss in enumerate(best)]
-    assert "The worst is worse with" in verdict(ending(best=best, worse=worse))
-
-
 @pytest.mark.parametrize(("gaps", "near"), [([1, 2, 3], True), ([2, 3, 4], False)])
 def test_a_gap_is_clear_outside_the_interval_of_students_t(gaps, near, ending):
     """2 ± 2.48 and 3 ± 2.48, from a printed table: 4.303 / √3; both are beyond 2 errors."""
@@ -278,23 +201,6 @@ def test_the_verdict_needs_two_common_seeds(ending):
     assert verdict(apart).endswith(hint)
     mixed = ending(a=[1.0, 1.1], b=[2.0], c=[2.0, 2.1])
     assert verdict(mixed).endswith("Not clearly worse, compared seed by seed: b.")
-
-
-@pytest.mark.filterwarnings("error")
-def test_numbers_of_any_size_have_a_readable_verdict(ending):
-    text = verdict(ending(a=[1e200, 2e200], b=[1e250, 3e250]))
-    assert text.startswith("a ends with the best loss: 1.5e+200")
-    assert len(text) < 150
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_methods_of_one_colour_have_other_dashes_in_the_table(ending, tmp_path):
-    groups = ending(**{f"method{i}": [1.0] for i in range(16)})
-    sections = make_sections([run for group in groups.values() for run in group])
-    (tmp_path / "page.html").write_text(render_page(sections, []), encoding="utf-8")
-    lines = Outline(tmp_path / "page.html").lines
-    assert len(lines) == len({*lines}) == 16
-    assert len({colour for colour, _ in lines}) == 7
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -341,21 +247,6 @@ def test_runs_that_diverged_have_a_page(tmp_path):
     assert "± nan" not in text
     assert "bad 2 diverged" in " ".join(text.split())
     assert "nan" not in text.lower().split("the experiment")[0]
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.usefixtures("undrawn")
-def test_the_default_target_leaves_out_methods_that_diverged(ending):
-    groups = ending(a=[1.0, 2.0], b=[INF, 1.0], c=[NAN, NAN])
-    (section,) = make_sections([run for group in groups.values() for run in group])
-    assert section.target.level == 1.5
-    assert [row.reached for row in section.target.rows] == [1, 1, 0]
-    page = render_page([section], [])
-    assert "reach loss 1.5 at" in page
-    assert "± nan" not in page
-    groups = ending(a=[INF], b=[NAN])
-    (section,) = make_sections([run for group in groups.values() for run in group])
-    assert "What it takes" not in render_page([section], [])
 
 
 def test_a_weighted_objective_is_not_called_the_mean_over_clients(fields, tmp_path):

@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 import numpy as np
 import polars as pl
 import pytest
-import torch
 from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
@@ -38,12 +37,6 @@ def test_results_compare_as_their_folders_do(pair):
         ft.compare(*a, *b),
     ):
         assert compared.frame.sort("method").equals(wanted)
-
-
-def test_keywords_name_the_methods(pair):
-    a, _, folder = pair
-    compared = ft.compare(first=a, second=folder / "b")
-    assert compared.frame["method"].to_list() == ["first", "second"]
 
 
 def test_results_in_memory_are_named_by_their_method(fields):
@@ -100,52 +93,10 @@ def test_a_saved_table_holds_what_is_printed(pair, tmp_path):
     )
 
 
-def test_a_saved_table_of_several_problems_names_them(pair, fields, tmp_path):
-    a, _, _ = pair
-    other = fields | {"problem": fields["problem"] | {"features": 4}}
-    compared = ft.compare(a, other=ft.simulate(**other, algorithm="fedavg"))
-    compared.write_table(tmp_path / "t.csv")
-    assert pl.read_csv(tmp_path / "t.csv").equals(compared.frame)
-    lines = compared.write_table(tmp_path / "t.md").read_text("utf-8").splitlines()
-    cells = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines]
-    assert [cells[0], *cells[2:]] == [
-        ["problem", "method"],
-        ["regression, features 3", "a"],
-        ["regression, features 4", "other"],
-    ]
-
-
-def test_results_of_what_no_file_can_describe_are_told_apart(fields):
-    logs = [pl.DataFrame({"round": list(range(40)), "client": [n] * 40}) for n in (0, 1)]
-    results = [
-        ft.simulate(
-            **(fields | {"participation": ft.participation.Replay(log=log)}), algorithm="fedavg"
-        )
-        for log in logs
-    ]
-    assert ft.compare(*results).frame["seeds"].to_list() == [1, 1]
-    assert ft.compare(x=results[0], y=results[1]).frame["method"].to_list() == ["x", "y"]
-
-
 @pytest.fixture
 def short(fields):
     """Return the fields of a short experiment, without its algorithm."""
     return fields | {"rounds": 4}
-
-
-def test_a_reused_array_is_that_of_each_run(short):
-    rates, results = np.full(8, 0.9), []
-    for factor in (1.0, 0.5, 0.25):
-        rates[:] = 0.9 * factor
-        participation = ft.participation.Bernoulli(rates=rates)
-        results.append(ft.simulate(**short | {"participation": participation}, algorithm="fedavg"))
-    assert [run.experiment.participation.rates[0] for run in results] == [0.9, 0.45, 0.225]
-    methods = ft.compare(*results).frame["method"].to_list()
-    assert [re.search(r"\[([\d.]+),", method)[1] for method in methods] == ["0.9", "0.45", "0.225"]
-
-
-class Net(torch.nn.Linear):
-    """A network with a name."""
 
 
 def _supervised(**changes):
@@ -161,41 +112,6 @@ def _notebook_class(cls):
     cls.__module__, cls.__qualname__ = "__main__", cls.__name__
     cls.__doc__ = "Not in any module."
     return cls
-
-
-@pytest.mark.parametrize("in_notebook", [False, True])
-def test_a_network_that_changes_in_place_is_another_in_the_next_run(in_notebook, short):
-    if in_notebook:
-
-        class Layer(torch.nn.Linear):
-            pass
-
-        net = _notebook_class(Layer)(1, 1)
-    else:
-        net = Net(1, 1)
-    results = []
-    for bias in (0.0, 1.0):
-        torch.nn.init.constant_(net.bias, bias)
-        results.append(
-            ft.simulate(**short | {"problem": _supervised(model=net)}, algorithm="fedavg")
-        )
-    frame = ft.compare(*results).frame
-    assert frame["loss"].to_list() == [run.metrics["loss"][-1] for run in results]
-
-
-def test_a_table_that_changes_in_place_is_another_in_the_next_run(short):
-    import pandas as pd
-
-    table, results = _supervised().train.to_pandas(), []
-    assert isinstance(table, pd.DataFrame)
-    for sign in (1.0, -1.0):
-        table["y"] = sign * table["y"] + 0.25
-        results.append(
-            ft.simulate(**short | {"problem": _supervised(train=table)}, algorithm="fedavg")
-        )
-    del table["x"]
-    frame = ft.compare(*results).frame
-    assert frame["loss"].to_list() == [run.metrics["loss"][-1] for run in results]
 
 
 def test_repeated_runs_are_left_out_and_named(short, caplog):
@@ -231,21 +147,6 @@ def test_seeds_with_equal_objects_of_a_class_of_a_notebook_are_one_method(short)
     names = ["=".join(re.split("[=,]", name)[:2]) for name in compared.frame["method"]]
     labels = [f"Mine (algorithm.type=Mine at {id(cls):#x}" for cls in (mine, again, mine)]
     assert [name.removesuffix(")") for name in names] == labels
-
-
-def test_seeds_with_a_network_class_of_a_notebook_are_one_method(short):
-    class Layer(torch.nn.Linear):
-        def __init__(self):
-            super().__init__(1, 1)
-
-    _notebook_class(Layer)
-    results = [
-        ft.simulate(**short | {"problem": _supervised(model=Layer)}, algorithm=algorithm, seed=seed)
-        for algorithm in ("fedavg", "fedau")
-        for seed in (1, 2)
-    ]
-    frame = ft.compare(*results).frame
-    assert frame.select("method", "seeds").rows() == [("fedavg", 2), ("fedau", 2)]
 
 
 def test_methods_are_compared_on_problems_whose_functions_were_made_again(short):

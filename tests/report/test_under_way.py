@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 import fedtide as ft
 from fedtide.callbacks import Callback
 from fedtide.cli.main import app
-from fedtide.errors import Interrupted
 from fedtide.report.comparison import compare_runs
 from fedtide.report.grouping import group_by_method
 from fedtide.report.loading import find_runs, load_runs
@@ -103,32 +102,15 @@ def test_a_mean_over_seeds_does_not_mix_runs_under_way_with_finished_ones(fields
     assert [run.ended for run in incomplete] == [15, 30]
 
 
-def test_a_run_that_was_not_saved_yet_is_listed_as_unfinished(fields, tmp_path):
-    begin(fields, 3, tmp_path / "new")
-    shown, incomplete = find_runs([tmp_path])
-    assert shown == []
-    assert [run.state for run in incomplete] == ["unfinished"]
-    with pytest.raises(ft.InvalidInputError, match="has not ended; continue it with --resume"):
-        load_runs([tmp_path])
-
-
-def test_a_resumed_run_goes_on_from_what_is_shown(under_way, fields, results, tmp_path):
-    changes = {"algorithm": "fedau", "name": "live", "checkpoint": {"every": 5}}
-    ft.simulate(**fields, **changes, out=under_way, resume=True)
-    ft.simulate(**fields, **changes, out=tmp_path / "whole")
-    assert results(under_way) == results(tmp_path / "whole")
-
-
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("t", [12, 14])
-def test_a_stopped_run_is_reported_over_its_own_rounds(t, fields, tmp_path):
+def test_a_stopped_run_is_reported_over_its_own_rounds(fields, tmp_path):
     """Also beside a seed that was not stopped: curves end where the first seed ends."""
     run = fields | {"algorithm": "fedau"}
-    ft.simulate(**run, seed=1, callbacks=[StopAt(t)], out=tmp_path / "seed-1")
+    ft.simulate(**run, seed=1, callbacks=[StopAt(14)], out=tmp_path / "seed-1")
     ft.simulate(**run, seed=2, out=tmp_path / "seed-2")
     stopped, whole = load_runs([tmp_path])
     assert stopped.is_finished
-    assert len(stopped.cohort_sizes) == stopped.ended == t
+    assert len(stopped.cohort_sizes) == stopped.ended == 14
     table = compare_runs([stopped, whole])
     assert table["seeds"].to_list() == [2]
     assert table["loss"][0] == pytest.approx(
@@ -157,24 +139,6 @@ def test_watching_rewrites_the_page_until_the_run_has_ended(
     last = page.read_text()
     assert "refresh" not in last
     assert "live (round" not in last
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_watching_waits_for_the_first_evaluation_and_ends_with_ctrl_c(
-    fields, tmp_path, monkeypatch
-):
-    begin(fields, 3, tmp_path / "new")
-    naps = []
-
-    def sleep(seconds):
-        naps.append(seconds)
-        if len(naps) == 2:
-            raise Interrupted("interrupted")
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    output = command("report", tmp_path, "--watch", "5")
-    assert "0 of 1 runs have finished" in output
-    assert naps == [5, 5]
 
 
 def test_a_folder_that_finishes_while_it_is_read_is_read(under_way, fields, monkeypatch, tmp_path):
