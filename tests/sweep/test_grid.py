@@ -138,6 +138,14 @@ def test_a_failure_is_recorded_and_the_other_runs_finish(sweep, results, tmp_pat
     assert frame["loss"][0] == last["loss"]
 
 
+def test_a_run_that_cannot_start_is_recorded_as_failed(sweep, tmp_path):
+    """The groups of FedAU are checked against the clients only when a run is prepared."""
+    found = sweep(grid={"algorithm.groups": [None, [0, 1]]})
+    frame = run_sweep(found, tmp_path / "out", workers=1)
+    assert frame["status"].to_list() == ["done", "failed"]
+    assert frame["error"][1].startswith("algorithm.groups: ")
+
+
 def test_ended_runs_are_not_repeated_when_a_sweep_grows(sweep, tmp_path):
     def files(found):
         there = [tmp_path / "out" / member.path / "experiment.yaml" for member in found.runs]
