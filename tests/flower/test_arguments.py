@@ -95,7 +95,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("field", "options"), REFUSED, ids=str)
+@pytest.mark.parametrize(("field", "options"), REFUSED)
 def test_what_a_federation_cannot_do_is_refused_before_anything_is_sent(
     field, options, tmp_path, monkeypatch
 ):

@@ -96,19 +96,6 @@ def test_clients_that_remember_can_repeat_a_round_whose_successor_has_begun(
     np.testing.assert_allclose(model(again), model(whole), rtol=1e-10)
 
 
-def test_nothing_is_removed_from_the_ledger_if_both_checkpoints_are_damaged(tmp_path, url):
-    options = {"algorithm": A.FedAvg(), "state": tmp_path / "state", "ledger": url}
-    deploy(federation(), rounds=4, **options)
-    for path in options["state"].glob("*.safetensors"):
-        flip(path)
-    before = read_ledger(url)
-    with pytest.raises(
-        InvalidInputError, match=r"^ledger: it has 4 rounds .* the state has 0; restore"
-    ):
-        deploy(federation(), rounds=5, **options)
-    assert read_ledger(url).equals(before)
-
-
 def test_training_does_not_begin_anew_if_both_checkpoints_are_damaged(tmp_path, url):
     state = tmp_path / "state"
     deploy(federation(), A.FedAvg(), rounds=4, state=state)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
+from flwr.app import Error, Message
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
@@ -24,6 +24,7 @@ from fedtide.flower.server.transport import Transport
 
 from .driver import TASK, Killed, N, deploy, federation, kill_in_call, model, rows, update_of
 from .fake_grid import Node, WireGrid
+from .test_reply_validation import LIES
 from .test_transport import CORRUPTIONS
 
 pytestmark = pytest.mark.fuzz
@@ -33,46 +34,17 @@ METHODS = [A.FedAvg(), A.MIFA(), A.FedVARP()]
 SEEDS, ROUNDS, TIMEOUT = 12, 10, 30.0
 
 
-def replace_record(reply: Message, name: str, record: Any) -> Message:
-    reply.content[name] = record
-    return reply
-
-
-def change_metrics(**values: Any):
-    def change(reply: Message) -> Message:
-        old = dict(reply.content.metric_records["metrics"])
-        return replace_record(reply, "metrics", MetricRecord({**old, **values}))
-
-    return change
-
-
-def claim(**values: Any):
-    def change(reply: Message) -> Message:
-        old = dict(reply.content.config_records["config"])
-        return replace_record(reply, "config", ConfigRecord({**old, **values}))
-
-    return change
-
-
-def send(values: list[float]):
-    def change(reply: Message) -> Message:
-        (name,) = next(iter(reply.content.array_records.values()))
-        return replace_record(reply, "arrays", ArrayRecord({name: Array(np.array(values))}))
-
-    return change
-
-
-HOSTILE = {
-    "more samples than exist": change_metrics(**{"num-examples": 1e19}),
-    "negative samples": change_metrics(**{"num-examples": -1}),
-    "more steps than one can take": change_metrics(steps=10**12),
-    "nan": send([np.nan, 0.0, 0.0]),
-    "too large": send([1e200, 0.0, 0.0]),
-    "another shape": send([1.0]),
-    "another client": claim(client="\n0"),
-    "another round": claim(**{"server-round": 77}),
-    "declares steps as text": lambda reply: replace_record(reply, "metrics", ConfigRecord()),
-}
+LIED = (
+    "more samples than exist",
+    "negative samples",
+    "more steps than one can take",
+    "nan",
+    "too large",
+    "a shape that broadcasts",
+    "another round",
+    "no metrics",
+)
+HOSTILE = {name: LIES[name][1] for name in LIED}
 CORRUPT = {corrupt.__name__: corrupt for corrupt in CORRUPTIONS}
 HARMLESS = ["mute", "slow", "twice", "twice, later"]
 CLIENT_FAULTS = [*HARMLESS, "error", *HOSTILE, *CORRUPT]

@@ -6,13 +6,12 @@ from types import SimpleNamespace
 import httpx
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.app import ConfigRecord, MetricRecord
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
-from fedtide.flower._flwr import OBJECT_BYTES, pull_replies
+from fedtide.flower._flwr import OBJECT_BYTES
 from fedtide.flower.arrays import initial_arrays
 from fedtide.flower.clients.app import client
 from fedtide.flower.ledger.ledger import read_ledger, read_rounds
@@ -180,37 +179,6 @@ def test_a_reply_of_very_many_objects_is_not_fetched(url, caplog):
     assert used(url) == {0: HONEST}
     assert not own & set(grid.fetched)
     assert "cannot be read: it has 16," in caplog.text
-
-
-def test_of_objects_that_are_not_uploaded_few_are_asked_for_in_a_pull():
-    asked = []
-
-    class Counting(WireGrid):
-        def PullObject(self, request):
-            asked.append(request.object_id)
-            if request.object_id in late:
-                return PullObjectResponse(object_found=True, object_available=False)
-            return super().PullObject(request)
-
-    def add_records(reply):
-        for i in range(2_000):
-            reply.content[f"junk-{i}"] = ConfigRecord({"i": i})
-        return reply
-
-    late = set()
-    grid = Counting(
-        {7: Node(federation().nodes[100].app, {"partition-id": 0}, tamper=add_records)},
-        lambda reply, objects: late.update(objects),
-    )
-    [request] = grid.push_messages([Message(RecordDict(), 7, NAME_QUERY)])
-    grid.now += 1.0
-    partial = {}
-    for pull in range(3):
-        assert pull_replies(grid, [request], partial, 10**9) == []
-        assert len(asked) < 100 * (pull + 1)
-    late.clear()
-    [reply] = pull_replies(grid, [request], partial, 10**9)
-    assert len(reply.content) == 2_001
 
 
 def records_of(kind: str, found: dict, *types: type) -> set[str]:

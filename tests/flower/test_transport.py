@@ -13,7 +13,7 @@ from flwr.app.message.arraychunk import ArrayChunk
 import fedtide as ft
 from fedtide.flower.arrays import vector_to_arrays
 from fedtide.flower.clients.app import custom_client
-from fedtide.flower.ledger.ledger import read_ledger, read_rounds
+from fedtide.flower.ledger.ledger import read_ledger
 from fedtide.flower.protocol import NAME_QUERY
 from fedtide.flower.server.strategy import FedTide
 
@@ -75,31 +75,6 @@ def test_a_slow_client_is_never_starved_and_counts_as_its_method_says(algorithm,
         assert {client for client, _ in late} == {3}
         assert len(late) >= 2
         assert {lag for _, lag in late} <= {2, 3}
-
-
-@pytest.mark.parametrize("hours", [-1, 1, -100])
-def test_a_clock_that_is_set_changes_neither_requests_nor_durations(hours, url):
-    """The slow client connected before the clock was set, and is asked after it."""
-
-    def run(grid, ledger):
-        grid.now = 1e9
-        slow = node_of(grid, 3)
-        slow.started, slow.seconds = grid.now - 10.0, lambda number: 70.0 if number else 0.1
-        deploy(grid, A.MIFA(), rounds=12, timeout=30.0, ledger=ledger)
-        return read_rounds(ledger)["time"].to_list()
-
-    steady = federation(seconds=lambda number: 20.0 if number else 0.1)
-    wanted = run(steady, url.replace("ledger.db", "steady.db"))
-    grid = federation(seconds=lambda number: 20.0 if number else 0.1)
-    grid.wall = lambda now: now if now < 1e9 + 5.0 else now + 3600.0 * hours
-    times = run(grid, url)
-    asked = [(m.metadata.dst_node_id, grid.pushed[m.metadata.message_id]) for m in grid.sent]
-    of_steady = [
-        (m.metadata.dst_node_id, steady.pushed[m.metadata.message_id]) for m in steady.sent
-    ]
-    assert asked == of_steady
-    assert times == pytest.approx(wanted, rel=0, abs=1e-3)
-    assert rows(url) == rows(url.replace("ledger.db", "steady.db"))
 
 
 def send_a_false_count(reply):

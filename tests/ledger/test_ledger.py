@@ -4,7 +4,6 @@ Runs on SQLite, and on PostgreSQL if a server is installed.
 """
 
 import os
-import shutil
 import signal
 import sqlite3
 import stat
@@ -34,7 +33,6 @@ from fedtide.flower.ledger.ledger import (
     Entry,
     Ledger,
     read_ledger,
-    read_ledger_part,
     read_rounds,
 )
 from fedtide.participation import STAGES, normalise_log
@@ -89,25 +87,6 @@ def test_committed_rounds_are_read_back(url: str, history: list[list[Entry]]):
     assert sorted(log.to_dicts(), key=key) == sorted(expected, key=key)
     assert read_rounds(f"{url}#{federation}").rows() == [(t, NOW + t) for t in range(len(history))]
     assert_frame_equal(normalise_log(log), log)
-
-
-def test_a_part_has_the_round_read_last_and_the_rows_of_those_after_it(url: str):
-    Ledger(url).close()
-    empty = read_ledger_part(url, -1, 10)
-    assert (empty.federation, len(empty.rounds), len(empty.rows)) == ("", 0, 0)
-    ledger = Ledger(url, "north")
-    for t in (0, 1, 3, 4):
-        ledger.commit(t, [Entry("b", "used", 1.0, NOW, 0), Entry("a", "selected")], NOW + t)
-    Ledger(url, "south").commit(2, [Entry("c", "used")], NOW)
-    part = read_ledger_part(f"{url}#north", 1, 2)
-    assert part.federation == "north"
-    assert part.rounds.rows() == [(1, NOW + 1), (3, NOW + 3)]
-    assert sorted(part.rows.select("round", "client", "asked").rows()) == [
-        (3, "a", None),
-        (3, "b", 0),
-    ]
-    assert read_ledger_part(f"{url}#north", 4, 10).rounds["round"].to_list() == [4]
-    assert read_ledger_part(f"{url}#north", 4, 10).rows.is_empty()
 
 
 def test_committing_a_round_again_changes_nothing(url: str):
@@ -296,14 +275,3 @@ def test_a_ledger_that_is_opened_twice_keeps_all_rounds_beside_readers(file_url:
     first.commit(1, [], time=1.0)
     second.commit(0, [], time=1.0)
     assert read().stdout.strip() == str([("first", 0), ("first", 1), ("second", 0)])
-
-
-def test_a_ledger_is_read_while_its_writer_is_open_and_after_it_was_killed(file_url: str):
-    ledger = Ledger(file_url)
-    ledger.commit(0, [Entry("ann", "used", 1.0)], time=0.0)
-    assert read_ledger(file_url)["client"].to_list() == ["ann"]
-    copy = Path(file_url.removeprefix("sqlite:///")).parent / "copy"
-    copy.mkdir()  # what a kill leaves: the file with its write-ahead log
-    for file in copy.parent.glob("ledger.db*"):
-        shutil.copy(file, copy)
-    assert read_ledger(f"sqlite:///{copy / 'ledger.db'}")["client"].to_list() == ["ann"]
