@@ -68,3 +68,19 @@ def test_the_blocks_of_the_page_run_and_learn(blocks, capsys):
     for page in ("users.html", "runs/sensors/report.html"):
         assert Path(page).stat().st_size > 10_000
     assert len(pl.read_parquet("runs/bounds/results.parquet")) == 4
+
+
+@pytest.mark.compile
+def test_the_adapters_of_a_hugging_face_network_learn(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="pip install transformers")
+    pytest.importorskip("peft", reason="pip install peft")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    page = (DOCS / "hugging-face.md").read_text("utf-8")
+    module, run = (text for language, text in BLOCK.findall(page) if language == "python")
+    Path("reviews.py").write_text(module, encoding="utf-8")
+    names = {}
+    exec(compile(run, "hugging-face.md", "exec"), names)
+    sys.modules.pop("reviews", None)
+    assert names["result"].metrics["test_accuracy"][-1] > 0.9
+    assert len(names["result"].model) < names["every"] / 20
