@@ -7,7 +7,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-import fedtide as ft
 from fedtide.participation import (
     PROCESSES,
     Availability,
@@ -31,10 +30,8 @@ from fedtide.participation import (
     UniformByClass,
     Weighted,
 )
-from fedtide.participation.log import tables
 from fedtide.population import Population
 from fedtide.testing import check_process
-from fedtide.text_files import read_header
 
 ROUNDS = 60
 
@@ -181,24 +178,3 @@ def test_asking_for_an_earlier_round_raises(process: Availability) -> None:
     running.round(3)
     with pytest.raises(ValueError, match="round 3 asked after round 3"):
         running.round(3)
-
-
-def test_a_run_parses_its_recording_once(tmp_path, monkeypatch):
-    read = []
-    monkeypatch.setattr(tables, "read_header", lambda path: read.append(path) or read_header(path))
-    rounds, clients = (np.repeat(np.arange(5), 2), np.tile([0, 1], 5))
-    for process, name in ((Replay, "log"), (Table, "weights"), (Trace, "file")):
-        frame = pl.DataFrame({"round": rounds, "client": clients, "weight": 0.5})
-        fields = {}
-        if process is Trace:
-            frame = pl.DataFrame({"client": [0, 1], "start": [0.0, 0.0], "end": [9.0, 9.0]})
-            fields = {"round_seconds": 1.0}
-        frame.write_csv(tmp_path / f"{name}.csv")
-        ft.simulate(
-            problem=ft.problems.Quadratic.two_clients(),
-            participation=process(tmp_path / f"{name}.csv", **fields),
-            algorithm="fedavg",
-            local={"steps": 1, "lr": 0.1},
-            rounds=5,
-        )
-    assert len(read) == 3

@@ -21,9 +21,7 @@ from fedtide.participation import (
     write_log,
 )
 from fedtide.participation.log.client_ids import number_clients
-from fedtide.participation.log.tables import read_table
 from fedtide.population import Names, Population
-from fedtide.simulation.experiment import BUILDER
 
 WORDS = np.array(["zoe", "ann", 'a, "b"', "007", "7", "señor 名", "-1"], dtype=object)
 NUMBERS = np.array([1001, 7, 0, -5, 2**62])
@@ -49,18 +47,6 @@ def test_a_log_with_names_is_read_as_it_was_written(
         assert again.clients.tolist() == one.reported.tolist()
         assert again.weights is not None
         assert again.weights.tolist() == one.weights.tolist()
-
-
-@NAMES
-def test_an_empty_log_has_the_type_of_the_names(names: Names) -> None:
-    full = to_frame([{"round": [0], "client": [0], "stage": [3], "weight": [1.0]}], names)  # type: ignore[dict-item]
-    assert to_frame([], names).schema == full.schema
-
-
-def test_a_log_without_names_holds_ids() -> None:
-    running = Schedule(Bernoulli(0.5)).start(Population(3), seed=1)
-    frame = to_frame([round_rows(running.round(t)) for t in range(9)])
-    assert frame.schema["client"] == pl.Int64
 
 
 def test_numbers_and_strings_that_are_written_alike_are_one_name() -> None:
@@ -91,25 +77,6 @@ def test_a_trace_finds_clients_by_name(tmp_path: Path) -> None:
     assert rates is not None
     assert np.flatnonzero(rates).tolist() == [150, 199]
     assert rates[[150, 199]] == pytest.approx([1 / 3, 2 / 3])
-
-
-def test_a_table_finds_clients_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
-    path.write_text("round,client,weight\n0,eve,0.5\n1,ann,2\n1,bob,0\n")
-    population = Population(3, names=np.array(["ann", "bob", "eve"]))
-    running = Table(path).begin(population, seed=0)
-    assert running.round(0).clients.tolist() == [2]
-    assert running.round(1).clients.tolist() == [0]
-    assert Table(path).known_rates(population, seed=0).tolist() == [0.5, 0, 0.5]
-
-
-def test_a_subset_law_finds_clients_by_name() -> None:
-    population = Population(3, names=np.array([30, 10, 20]))
-    law = SubsetLaw([[10, 30], []], [0.5, 0.5])
-    assert law.known_rates(population, seed=0).tolist() == [0.5, 0.5, 0]
-    words = Population(3, names=np.array(["ann", "bob", "eve"]))
-    law = SubsetLaw([["eve", "ann"], []], [1.0, 0.0])
-    assert law.begin(words, seed=0).round(0).clients.tolist() == [0, 2]
 
 
 def test_a_subset_law_numbers_the_names_of_all_its_subsets_together() -> None:
@@ -160,11 +127,6 @@ def test_names_for_clients_without_names_must_be_all_or_none(clients: int) -> No
     assert Replay(LOG).begin(Population(5), seed=0).round(0).clients.tolist() == [0, 2, 3, 4]
 
 
-def test_every_client_has_a_name() -> None:
-    with pytest.raises(InvalidInputError, match=r"^names: 1 entry for 2 clients; "):
-        Population(2, names=np.asarray(["a"]))
-
-
 def test_a_value_for_each_client_is_given_once() -> None:
     """7 and "7" are one name, so that a mapping with both has two values for it."""
     population = Population(2, names=np.array([7, 12]))
@@ -198,53 +160,3 @@ def test_clients_of_weight_0_that_a_log_says_were_used_are_replayed():
     assert running.round(0).clients.tolist() == [0, 1]
     nothing = Replay(log.with_columns(weight=pl.lit(0.0))).begin(Population(2), seed=0)
     assert nothing.round(0).clients.tolist() == [0, 1]  # as an audit reads it
-
-
-@pytest.mark.parametrize("separator", [",", ";"])
-def test_blanks_around_the_names_of_columns_do_not_count(separator, tmp_path):
-    file = tmp_path / "log.csv"
-    file.write_text("round , client\n0,007\n1,008\n".replace(",", separator))
-    frame = read_table("log", file)
-    assert frame.columns == ["round", "client"]
-    assert frame["client"].to_list() == ["007", "008"]
-    file.write_text("round,client,note ,note, note\n0,1,x,y,z\n".replace(",", separator))
-    assert {"round", "client", "note"} <= {*read_table("log", file).columns}
-
-
-def test_a_line_with_too_many_values_is_named_as_such(tmp_path):
-    file = tmp_path / "log.csv"
-    file.write_text("round,client\n0,1\n1,2,3\n")
-    with pytest.raises(InvalidInputError, match="a line has more values than the header"):
-        read_table("log", file)
-
-
-def test_a_column_of_pandas_names_the_clients_by_its_index() -> None:
-    """As `table["user"].value_counts()` does, in an order of its own."""
-    pandas = pytest.importorskip("pandas")
-    population = Population(3, names=np.array(["ann", "bob", "cem"]))
-    by_name = pandas.Series([0.1, 0.2, 0.3], index=["cem", "ann", "bob"])
-    rates = Bernoulli(rates=by_name).known_rates(population, seed=0)
-    np.testing.assert_allclose(rates, [0.2, 0.3, 0.1])
-    for in_order in (pandas.Series([0.1, 0.2, 0.3]), pandas.Series([0.1, 0.2, 0.3], [0, 1, 2])):
-        rates = Bernoulli(rates=in_order).known_rates(population, seed=0)
-        np.testing.assert_allclose(rates, [0.1, 0.2, 0.3])
-    by_number = in_order.set_axis(pandas.Index([2, 0, 1], name="client"))
-    rates = Bernoulli(rates=by_number).known_rates(Population(3), seed=0)
-    np.testing.assert_allclose(rates, [0.2, 0.3, 0.1])
-    index = pandas.Index([5, 7], name="client")
-    with pytest.raises(InvalidInputError, match=r"^rates: no client is called '5', '7' "):
-        Bernoulli(rates=in_order[:2].set_axis(index)).known_rates(population, seed=0)
-
-
-def test_names_in_numbers_of_numpy_are_written_as_numbers() -> None:
-    """As in `dict(zip(ids, rates))` of two arrays, and in nullable columns of pandas."""
-    rates = dict(zip(np.array([1, 0]), np.array([0.1, 0.2]), strict=True))
-    plain = BUILDER.to_plain(Bernoulli(rates=rates))["rates"]
-    assert {type(name) for name in plain} == {int}
-    assert plain == {1: 0.1, 0: 0.2}
-
-
-def test_a_table_with_a_column_for_each_client_is_refused_because_their_order_is_unknown() -> None:
-    wide = pl.DataFrame({"cyd": [1, 1, 0], "ann": [0, 0, 1], "bob": [0, 1, 0]})
-    with pytest.raises(InvalidInputError, match=r"^weights: no column 'round' .*; write a table"):
-        Table(wide)

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -119,26 +118,3 @@ def test_parameters_that_do_not_fit_the_population_are_rejected(
 )
 def test_selections_larger_than_the_population_are_rejected(selection: Selection) -> None:
     assert_rejected(lambda: selection.start(FOUR, seed=0), "size: 5 of 4 clients")
-
-
-def test_table_files_without_weights_or_with_unknown_clients_are_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
-    path.write_text("round,client\n0,1\n")
-    assert_rejected(
-        lambda: Table(path).begin(FOUR, seed=0), f"weights: {str(path)!r} lacks weights"
-    )
-    path.write_text("round,client,weight\n0,4,1\n")
-    assert_rejected(lambda: Table(path).begin(FOUR, seed=0), "weights: client 4")
-
-
-@pytest.mark.parametrize(
-    ("make", "start"),
-    [
-        (lambda: Population(2.5), "clients: 2.5"),  # type: ignore[arg-type]
-        (lambda: Population(0), "clients: 0"),
-    ],
-)
-def test_numbers_and_parts_of_another_kind_are_rejected(
-    make: Callable[[], object], start: str
-) -> None:
-    assert_rejected(make, start)

@@ -1,6 +1,5 @@
 """Rates: resolution, and correlated rates against their formula."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -92,26 +91,6 @@ def test_rates_of_a_law_of_ones_own_are_checked(rates: Any, complaint: str) -> N
             rate(Given(rates)).begin(population, seed=0)
         with pytest.raises(InvalidInputError, match=f"^rates: .*{complaint}.*; give"):
             rate(Given(rates)).known_rates(population, seed=0)
-
-
-def test_the_seed_of_a_law_of_ones_own_is_an_ordinary_field() -> None:
-    @dataclass
-    class Drawn(RateLaw):
-        seed: int | None
-        mean: float  # after it, without a default
-
-        def rates_of(self, class_shares: Any, seed: int) -> Any:
-            return np.random.default_rng(seed).uniform(size=len(class_shares)) * self.mean
-
-    population = Population(clients=2, class_shares=np.eye(2))
-    for own, expected in ((None, 7), (3, 3)):
-        drawn = np.random.default_rng(expected).uniform(size=2) * 0.5
-        np.testing.assert_array_equal(resolve_rates(Drawn(own, 0.5), population, seed=7), drawn)
-
-
-def test_a_law_of_ones_own_gives_rates_in_a_list() -> None:
-    population = Population(clients=2, class_shares=np.eye(2))
-    assert resolve_rates(Given([0.5, 1]), population, seed=0).tolist() == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -10,7 +10,6 @@ import pytest
 from fedtide.client_values import order_by_id
 from fedtide.errors import InvalidInputError
 from fedtide.participation import (
-    All,
     Availability,
     AvailabilityStream,
     AvailableClients,
@@ -63,14 +62,6 @@ def test_a_log_is_not_read_for_rates_that_a_selection_changes() -> None:
         Schedule(Replay("missing.csv")).known_rates(Population(clients=4), 0)
 
 
-def test_rates_are_unknown_with_a_selection_derived_from_all() -> None:
-    class Half(All):
-        def start(self, population: Population, seed: int) -> SelectionStream:
-            return UniformOf(2).start(population, seed)
-
-    assert Schedule(Full(), Half()).known_rates(Population(clients=4), seed=0) is None
-
-
 class Gives(AvailabilityStream, SelectionStream):
     """A process or a selection of the user's own that gives the same in every round."""
 
@@ -108,18 +99,6 @@ def test_weights_of_a_process_are_checked(weights: Any) -> None:
         running.round(0)
 
 
-def test_a_process_and_a_selection_may_give_any_sorted_ids() -> None:
-    process = Gives(AvailableClients(np.array([0, 2], dtype=np.uint8), np.array([1, 3])))
-    running = ScheduleStream(process, Gives([2]), NoDropout(), seed=0, clients=4)
-    found = running.round(0)
-    assert (found.reported.tolist(), found.weights.tolist()) == ([2], [3.0])
-    absent = ScheduleStream(
-        Gives(AvailableClients(np.array([0, 2]))), Gives([1]), NoDropout(), 0, 4
-    )
-    with pytest.raises(InvalidInputError, match="client 1, which is not available"):
-        absent.round(0)
-
-
 @dataclass(frozen=True)
 class Own(Availability, Selection, Dropout):
     """A process, selection or dropout model of the user's own that gives what a test says."""
@@ -146,10 +125,7 @@ class Own(Availability, Selection, Dropout):
 MASKS = [
     np.array([1, 0, 1, 0]),
     np.array([0, 2]),
-    np.array([1.0, 0.0, 1.0, 0.0]),
     np.array([True]),
-    np.ones((4, 1), dtype=bool),
-    True,
     None,
 ]
 
@@ -162,18 +138,6 @@ def test_masks_of_a_dropout_model_are_checked(mask: Any) -> None:
         InvalidInputError, match=r"^dropout: in round 3 its mask .* each selected client, 4 in all"
     ):
         running.round(3)
-
-
-@pytest.mark.parametrize("mask", [np.array([True, False, True, False]), [True, False, True, False]])
-def test_a_dropout_model_of_ones_own_says_who_reports(mask: Any) -> None:
-    running = Schedule(Full(), dropout=Own(mask)).start(Population(clients=4), seed=0)
-    assert running.round(0).reported.tolist() == [0, 2]
-
-
-def test_a_dropout_model_of_ones_own_may_be_asked_about_nobody() -> None:
-    nobody = Own(Gives(np.zeros(0, dtype=np.int64)))
-    running = Schedule(Full(), nobody, Own([])).start(Population(clients=4), seed=0)
-    assert running.round(0).reported.tolist() == []
 
 
 @dataclass(frozen=True)

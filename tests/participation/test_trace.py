@@ -1,7 +1,6 @@
 """Traces against a brute-force search of the intervals."""
 
 from collections.abc import Callable
-from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -81,19 +80,6 @@ def test_interval_boundaries_and_repeats(tmp_path: Path) -> None:
     assert [running.round(t).clients.tolist() for t in (3, 4, 5)] == [[], [0], [1]]
 
 
-def test_rates_are_shares_of_the_rounds(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "trace.csv", [(0, 0, 10), (1, 5, 20), (0, 15, 20)])
-    rates = Trace(path, 5, repeat=True).known_rates(Population(clients=3), seed=0)
-    assert rates is not None
-    assert rates.tolist() == [0.75, 0.75, 0.0]
-
-
-def test_strings_are_numbered_in_sorted_order(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "trace.csv", [("zoe", 0, 1), ("ann", 0, 2), ("bob", 1, 2)])
-    running = Trace(path, 1).begin(Population(clients=3), seed=0)
-    assert [running.round(t).clients.tolist() for t in range(2)] == [[0, 2], [0, 1]]
-
-
 def test_intervals_of_a_client_that_overlap_count_once(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.csv", [(0, 0, 5), (0, 3, 8), (1, 4, 5)])
     running = Trace(path, 1).begin(Population(clients=2), seed=0)
@@ -113,13 +99,6 @@ def test_many_intervals_of_different_lengths(tmp_path: Path) -> None:
     for t in range(150):
         available = (starts <= 7.25 * t) & (7.25 * t < ends)
         np.testing.assert_array_equal(running.round(t).clients, clients[available])
-
-
-@pytest.mark.filterwarnings("error")
-def test_interval_without_an_end_in_practice(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "trace.csv", [(0, 0, 1.7e308), (1, 10, 20)])
-    running = Trace(path, 10).begin(Population(clients=2), seed=0)
-    assert [running.round(t).clients.tolist() for t in range(3)] == [[0], [0, 1], [0]]
 
 
 def test_decimal_instants_meet_interval_boundaries(tmp_path: Path) -> None:
@@ -172,14 +151,6 @@ def test_invalid_rows_are_rejected(
         Trace(path, 1.0).begin(Population(clients=2), seed=0)
 
 
-@pytest.mark.parametrize("start", [datetime(2026, 1, 1), date(2026, 1, 1), [0.0], True])
-def test_columns_that_hold_no_numbers_are_rejected(start: object, tmp_path: Path) -> None:
-    path = tmp_path / "trace.parquet"
-    pl.DataFrame({"client": [0], "start": [start], "end": [start]}).write_parquet(path)
-    with pytest.raises(InvalidInputError, match=r"^file: start in row 1 is .*; "):
-        Trace(path, 1.0).begin(Population(clients=1), seed=0)
-
-
 def test_invalid_parameters_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"^round_seconds: 0 "):
         Trace("trace.csv", round_seconds=0)
@@ -191,25 +162,6 @@ def test_invalid_parameters_are_rejected(tmp_path: Path) -> None:
     pl.DataFrame({"client": [0], "begin": [1], "end": [2]}).write_csv(path)
     with pytest.raises(InvalidInputError, match=r"^file: .*'start'.*'client', 'begin'.*; "):
         Trace(path, 1).begin(Population(clients=1), seed=0)
-
-
-def test_files_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("HOME", "USERPROFILE"):
-        monkeypatch.setenv(variable, str(tmp_path))
-    population = Population(clients=2)
-    write_trace(tmp_path / "trace.csv", [(0, 0, 2), (1, 1, 2)])
-    pl.DataFrame({"round": [0, 1], "client": [1, 0], "weight": 1.0}).write_csv(tmp_path / "log.csv")
-    run = tmp_path / "run"
-    run.mkdir()
-    pl.read_csv(tmp_path / "log.csv").write_parquet(run / "participation.parquet")
-    for process, clients in (
-        (Trace("~/trace.csv", 1.0), [[0], [0, 1]]),
-        (Table("~/log.csv"), [[1], [0]]),
-        (Replay("~/log.csv"), [[1], [0]]),
-        (Replay("~/run"), [[1], [0]]),
-    ):
-        running = process.begin(population, seed=0)
-        assert [running.round(t).clients.tolist() for t in range(2)] == clients
 
 
 TABLES: dict[str, Callable[[pl.DataFrame], Any]] = {
@@ -232,13 +184,3 @@ def test_tables_in_memory(library: str) -> None:
             assert [running.round(t).clients.tolist() for t in range(3)] == [[1], [0, 1], []]
     rates = Table(convert(log)).known_rates(names, seed=0)
     assert rates.tolist() == [0.5, 1.0]
-
-
-def test_what_is_no_table_in_memory_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"^file: the table has no rows with an end after"):
-        Trace([{"client": 0, "start": 1, "end": 1}], 1.0).begin(Population(1), seed=0)
-    with pytest.raises(InvalidInputError, match=r"^weights: the table lacks weights"):
-        Table([{"round": 0, "client": 0}]).begin(Population(1), seed=0)
-    for make in (Replay, Table, lambda table: Trace(table, 1.0)):
-        with pytest.raises(InvalidInputError, match=r"^(log|weights|file)(\[0\])?: "):
-            make([3])

@@ -51,12 +51,6 @@ def test_population_and_initial_model_match_the_data():
     assert task.start.dtype is FLOAT
 
 
-def test_all_precisions_start_from_the_same_model():
-    double, single = (prepare("digits", Iid(), 5, dtype=d).start for d in (FLOAT, torch.float32))
-    assert torch.equal(double, single.double())
-    assert not torch.equal(double, prepare("digits", Iid(), 5, seed=2).start)
-
-
 def stack(batches):
     """Return the parts of the batches, stacked over the steps."""
     return [torch.stack(part) for part in zip(*batches, strict=True)]
@@ -97,18 +91,6 @@ def test_augmented_batches_are_the_plain_ones_augmented():
     assert torch.equal(z, augment(x, names, torch.from_numpy(plan.keys)))
     assert not torch.equal(z, x)
     assert torch.equal(y, y_changed)
-
-
-def test_evaluation_is_not_augmented():
-    plain, changed = (prepare("digits", Iid(), 20, augment=a) for a in (None, ["flip"]))
-    assert plain.evaluate(plain.start).metrics == changed.evaluate(plain.start).metrics
-
-
-def test_batches_have_a_key_only_with_dropout():
-    without, with_dropout = (prepare("digits", Iid(), 20, model=m) for m in ("logistic", DROPOUT))
-    plan = plan_for(without, [0, 7], masked=True)
-    assert len(stack(without.batches(plan))) == 3
-    assert np.array_equal(stack(with_dropout.batches(plan))[3], plan.keys)
 
 
 @pytest.mark.parametrize("model", ["logistic", DROPOUT])
@@ -208,17 +190,6 @@ def test_classes_without_test_samples_are_excluded(tmp_path):
     assert np.isnan(accuracy[1:]).all()
 
 
-def test_more_class_shares_than_memory_holds_are_left_out(folder, monkeypatch):
-    whole = prepare(folder, Natural("writer"), 4)
-    monkeypatch.setattr("fedtide.problems.supervised_task._MOST_SHARES", 3)
-    task = prepare(folder, Natural("writer"), 4)
-    assert whole.population.class_shares is not None
-    assert task.population.class_shares is None
-    found, expected = (t.evaluate(t.start) for t in (task, whole))
-    assert found.metrics == expected.metrics
-    assert expected.clients.keys() - found.clients.keys() == {"class_weighted_test_accuracy"}
-
-
 def test_images_from_a_folder_with_augmentation_and_dropout(folder):
     task = prepare(folder, Natural("writer"), 4, model={**DROPOUT, "hidden": [5]}, augment="flip")
     assert task.population.samples.tolist() == [10] * 4
@@ -227,12 +198,6 @@ def test_images_from_a_folder_with_augmentation_and_dropout(folder):
         "accuracy",
         "class_weighted_test_accuracy",
     }
-
-
-def test_a_flwr_partitioner_object_is_a_partition():
-    partitioner = pytest.importorskip("flwr_datasets.partitioner")
-    task = prepare("digits", partitioner.IidPartitioner(12), 12)
-    assert task.population.samples.sum() == 1437
 
 
 class AllToOneClient(Partition):

@@ -1,7 +1,5 @@
 """Dropout by functions, as in the networks of other libraries: masks that depend on a key alone."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -101,16 +99,6 @@ def test_a_layer_drops_in_place_what_it_drops_elsewhere():
     assert torch.equal(outputs(inplace=True), outputs(inplace=False))
 
 
-def test_functions_that_drop_nothing_need_no_key():
-    def idle(net, x):
-        return functional.dropout(functional.dropout(x, 0.5, training=False), 0.0)
-
-    x = torch.rand(2, 3)
-    model = FunctionalModel(Scaled(idle), (x,))
-    assert not model.draws
-    assert torch.equal(model(model.params, (x,)), 2 * x)
-
-
 def test_a_probability_of_one_drops_everything_and_one_beyond_it_is_refused():
     x = torch.rand(2, 3)
     model = FunctionalModel(Scaled(lambda net, x: functional.dropout(x, 1.0, net.training)), (x,))
@@ -128,35 +116,6 @@ def test_attention_that_hardly_drops_is_that_of_pytorch(option):
     expected = functional.scaled_dot_product_attention(x, memory, memory.cos(), **ATTENTION[option])
     found = model(model.params, (x, memory), KEYS[0])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_mask_of_another_precision_is_added_in_that_of_the_scores():
-    """As `torch.zeros(L, L)` in a network that computes in bfloat16; PyTorch accepts it, too."""
-    x, memory = (torch.randn(2, n, 4, dtype=torch.bfloat16) for n in (3, 5))
-    network = Attention(0.5, attn_mask=torch.zeros(3, 5)).bfloat16()
-    model = FunctionalModel(network, (x, memory))
-    assert model(model.params, (x, memory), KEYS[0]).dtype == torch.bfloat16
-
-
-def test_the_mean_over_masks_is_attention_without_dropout():
-    # outputs are linear in the dropped weights: within 5 standard errors each
-    x, memory = attention_inputs()
-    model = FunctionalModel(Attention(0.3), (x, memory))
-    drawn = torch.func.vmap(lambda key: model(model.params, (x, memory), key))(KEYS)
-    expected = model.evaluate(model.params, (x, memory))
-    error = drawn.std(0) / math.sqrt(len(KEYS))
-    assert (error > 0).all()
-    assert ((drawn.mean(0) - expected).abs() < 5 * error).all()
-
-
-def test_a_query_that_may_attend_to_nothing_gets_nothing():
-    x, memory = attention_inputs()
-    mask = torch.ones(3, 5, dtype=torch.bool)
-    mask[1] = False
-    model = FunctionalModel(Attention(0.3, attn_mask=mask), (x, memory))
-    found = model(model.params, (x, memory), KEYS[0])
-    assert not found[:, :, 1].any()
-    assert found.isfinite().all()
 
 
 def test_layers_and_functions_draw_from_the_same_sequence_of_masks():

@@ -75,13 +75,3 @@ def test_a_network_keeps_its_names_and_evaluates_without_dropout():
     expected = network.eval()(x)[0]
     assert torch.allclose(model.evaluate(model.params, (x,))[0], expected)
     assert not torch.allclose(one, expected)
-
-
-@pytest.mark.parametrize("layer", [nn.GRU(3, 4, 2), nn.GRU(3, 4, 2, dropout=0.5).eval()])
-def test_layers_without_dropout_need_no_key(layer):
-    x = draw(5, 2, 3).float()
-    masks = DropoutMasks()
-    with KeyedFunctions(masks):
-        found = layer(x)[0]
-    assert not masks.used
-    assert torch.equal(found, layer(x)[0])

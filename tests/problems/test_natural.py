@@ -1,7 +1,6 @@
 """Sources by name: the field's natural data sets, the Hugging Face hub, and import paths."""
 
 import io
-import os
 
 import datasets
 import numpy as np
@@ -97,24 +96,6 @@ def test_shakespeare_is_character_ids_by_role(folder, suffix):
     assert list(task.population.names) == ["A", "B", "C"]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("femnist", r"train: 'flwrlabs/femnist', split 'train', .*go online, or put its Parquet"),
-        ("hub:a/b", r"train: 'a/b', split 'train', .*\(ConnectionError: no route\); go online, or"),
-    ],
-)
-def test_data_that_are_not_available_are_explained(folder, name, message):
-    with pytest.raises(InvalidInputError, match=f"^{message}"):
-        read_source("train", name, ())
-
-
-def test_a_file_without_the_columns_is_refused(folder):
-    write(folder, "shakespeare", "part.csv", x=["abc"], y=["d"])
-    with pytest.raises(InvalidInputError, match=r"^train: shakespeare lacks the column 'char"):
-        read_source("train", "shakespeare", ())
-
-
 def test_a_split_on_the_hub_is_a_table(monkeypatch):
     asked = []
 
@@ -143,11 +124,3 @@ def test_a_function_at_an_import_path_returns_the_source(tmp_path, monkeypatch):
         read_source("train", "ours_to_import:broken", ())
     with pytest.raises(InvalidInputError, match=r"^train: a NoneType is not a table"):
         read_source("train", "ours_to_import:nothing", ())
-
-
-@pytest.mark.skipif(os.name != "posix", reason="no name on Windows has a colon")
-def test_a_file_comes_before_an_import_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "os:getcwd").write_text("")
-    with pytest.raises(InvalidInputError, match=r"neither a \.parquet nor a \.csv"):
-        read_source("train", "os:getcwd", ())

@@ -77,11 +77,6 @@ def test_dirichlet_divides_each_class_as_in_the_paper():
     assert [sorted(held) for held in expected] == all_samples(shards)
 
 
-def test_dirichlet_with_large_alpha_gives_all_clients_the_same_shares():
-    shares = Dirichlet(1e4).split(LABELS, 10, 0).class_shares(LABELS, 10)
-    assert np.abs(shares - np.bincount(LABELS) / len(LABELS)).max() < 0.02
-
-
 def test_majority_class_assigns_samples_as_the_authors_program():
     clients, similarity, seed = 25, 0.2, 3
     draw = generator(seed, "partition")
@@ -129,25 +124,13 @@ def test_single_class_sizes_in_the_papers_setting():
     assert sizes.max() <= 50 * 7 / 4.6
 
 
-def test_natural_gives_one_client_per_value():
-    writers = np.array(["b", "a", "b", "c"])
-    shards = Natural("writer").split(np.zeros(4, int), 3, 0, {"writer": writers})
-    assert all_samples(shards) == [[1], [0, 2], [3]]
-
-
 @pytest.mark.parametrize(
     ("values", "names"),
     [
         (["b", "a", "b"], ["a", "b"]),
-        (np.array(["b", "a", "b"], dtype=object), ["a", "b"]),
         ([7, -3, 7], [-3, 7]),
-        (np.array([7, 3, 7], dtype=np.uint8), [3, 7]),
-        (np.array([7, 3, 7], dtype=object), [3, 7]),
         ([7.0, 3.0, 7.0], [3, 7]),
         ([7.5, 3.0, 7.5], ["3", "7.5"]),
-        (np.array([2**64 - 1, 2**63, 2**64 - 1], dtype=np.uint64), [str(2**64 - 1), str(2**63)]),
-        ([True, False, True], ["false", "true"]),
-        (np.array([b"b", b"a", b"b"], dtype=object), ["a", "b"]),
         (np.array(["2026-02-01", "2025-03-01", "2026-02-01"], dtype="M8[D]"), None),
     ],
 )
@@ -165,14 +148,9 @@ def test_natural_names_clients_by_their_values(values, names):
     ("values", "complaint"),
     [
         (np.array(["a", None, "b", None], dtype=object), "'user' is missing in 2 of 4 rows"),
-        (np.array(["a", np.nan, "b", "a"], dtype=object), "'user' is missing in 1 of 4 rows"),
-        (np.array([1.0, np.nan, 2.0, np.nan]), "'user' is missing in 2 of 4 rows"),
         (np.array(["2026-01-01", "NaT"] * 2, dtype="M8[s]"), "'user' is missing in 2 of 4 rows"),
         (np.array([1, "1", 2, "2"], dtype=object), "'user' holds values of different types"),
-        (np.array(["1", 1, "2", 2], dtype=object), "'user' holds values of different types"),
         (np.array([b"\xff", b"a", b"b", b"b"], dtype=object), "'user' holds values .*no names"),
-        (np.array([[1], [2], [1, 2], [3]], dtype=object), "'user' holds values .*no names"),
-        (np.array([2**70, 1, 2, 3], dtype=object), "'user' holds values .*no names"),
     ],
 )
 def test_natural_refuses_missing_and_mixed_values(values, complaint):
@@ -298,21 +276,3 @@ def test_what_a_partition_of_ones_own_returns_is_checked(case):
     lists, complaint = WRONG[case]
     with pytest.raises(InvalidInputError, match=complaint):
         split(Own(lambda labels: StoredShards.from_lists(lists)), np.arange(20) % 3, 3, 0, {})
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64, np.uint64])
-def test_a_partition_of_ones_own_may_give_any_whole_numbers(dtype):
-    lists = [[4, 2], [0], [19, 2, 7]]  # two clients may hold one sample
-    for shards in (
-        StoredShards.from_lists([np.array(one, dtype=dtype) for one in lists]),
-        StoredShards.from_lists(lists),
-    ):
-        found = split(Own(lambda labels, s=shards: s), np.zeros(20, int), 3, 0, {})
-        assert all_samples(found) == lists
-
-
-def test_a_partition_of_ones_own_cannot_change_the_data():
-    """One that sorted the labels in place changed the targets of training, without a word."""
-    labels = np.array([2, 0, 1])
-    split(Own(lambda own: own.sort() or StoredShards.from_lists([own])), labels, 1, 0, {})
-    assert labels.tolist() == [2, 0, 1]

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fedtide as ft
 from fedtide.problems.base import loss_gradient
-from fedtide.problems.models import MODELS, FunctionalModel
+from fedtide.problems.models import MODELS
 from fedtide.testing import check_network
 
 COUNT = 12
@@ -189,13 +189,6 @@ def test_a_copy_of_a_network_keeps_the_parameters_of_a_layer_with_two_names():
     assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in module.parameters())
 
 
-def test_all_outputs_of_a_network_have_the_dtype_of_its_parameters():
-    network = Net(lambda net, x: {"mean": net.b(net.a(x)), "parts": [net.a(x)]})
-    model = FunctionalModel(network, (torch.ones(2, 4),), training_dtype=torch.bfloat16)
-    outputs = model(model.params, (torch.ones(2, 4),))
-    assert outputs["mean"].dtype == outputs["parts"][0].dtype == torch.float32
-
-
 def add_weights_in_list(net):
     net.weights = [net.a.weight, net.a.bias]
 
@@ -306,18 +299,6 @@ class Merging(nn.Linear):
         return y if self.is_merged else y + x @ self.down.T @ self.up.T
 
 
-class Unset(nn.Linear):
-    """A network with a buffer that is not known yet."""
-
-    def __init__(self):
-        super().__init__(4, 2)
-        self.register_buffer("norm", torch.tensor(torch.nan))
-
-
-def test_a_network_that_knows_no_value_yet_is_accepted():
-    prepare(Unset())
-
-
 REFUSED = {
     "checkpointing": (partial(Net, recompute), UNLIKE),
     "complex parameter": (
@@ -381,11 +362,6 @@ def test_what_would_silently_compute_something_else_is_found(case):
         check_network(network().double(), torch.randn(5, 4, dtype=torch.float64))
     torch.manual_seed(0)
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_an_embedding_that_limits_its_weights_is_found():
-    with pytest.raises(AssertionError):
-        check_network(nn.Embedding(5, 2, max_norm=0.1), torch.tensor([[1, 2], [3, 3]]))
 
 
 def test_arguments_have_names_and_dropout_is_no_noise():
