@@ -15,7 +15,6 @@ from fedtide.cli.main import main
 from fedtide.errors import InvalidInputError
 from fedtide.leaderboard.cells import CellRecord, load_results, records_in, tried_settings
 from fedtide.leaderboard.leaderboard_page import render_page
-from fedtide.leaderboard.phone_sessions import PhoneSessions
 from fedtide.leaderboard.spec import Cell, load_leaderboard
 from fedtide.leaderboard.standings import Standings, estimate, load_standings
 from fedtide.population import Population
@@ -114,21 +113,6 @@ def test_memory_classes_and_messages_are_those_of_the_methods(whole):
         assert (name, found, messages) == (name, method.memory, list(method.messages))
 
 
-def test_phones_have_nights_weekends_and_long_sessions():
-    """Over 40 weeks; the bounds are ten standard errors or more away."""
-    running = PhoneSessions(drift=1e-9).begin(Population(50), seed=1)
-    present = np.zeros((40 * 168, 50), dtype=bool)
-    for t, row in enumerate(present):
-        row[running.round(t).clients] = True
-    hourly = present.sum(axis=1).reshape(40, 7, 24)
-    assert hourly[:, :, 23].mean() > 2 * hourly[:, :, 14].mean()
-    assert hourly[:, 5:].mean() > 1.1 * hourly[:, :5].mean()
-    assert present[:, 0].mean() > 5 * present[:, -1].mean()
-    edges = np.flatnonzero(np.diff(present[:, 0].astype(int)))
-    lengths = np.diff(edges)[(0 if present[edges[0] + 1, 0] else 1) :: 2]
-    assert lengths.max() > 10 * np.median(lengths)
-
-
 def test_regrets_are_t_intervals_of_paired_differences():
     figures, others = [3.0, 5.0, 4.5, 4.0], [1.0, 2.0, 1.5, 1.0]
     found = estimate(figures, others)
@@ -218,22 +202,6 @@ methods:
         load_leaderboard([file])
 
 
-def test_a_page_has_the_chosen_methods_and_the_reference(fedtide, tmp_path):
-    page = tmp_path / "page.md"
-    chosen = ("--problems", "digits", "--patterns", "phones,churn", "--methods", "auto")
-    records = ("--records", str(RECORDS))
-    assert fedtide("leaderboard", *chosen, *records, "--write", str(page))[0] == 0
-    text = page.read_text(encoding="utf-8")
-    assert "2 methods under 2 patterns of participation, on\n1 problem " in text
-    assert "5 of 5 cells were run" in text
-    assert "| method | phones | churn |" in text
-    assert "](images/page.png)" in text
-    assert (tmp_path / "images" / "page.png").exists()
-    assert "mifa" not in text
-    assert "## Your own" not in text
-    assert "Not compared" not in text
-
-
 def test_the_chosen_pair_of_every_record_is_that_of_its_best_trial(whole):
     results = load_results(whole.cells(), RECORDS)
     for cell in whole.cells():
@@ -259,18 +227,6 @@ def test_additions_that_cannot_be_used_are_refused(text, message, tmp_path):
     file.write_text(text)
     with pytest.raises(InvalidInputError, match=message):
         load_leaderboard([file])
-
-
-def test_records_have_figures_of_all_seeds_and_say_what_they_were_computed_with(whole):
-    for name in ("leaderboard", "held-out", "auto-variants"):
-        records = records_in(RECORDS.with_name(f"{name}.parquet")).read()
-        assert len(records) > 90
-        for record in records:
-            assert name != "leaderboard" or record.method in whole.methods
-            assert (record.seeds, record.tuning_seed) == (whole.seeds, whole.tuning_seed)
-            assert record.threads == 1
-            assert "PyTorch" in record.version
-            assert (len(record.figures), len(record.trials)) == (len(whole.seeds), 12)
 
 
 def test_the_trials_of_a_cell_are_shown(fedtide):

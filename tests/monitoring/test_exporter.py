@@ -1,6 +1,5 @@
 """The metrics: each against plain loops over the rows of the ledger."""
 
-import math
 from collections import defaultdict
 
 import numpy as np
@@ -201,11 +200,3 @@ def test_series_of_single_clients_end_where_there_are_too_many(ledger):
         "fedtide_client_rounds_total"
     }
     assert many.names() < few.names()
-
-
-def test_what_is_not_known_yet_is_left_out(url):
-    write(url, [[Entry("ann", "available", None, end_of(0))]])
-    names = read_metrics(url).names()
-    for name in ("skew", "round_seconds", "expected_updates", "last_update_timestamp_seconds"):
-        assert f"fedtide_{name}" not in names
-    assert not any(math.isnan(value) for value in read_metrics(url).values.values())

@@ -146,14 +146,6 @@ def test_a_client_that_leaves_is_called_gone_as_the_rule_says():
     assert np.any(called, axis=0).tolist() == [True, True, False, False, False, False, False]
 
 
-def test_silences_of_others_that_ended_make_a_first_silence_less_unusual():
-    present = np.ones((300, 3), dtype=bool)
-    present[100:130, 0] = present[150:, 2] = False
-    called = np.flatnonzero([gone[2] for gone in watch(present)])
-    # The other's silence scored 99 log(129 / 99), and this one 149 log(1 + silence / 149).
-    assert called[0] - 149 == int(149 * ((129 / 99) ** (2 * 99 / 149) - 1)) + 1
-
-
 CYCLES = {
     "own phases": lambda t, n: (t + 37 * n) % 100 < 20,
     "own phases, various days": lambda t, n: (t + 37 * n) % 100 < 5 + 2 * n,

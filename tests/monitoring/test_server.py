@@ -219,16 +219,6 @@ def test_a_row_says_what_the_ledger_says_of_a_client(url):
     assert [REASONS["not finite"], "1"] in page.cells
 
 
-def test_the_rate_of_a_client_has_its_interval(url):
-    write(url, draw_rounds(6, 20))
-    monitor = open_monitor(url)
-    rows = rows_of(Page(render_page(monitor.status, None, "", end_of(20))))
-    rates = monitor.status.rates
-    for n, name in enumerate(monitor.status.names):
-        rate, low, high = rates.estimate[n], rates.low[n], rates.high[n]
-        assert rows[name][3] == f"{rate:.0%} ({low:.0%} to {high:.0%})"
-
-
 def test_warnings_name_what_is_wrong(url):
     write(url, [used(t, "ann", "bob", "eve") for t in range(30)])
     write(url, [used(t, "ann", "bob") for t in range(30, 42)])

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtide.papers import load, load_records, plan
+from fedtide.papers import load_records
 from fedtide.papers.computed_experiments import (
     draw_successively,
     local_maps,
@@ -109,13 +109,6 @@ def test_exact_l1_skew_of_five_clients():
     l1 = skew_gap(settings)["l1"][-1]
     shares = exact_inclusion(0.5 ** np.arange(5), 2) / 2
     assert l1 == pytest.approx(np.abs(shares - 0.2).sum(), abs=1e-9)
-
-
-def test_gap_is_zero_without_skew():
-    (run,) = plan(load("004/skew"), seeds=[0], methods=["weighted"], cases=["uniform"])
-    short = dict(run.settings) | {"rounds": 30, "estimates": 10}
-    short["problem"] = {"clients": 20, "samples": 100, "features": 3, "informative": 2}
-    assert np.abs(skew_gap(short | {"size": 4})["gap"].to_numpy()).max() < 1e-9
 
 
 def algorithm_2(available, cutoff):

@@ -92,12 +92,6 @@ def test_plan_at_paper_scale(paper):
     ]
 
 
-def test_plan_of_chosen_seeds_and_methods(paper):
-    assert keys(plan(paper, seeds=[7], methods=["slow"])) == [("plain", "slow", 7)]
-    with pytest.raises(InvalidInputError, match=r"^methods: .*'fast'"):
-        plan(paper, methods=["fats"])
-
-
 def test_recorded_runs_are_not_repeated(paper, finished, tmp_path):
     folder, records = finished
     assert run_paper(paper, plan(paper), tmp_path / "out", folder) == records

@@ -69,13 +69,11 @@ def test_run_one_experiment(fedtide, monkeypatch, tmp_path):
     ("arguments", "prefix"),
     [
         (["002/syntetic"], "name: unknown '002/syntetic';"),
-        (["002/synthetic", "--scale", "lap"], "scale: unknown 'lap';"),
         (["002/synthetic", "--methods", "fedav"], "methods: unknown 'fedav';"),
         (["002/synthetic", "--cases", "nosy"], "cases: unknown 'nosy';"),
         (["002/synthetic", "--seeds", "1,x"], "seeds: '1,x' is not"),
         (["004/skew", "--export", "x.yaml"], "export: 004/skew"),
         (["002/synthetic", "--device", "cuda:99"], "device: 'cuda:99' is not available ("),
-        (["002/synthetic", "--device", "tpu"], "device: 'tpu' is not available ("),
         (["001/weights", "--device", "cpu"], "device: 001/weights trains no models;"),
         (["001/cifar10", "--cases", "bernoulli,cyclic", "--export", "x.yaml"], "cases: "),
         (["--show"], "name: missing; say which experiment"),
@@ -110,8 +108,8 @@ def _offline(name, split):
     )
 
 
-@pytest.mark.parametrize("name", ["002/fashion-mnist", "003/mnist-logistic", "002/groups"])
-def test_exported_sweep_has_the_same_runs(fedtide, tmp_path, name):
+def test_exported_sweep_has_the_same_runs(fedtide, tmp_path):
+    name = "002/fashion-mnist"
     file = tmp_path / "sweep.yaml"
     case = next(iter(load(name).cases))
     status, _, _ = fedtide("papers", name, "--scale", "paper", "--export", str(file))

@@ -1,7 +1,5 @@
 """Reports from Python, against the page of the command."""
 
-import sys
-
 import pytest
 from typer.testing import CliRunner
 
@@ -37,27 +35,3 @@ def test_a_result_in_memory_and_another_suffix_are_refused(tmp_path):
         write_report(tmp_path / "page.html", result)
     with pytest.raises(ft.InvalidInputError, match=r"^html: "):
         write_report(tmp_path / "page.txt", result)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no name there has * or ?")
-def test_home_folders_and_paths_with_brackets(tmp_path, monkeypatch):
-    for variable in ("HOME", "USERPROFILE"):
-        monkeypatch.setenv(variable, str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "home").mkdir()
-    for out in ("~/run", "[a]/*", "plain"):
-        result = ft.simulate(**RUN, out=out)
-    assert {path.name for path in tmp_path.iterdir()} == {"home", "[a]", "plain"}
-    wanted = ft.compare(result).frame.drop("rounds_per_second", strict=False)
-    for out in ("~/run", "[a]/*", "[a]"):
-        found = ft.compare(out).frame.drop("rounds_per_second", strict=False)
-        assert found.equals(wanted)
-        assert write_report("~/page.html", out) == tmp_path / "home" / "page.html"
-    done = CliRunner().invoke(app, ["report", "~/run", "--figures=~/figures"])
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "home/run/report.html").is_file()
-    assert [*(tmp_path / "home/figures").glob("*.png")]
-    done = CliRunner().invoke(app, ["compare", "~/run", "--figure=~/figure.png"])
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "home/figure.png").is_file()
-    assert not (tmp_path / "~").exists()

@@ -92,19 +92,6 @@ def test_methods_are_in_the_order_of_their_sweep(sweep_folder):
     assert list(section.groups) == [row.method for row in section.target.rows] == both
 
 
-def test_a_metric_that_a_method_lacks_is_empty(folder, tmp_path):
-    digits = FIELDS | {
-        "problem": {"type": "classification", "dataset": "digits", "partition": "iid", "clients": 5}
-    }
-    ft.simulate(**digits, algorithm="fedavg", name="digits", out=tmp_path / "digits")
-    for order in ([folder, tmp_path], [tmp_path, folder]):
-        table = compare_runs(load_runs(order))
-        rows = {row["method"]: row for row in table.iter_rows(named=True)}
-        assert rows["a"]["test_accuracy"] is None
-        assert rows["digits"]["test_accuracy"] == last(tmp_path, "digits", "test_accuracy")
-        assert comparison_table(load_runs(order)).row_count == 4
-
-
 @pytest.fixture
 def two_problems(folder, tmp_path):
     """Return runs of the regression and of the same one under other weights of the clients."""
@@ -163,21 +150,6 @@ def test_own_metrics_that_are_shares_are_in_per_cent(tested_runs):
     table = comparison_table(load_runs([tested_runs(loss="mse", metrics=metrics)]))
     cells = {str(column.header): next(iter(column.cells)) for column in table.columns}
     assert cells["test\nbalanced_accuracy %"] == cells["worst\ntenth %"] == "84.9"
-
-
-def test_each_of_several_metrics_has_a_worst_tenth_of_its_own(tested_runs):
-    metrics = {"MAE": absolute, "share_error": always}
-    folder = tested_runs(loss="mse", metrics=metrics)
-    runs = load_runs([folder])
-    table = comparison_table(runs)
-    cells = {str(column.header): next(iter(column.cells)) for column in table.columns}
-    wanted = last(folder, "fedavg", "client_test_MAE_worst_tenth")
-    assert cells["MAE,\nworst tenth"] == f"{wanted:.3f}"
-    assert cells["share_error,\nworst tenth"] == "0.849"
-    assert len(cells) == len(table.columns)
-    (section,) = make_sections(runs)
-    titles = [figure.title for group in section.figures.values() for figure in group]
-    assert {"Test MAE", "Client test MAE by participation rate"} <= {*titles}
 
 
 @pytest.mark.parametrize(("loss", "text"), [(0.5, "not finite"), (np.nan, "diverged")])

@@ -90,16 +90,6 @@ def test_a_log_with_damaged_content_is_named_when_it_is_read(runs):
             run.used_rows()
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_a_report_lists_the_damaged_run(runs):
-    (runs / "plain" / "clients.parquet").unlink()
-    result = command("report", runs)
-    assert result.exception is None
-    assert "not in the figures: 1 damaged" in result.output
-    page = (runs / "report.html").read_text()
-    assert "clients.parquet is missing" in page
-
-
 def test_a_comparison_does_not_leave_out_a_damaged_run(runs):
     (runs / "plain" / "metrics.parquet").write_bytes(b"")
     error = command("compare", runs).exception

@@ -81,13 +81,6 @@ def test_the_distribution_is_the_share_of_clients_that_are_at_most_a_value():
         assert drawn == pytest.approx(np.mean(np.array(losses) <= value))
 
 
-def test_distributions_of_seeds_are_averaged_client_by_client():
-    x, y = distribution([4.0, 1.0, 2.0, 9.0], [5.0, 3.0, 0.0, 1.0], [2.0, float("nan"), 6.0, 2.0])
-    np.testing.assert_allclose(y, [0, 0.25, 0.5, 0.75, 1])
-    expected = np.mean([[1, 2, 4, 9], [0, 1, 3, 5], [2, 2, 6, 6]], axis=0)  # quantiles of three
-    np.testing.assert_allclose(x, [expected[0], *expected])
-
-
 @pytest.mark.parametrize(
     ("values", "scale"),
     [([2.0, 1.0, 0.1], "log"), ([2.0, 1.0, 0.0], "linear"), ([2.0, 1.0, -0.1], "linear")],
@@ -101,17 +94,6 @@ def test_shares_are_shown_in_per_cent_and_end_at_1(values, percent):
     panel = drawn("test_accuracy", values, is_lower=False)
     assert is_in_percent(panel) == percent
     assert (panel.get_ylim()[1] <= 1.0) == percent
-
-
-def test_a_curve_with_a_single_finite_value_is_a_dot():
-    """As of a run whose first evaluation is its last one so far, or that diverged after it."""
-    markers = [
-        line.get_marker()
-        for line in drawn(
-            "loss", [2.0, 1.0, 0.5], [2.0, np.inf, np.inf], [2.0, np.nan, 1.0], is_lower=True
-        ).lines
-    ]
-    assert markers == ["", "o", ""]
 
 
 def test_methods_of_which_a_run_has_no_value_of_the_clients_are_not_drawn():

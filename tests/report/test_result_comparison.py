@@ -147,26 +147,3 @@ def test_seeds_with_equal_objects_of_a_class_of_a_notebook_are_one_method(short)
     names = ["=".join(re.split("[=,]", name)[:2]) for name in compared.frame["method"]]
     labels = [f"Mine (algorithm.type=Mine at {id(cls):#x}" for cls in (mine, again, mine)]
     assert [name.removesuffix(")") for name in names] == labels
-
-
-def test_methods_are_compared_on_problems_whose_functions_were_made_again(short):
-    """As by a function of a notebook that returns the problem."""
-    results = [
-        ft.simulate(
-            **short | {"problem": _supervised(loss=lambda z, y: (z.squeeze(1) - y) ** 2)},
-            algorithm=algorithm,
-        )
-        for algorithm in ("fedavg", "fedau")
-    ]
-    frame = ft.compare(*results).frame
-    assert frame["method"].to_list() == ["fedavg", "fedau"]
-    assert "problem" not in frame.columns
-
-
-def test_what_cannot_be_compared_is_refused(tmp_path):
-    with pytest.raises(ft.InvalidInputError, match=r"^runs: nothing to compare"):
-        ft.compare()
-    with pytest.raises(ft.InvalidInputError, match=r"^runs: 3 is not a result"):
-        ft.compare(3)
-    with pytest.raises(ft.InvalidInputError, match="holds no run"):
-        ft.compare(tmp_path)
