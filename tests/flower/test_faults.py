@@ -37,7 +37,7 @@ SEEDS, ROUNDS, TIMEOUT = 12, 10, 30.0
 LIED = (
     "more samples than exist",
     "negative samples",
-    "more steps than one can take",
+    "half a step",
     "nan",
     "too large",
     "a shape that broadcasts",
