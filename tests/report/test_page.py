@@ -15,7 +15,8 @@ from fedtide.cli.main import app
 from fedtide.report import write_report
 from fedtide.report.grouping import group_by_method
 from fedtide.report.loading import load_runs
-from fedtide.report.page import make_sections, render_page, verdict
+from fedtide.report.page import make_sections, render_page
+from fedtide.report.verdict import verdict
 
 
 class Outline(HTMLParser):

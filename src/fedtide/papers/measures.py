@@ -11,9 +11,6 @@ import numpy as np
 import polars as pl
 from safetensors.numpy import load_file
 
-from fedtide.errors import InvalidInputError
-from fedtide.validation import require_choice
-
 Take = Literal["last", "mean", "best", "first-below", "first-above", "worst-of-last", "spread"]
 Better = Literal["lower", "higher"]
 
@@ -38,9 +35,6 @@ class Measure:
         diverged: the number with which a run that diverged counts in comparisons, where the paper
             counts it so, as the accuracy of guessing; None: such a run has no number.
 
-    Raises:
-        InvalidInputError: an unknown option, or a missing window or target.
-
     >>> metrics = pl.DataFrame({"round": [0, 10, 20], "loss": [3.0, 1.0, 0.5]})
     >>> Measure("loss", take="first-below", target=1.0).read(metrics)
     10.0
@@ -55,14 +49,6 @@ class Measure:
     percent: bool = False
     digits: int = 2
     diverged: float | None = None
-
-    def __post_init__(self) -> None:
-        require_choice("take", self.take, Take)
-        require_choice("better", self.better, Better)
-        if self.take in ("mean", "spread") and self.rounds is None:
-            raise InvalidInputError("rounds: missing; give the number of last rounds to take")
-        if self.take.startswith("first") and self.target is None:
-            raise InvalidInputError("target: missing; give the value to reach")
 
     @property
     def scale(self) -> float:

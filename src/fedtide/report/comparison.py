@@ -14,8 +14,8 @@ from rich.markup import escape
 from fedtide.metric_direction import is_share
 from fedtide.plotting.wide_table import WideTable
 from fedtide.report.grouping import group_by_method, split_by_problem
-from fedtide.report.loading import LoadedRun, own_test_metrics
-from fedtide.report.summary import mean_and_std
+from fedtide.report.loading import LoadedRun
+from fedtide.report.summary import mean_and_std, own_test_metrics
 
 
 @dataclass(frozen=True)

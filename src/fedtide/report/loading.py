@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,14 +27,9 @@ from fedtide.simulation.run_folder import RunFolder, UnreadableFileError, number
 from fedtide.spec import canonical, fields
 from fedtide.validation import expand_home
 
-_OWN_TEST_METRIC = re.compile(r"test_(?!(accuracy|loss)$|recall_).+")
-
 _USED = pl.col("stage") == "used"
 
 _SWEEP_FILE = "sweep.yaml"  # what `fedtide run` and `fedtide sweep` write beside their runs
-
-_SEED_OR_EXECUTION = ("seed", *HOW)
-"""The fields that may differ between runs of one method."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ class LoadedRun:
     @property
     def fields(self) -> dict[str, Any]:
         """The fields that all runs of the same method share, whatever their seeds."""
-        kept = {key: v for key, v in self.experiment.items() if key not in _SEED_OR_EXECUTION}
+        kept = {key: v for key, v in self.experiment.items() if key not in ("seed", *HOW)}
         code_and_files = {**self.fingerprints.get("files", {}), **self.fingerprints.get("code", {})}
         hashes = {"data": self.fingerprints.get("data"), **code_and_files}
         return kept | {"version": {name: value and value[:12] for name, value in hashes.items()}}
@@ -169,20 +163,6 @@ class LoadedRun:
         if self.participation is not None:
             return self.participation.lazy()
         return pl.scan_parquet(self.folder.participation, glob=False)
-
-
-def own_test_metrics(names: Iterable[str]) -> list[str]:
-    """Return the problem's own test metrics, or the test loss if there is no other test metric.
-
-    Recalls of single classes are left out.
-
-    >>> own_test_metrics(["loss", "test_loss", "test_mae"]), own_test_metrics(["loss", "test_loss"])
-    (['test_mae'], ['test_loss'])
-    """
-    names = list(dict.fromkeys(names))
-    own = [name for name in names if _OWN_TEST_METRIC.fullmatch(name)]
-    has_other = own or "test_accuracy" in names or "test_loss" not in names
-    return own if has_other else ["test_loss"]
 
 
 @dataclass(frozen=True)
@@ -319,14 +299,16 @@ _EXPERIMENT_KEYS = ("name", "seed", "rounds", "problem", "algorithm")
 def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun:
     _read(folder.experiment, lambda _: experiment, _EXPERIMENT_KEYS)
 
-    def load_json(file: Path) -> dict[str, Any]:
-        return folder.read_json(file)
-
+    load_json = folder.read_json
     summary = _read(folder.summary, load_json, ["rounds"])
     timings = _read(folder.timings, load_json, ["rounds_per_second"])
     metrics = _read(folder.metrics, read_frame, ["round"])
     clients = _read(folder.clients, read_frame, ["client", "participation", "weight"])
-    _read(folder.participation, _column_names, ["round", "client", "stage", "weight"])
+    _read(
+        folder.participation,
+        lambda file: pq.read_schema(file).names,
+        ["round", "client", "stage", "weight"],
+    )
     with _reading(folder.metrics):
         if metrics["round"].max() != summary["rounds"]:
             raise ValueError(f"it does not end at round {summary['rounds']}")
@@ -344,11 +326,6 @@ def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun:
         fingerprints=_read(folder.fingerprints, load_json, optional=True) or {},
         dimension=summary.get("parameters"),
     )
-
-
-def _column_names(file: Path) -> list[str]:
-    names: list[str] = pq.read_schema(file).names
-    return names
 
 
 def _load_under_way(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun | None:

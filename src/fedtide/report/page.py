@@ -39,19 +39,13 @@ from fedtide.report.grouping import (
 )
 from fedtide.report.loading import LoadedRun, OmittedRun, find_repeats, find_runs
 from fedtide.report.summary import (
-    Floats,
     Target,
     client_influence,
-    has_diverged,
-    headline_metric,
     l1_skew,
-    last_values,
-    lower_is_better,
-    mean_and_std,
     measure_target,
     unique_participation,
 )
-from fedtide.student_interval import t_margin
+from fedtide.report.verdict import verdict
 from fedtide.validation import PAGE_SUFFIXES, require_suffix
 from fedtide.yaml_text import dump
 
@@ -246,72 +240,6 @@ def _content(section: Section) -> dict[str, Any]:
         "settings": settings,
         "experiments": [(method, _format_experiment(group[0])) for method, group in groups.items()],
     }
-
-
-def verdict(groups: Groups) -> str:
-    """Say in a sentence or two which method does best, how clearly, and which diverged."""
-    metric = headline_metric(groups)
-    ends = last_values(groups, metric)
-    if not ends:
-        return f"No method has a {metric.replace('_', ' ')}."
-    finite = {method: values for method, values in ends.items() if not has_diverged(values)}
-    diverged = [
-        f"{method} ({np.sum(~np.isfinite([*values.values()]))} of {len(values)} seeds)"
-        for method, values in ends.items()
-        if method not in finite
-    ]
-    sentences = [_rank(finite, metric, lower_is_better(groups, metric))] if finite else []
-    sentences += [f"Diverged: {_enumerate(diverged)}."] if diverged else []
-    return " ".join(sentences)
-
-
-def _rank(ends: Mapping[str, Mapping[int, float]], metric: str, is_lower: bool) -> str:
-    """Return which method does best and how clearly, given the last values by seed.
-
-    A method is clearly worse if the confidence interval of its mean gap to the best one is above 0.
-    The level is 1 − 0.05 / m for m other methods, so that the truly best method is among those
-    named with a probability of 95 %.
-    """
-    means = {method: mean_and_std([*values.values()])[0] for method, values in ends.items()}
-    best, *others = sorted(ends, key=lambda method: means[method] * (1 if is_lower else -1))
-    text = f"{best} ends with the best {metric.replace('_', ' ')}: "
-    text += f"{_format_level(metric, ends[best])}."
-    if not others:
-        return text
-    gaps = {method: _gaps(ends[method], ends[best], is_lower) for method in others}
-    if max(map(len, gaps.values())) < 2:
-        return f"{text} Fewer than two common seeds cannot tell whether that is more than chance."
-    level = 1 - 0.05 / len(others)
-    near = [method for method in others if not _is_above_zero(gaps[method], level)]
-    if near:
-        return f"{text} Not clearly worse, compared seed by seed: {_enumerate(near)}."
-    return f"{text} The worst is {others[-1]} with {_format_level(metric, ends[others[-1]])}."
-
-
-def _gaps(values: Mapping[int, float], best: Mapping[int, float], is_lower: bool) -> Floats:
-    """Return how much worse values are than those of the best method, for each common seed."""
-    seeds = [seed for seed in values if seed in best]
-    gaps = np.array([values[seed] - best[seed] for seed in seeds], dtype=float)
-    return gaps if is_lower else -gaps
-
-
-def _is_above_zero(gaps: Floats, level: float) -> bool:
-    """Return whether the whole confidence interval of the mean gap is; false for fewer than two."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return len(gaps) > 1 and bool(gaps.mean() > t_margin(gaps, level))
-
-
-def _enumerate(names: Sequence[str]) -> str:
-    """Return up to four names, and how many more there are."""
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more
-
-
-def _format_level(metric: str, values: Mapping[int, float]) -> str:
-    """Return the mean and the standard deviation of a metric, a share as a percentage."""
-    scale, unit, digits = (100, " %", 1) if is_share(metric) else (1, "", 4)
-    mean, std = mean_and_std([scale * value for value in values.values()])
-    return format_mean(mean, std if len(values) > 1 else None, digits) + unit
 
 
 def _warnings(groups: Groups) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.metric_direction import is_share
 from fedtide.report.grouping import Groups
-from fedtide.report.loading import LoadedRun, own_test_metrics
+from fedtide.report.loading import LoadedRun
 
 Floats = NDArray[np.float64]
 
@@ -20,6 +21,20 @@ def lower_is_better(groups: Groups, metric: str) -> bool:
     """Return whether a smaller value of a metric is better, as recorded by these runs."""
     first = next(iter(groups.values()))[0]
     return first.lower_is_better(metric)
+
+
+def own_test_metrics(names: Iterable[str]) -> list[str]:
+    """Return the problem's own test metrics, or the test loss if there is no other test metric.
+
+    Recalls of single classes are left out.
+
+    >>> own_test_metrics(["loss", "test_loss", "test_mae"]), own_test_metrics(["loss", "test_loss"])
+    (['test_mae'], ['test_loss'])
+    """
+    names = list(dict.fromkeys(names))
+    own = [name for name in names if re.fullmatch(r"test_(?!(accuracy|loss)$|recall_).+", name)]
+    has_other = own or "test_accuracy" in names or "test_loss" not in names
+    return own if has_other else ["test_loss"]
 
 
 def headline_metric(groups: Groups) -> str:

@@ -25,12 +25,13 @@ from fedtide.plotting.style import (
 )
 from fedtide.report.figures import ReportFigure
 from fedtide.report.grouping import Groups
-from fedtide.report.loading import LoadedRun, own_test_metrics
+from fedtide.report.loading import LoadedRun
 from fedtide.report.summary import (
     bin_by_rate,
     client_metric,
     count_seeds,
     lower_is_better,
+    own_test_metrics,
     smooth,
 )
 
