@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedtide.errors import InvalidInputError
 from fedtide.participation import GroupCycle
 from fedtide.population import Population
 
@@ -102,20 +101,3 @@ def test_groups_may_be_texts_and_take_turns_in_sorted_order(labels: list[str]) -
             assert running.round(t).clients.tolist() == reference.round(t).clients.tolist()
         rates = process.known_rates(population, seed=0)
         np.testing.assert_array_equal(rates, expected.known_rates(population, seed=0))
-
-
-def test_numbers_in_quotes_are_numbers() -> None:
-    """As a text, "10" would come before "9"."""
-    turns = [1] * 11
-    running, expected = (
-        GroupCycle(groups, turns, offset=9).begin(Population(clients=2), seed=0)
-        for groups in (["10", "9"], [10, 9])
-    )
-    for t in range(11):
-        assert running.round(t).clients.tolist() == expected.round(t).clients.tolist()
-
-
-@pytest.mark.parametrize("groups", [[], [-1, 0], [0.5, 1], [["a"], ["b"]]])
-def test_groups_that_are_neither_numbers_nor_texts(groups: object) -> None:
-    with pytest.raises(InvalidInputError, match=r"^groups: "):
-        GroupCycle(groups, 1)  # type: ignore[arg-type]

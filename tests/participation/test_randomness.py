@@ -27,19 +27,6 @@ def test_seeds_and_rounds_may_be_integers_of_numpy(kind: type[np.integer]) -> No
     )
 
 
-@pytest.mark.parametrize("seed", [1.5, "1", None])
-def test_seeds_are_whole_numbers(seed: object) -> None:
-    for draw in (generator, random_words):
-        with pytest.raises(TypeError, match="integer"):
-            draw(seed, "x", 0)  # type: ignore[arg-type]
-
-
-def test_seeds_of_more_than_64_bits_and_negative_ones_count_modulo_2_to_64() -> None:
-    for seed in (-1, 2**64 + 5):
-        assert random_words(seed, "x", 1) == random_words(seed % 2**64, "x", 1)
-        assert generator(seed, "x", 1).random() == generator(seed % 2**64, "x", 1).random()
-
-
 NEIGHBOURS: dict[str, Callable[[int], np.ndarray]] = {
     "clients": lambda n: uniforms(0, "drop", 5, np.arange(n)),
     "rounds": lambda n: uniforms(0, "drop", np.arange(n), 5),

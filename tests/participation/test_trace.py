@@ -130,16 +130,11 @@ def test_times_in_single_precision_are_the_decimals_that_are_meant(tmp_path: Pat
     [
         ([(0, 5, 3)], "file: row 1 ends at 3.0, before its start"),
         ([(9, 0, 5)], "file: client 9"),
-        ([("a", 0, 1), ("b", 0, 1), ("c", 0, 1)], "file: 3 different clients"),
         ([("a", 0, 1), ("a", 1, 2)], "file: 1 different client"),
         ([(0, -1, 5)], "file: start in row 1 is"),
-        ([(0, "nan", 5)], "file: start in row 1 is"),
         ([(0, 0, 5), (0, "2026-01-01T00:00", 5)], "file: start in row 2 is '2026-01-01T00:00'"),
-        ([(0, 0, 5), (1, 0, None)], "file: end in row 2 is None"),
-        ([(0, 0, None)], "file: end in row 1 is None"),
         ([(0, 1767225600, 1767229200)], "file: its times begin at 1767225600 seconds"),
         ([], "file: '.*trace.csv' has no rows"),
-        ([(0, 3, 3)], "file: '.*trace.csv' has no rows with an end after the start"),
         ([(None, 0, 5)], "file: the client is missing in row 1"),
     ],
 )
@@ -166,8 +161,6 @@ def test_invalid_parameters_are_rejected(tmp_path: Path) -> None:
 
 TABLES: dict[str, Callable[[pl.DataFrame], Any]] = {
     "polars": lambda frame: frame,
-    "pyarrow": pl.DataFrame.to_arrow,
-    "stream": lambda frame: frame.to_arrow().to_reader(),  # may be read once
     "rows": pl.DataFrame.to_dicts,
     "pandas": lambda frame: pytest.importorskip("pandas").DataFrame(frame.to_dict(as_series=False)),
 }

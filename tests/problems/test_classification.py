@@ -1,7 +1,5 @@
 """Minibatches, losses, gradients and evaluation against literal computations."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
@@ -36,19 +34,6 @@ def plan_for(task, clients, steps=3, batch=4, masked=False, seed=0):
         if masked
         else None,
     )
-
-
-def test_population_and_initial_model_match_the_data():
-    task = prepare("digits", Dirichlet(0.5), 20, model="mlp")
-    labels = load("digits").train.labels
-    for client in range(20):
-        own = labels[task.data.shards.held_by(client)]
-        assert task.population.class_shares[client] == pytest.approx(
-            [np.mean(own == label) for label in range(10)]
-        )
-    assert task.population.samples.sum() == len(labels)
-    assert task.start.shape == (4810,)
-    assert task.start.dtype is FLOAT
 
 
 def stack(batches):
@@ -132,19 +117,6 @@ def test_losses_stack_over_clients(model, masked):
             assert torch.allclose(gradients[name][client], gradient, rtol=1e-9, atol=1e-12)
 
 
-def test_losses_can_be_traced_and_replayed_with_other_keys():
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    task = prepare("digits", Iid(), 20, model=DROPOUT)
-    params = task.layout.unflatten(task.start.expand(2, -1))
-    step = torch.func.vmap(torch.func.grad(task.loss))
-    first, other, *_ = task.batches(plan_for(task, [2, 5]))
-    with ThreadPoolExecutor(1) as pool:  # a thread without its own copy of the module yet
-        traced = pool.submit(make_fx(step), params, *first).result()
-    for name, gradient in step(params, *other).items():
-        assert torch.allclose(traced(params, *other)[name], gradient, atol=1e-12)
-
-
 def test_evaluation_equals_scikit_learn():
     task = prepare("digits", MajorityClass(0.3), 15, model=DROPOUT)
     data, x = load("digits"), task.start * 1.5
@@ -188,16 +160,6 @@ def test_classes_without_test_samples_are_excluded(tmp_path):
     accuracy = task.evaluate(task.start).clients["class_weighted_test_accuracy"]
     assert accuracy[0] in (0, 1)
     assert np.isnan(accuracy[1:]).all()
-
-
-def test_images_from_a_folder_with_augmentation_and_dropout(folder):
-    task = prepare(folder, Natural("writer"), 4, model={**DROPOUT, "hidden": [5]}, augment="flip")
-    assert task.population.samples.tolist() == [10] * 4
-    assert set(task.evaluate(task.start).clients) == {
-        "loss",
-        "accuracy",
-        "class_weighted_test_accuracy",
-    }
 
 
 class AllToOneClient(Partition):

@@ -30,15 +30,6 @@ def pixels_of(folder, split, index):
     return np.asarray(Image.open(io.BytesIO(row["bytes"])))
 
 
-def test_digits_equal_scikit_learns_divided_by_16():
-    digits, bunch = load("digits"), load_digits()
-    ours = np.concatenate([digits.train.features, digits.test.features]).reshape(-1, 64)
-    labels = np.concatenate([digits.train.labels, digits.test.labels])
-    rows = [(*row, label) for row, label in zip((ours * 16).tolist(), labels.tolist(), strict=True)]
-    theirs = zip(bunch.data.tolist(), bunch.target.tolist(), strict=True)
-    assert sorted(rows) == sorted((*row, label) for row, label in theirs)
-
-
 def features_of(data, rows, dtype):
     """Return what a network gets."""
     pixels = standardisation(data.mean, data.std, CPU, dtype)

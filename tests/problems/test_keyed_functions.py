@@ -11,7 +11,6 @@ from fedtide.problems.models import FunctionalModel
 KEYS = torch.from_numpy(np.random.default_rng(2).integers(2**62, size=2000))
 LAYERS = {
     "dropout": (nn.Dropout, (6, 5)),
-    "dropout1d": (nn.Dropout1d, (6, 5, 4)),
     "dropout2d": (nn.Dropout2d, (6, 5, 4, 3)),
     "dropout3d": (nn.Dropout3d, (6, 5, 4, 3, 2)),
 }
@@ -49,7 +48,6 @@ class Attention(nn.Module):
 ATTENTION = {
     "plain": {},
     "causal": {"is_causal": True},
-    "truth values": {"attn_mask": torch.ones(3, 5).tril(1).bool()},
     "numbers": {"attn_mask": torch.linspace(-2, 2, 15).view(3, 5)},
     "scale": {"scale": 0.3},
     "groups": {"enable_gqa": True},
@@ -85,26 +83,6 @@ def test_functions_drop_what_the_layers_drop(name, inplace):
         assert 0 < (expected == 0).sum() < x.numel()
         assert torch.equal(found, expected)
     assert torch.equal(models[1].evaluate(models[1].params, (x,)), 2 * x)
-
-
-def test_a_layer_drops_in_place_what_it_drops_elsewhere():
-    x = torch.rand(6, 5)
-
-    def outputs(inplace):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.3, inplace=inplace), nn.Linear(8, 2))
-        model = FunctionalModel(net, (x,))
-        return model(model.params, (x,), KEYS[0])
-
-    assert torch.equal(outputs(inplace=True), outputs(inplace=False))
-
-
-def test_a_probability_of_one_drops_everything_and_one_beyond_it_is_refused():
-    x = torch.rand(2, 3)
-    model = FunctionalModel(Scaled(lambda net, x: functional.dropout(x, 1.0, net.training)), (x,))
-    assert not model(model.params, (x,), KEYS[0]).any()
-    with pytest.raises(ValueError, match="dropout probability"):
-        FunctionalModel(Scaled(lambda net, x: functional.dropout(x, 1.5, net.training)), (x,))
 
 
 @pytest.mark.parametrize("option", ATTENTION)

@@ -1,7 +1,6 @@
 """Models: the papers' sizes and initial values, pure functions, and networks that are refused."""
 
 import copy
-import json
 import math
 
 import numpy as np
@@ -21,7 +20,6 @@ from fedtide.problems.models import (
 )
 from fedtide.problems.models.keyed_dropout import DropoutMasks, KeyedAttention
 from fedtide.problems.models.network_building import build_seeded
-from fedtide.simulation.experiment import BUILDER
 
 PAPER_MODELS = [
     ("logistic", (1, 28, 28), 10, 7_850),
@@ -164,15 +162,11 @@ def test_the_module_with_trained_values_fits_the_original_network():
 
 ATTENTION = {
     "plain": ({}, {}),
-    "weights of every head": ({}, {"average_attn_weights": False}),
     "no weights": ({}, {"need_weights": False}),
-    "batch first": ({"batch_first": True}, {}),
     "no bias": ({"bias": False}, {}),
     "other widths": ({"kdim": 5, "vdim": 6}, {}),
     "masks": ({"batch_first": True}, {"mask": True, "padding": True}),
     "added mask": ({}, {"mask": "added", "need_weights": False}),
-    "mask of every head": ({"batch_first": True}, {"mask": "heads"}),
-    "padding only": ({}, {"padding": True, "need_weights": False}),
 }
 
 
@@ -362,17 +356,3 @@ def test_a_model_by_name_mapping_or_object(given, expected):
 def test_invalid_models_are_refused(given, complaint):
     with pytest.raises(InvalidInputError, match=complaint):
         resolve_model(given)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        Imported("torch.nn:Linear", {"in_features": 64, "out_features": 10}),
-        {"type": "torch.nn:Linear", "arguments": {"in_features": 64, "out_features": 10}},
-        "torch.nn:Flatten",
-    ],
-)
-def test_imported_models_survive_serialisation(given):
-    plain = BUILDER.to_plain(given)
-    assert json.loads(json.dumps(plain)) == plain
-    assert resolve_model(plain) == resolve_model(given)

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-import fedtide as ft
 from fedtide.problems import SharedPool
 
 LABELS = np.repeat(np.arange(5), [7, 1, 20, 11, 4])
@@ -38,16 +37,3 @@ def test_draws_from_the_whole_pool_are_uniform():
     expected = 40_000 / len(LABELS)
     # chi-square with 42 degrees of freedom exceeds 84 with probability 1e-4; the seed is fixed
     assert ((counts - expected) ** 2 / expected).sum() < 84
-
-
-def test_clients_may_outnumber_the_samples():
-    result = ft.simulate(
-        problem=ft.problems.Classification("digits", SharedPool(samples=20), clients=20_000),
-        participation=ft.participation.Bernoulli(rates=1e-3),
-        algorithm=ft.algorithms.FedAvg(),
-        local=ft.LocalTraining(steps=2, lr=0.1, batch_size=10),
-        rounds=20,
-        evaluation={"every": 0, "clients": False},
-        trainer="reference",
-    )
-    assert result.metrics["train_loss"][-1] < 2.2
