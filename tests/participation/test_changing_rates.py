@@ -57,8 +57,8 @@ def test_fluctuating_rates_are_those_of_the_paper(shape: str, p: float) -> None:
     np.testing.assert_allclose(rates, [exact, 0.0], rtol=1e-12)
 
 
-@pytest.mark.parametrize("gamma", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
-@pytest.mark.parametrize("period", [2, 4, 20, 50])
+@pytest.mark.parametrize("gamma", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("period", [4, 20])
 def test_rates_of_an_interleaved_sine_count_the_rounds_in_which_clients_can_come(
     gamma: float, period: int
 ) -> None:

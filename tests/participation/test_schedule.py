@@ -19,7 +19,6 @@ from fedtide.participation import (
     LongestAbsent,
     NoDropout,
     RandomDropout,
-    Replay,
     Schedule,
     ScheduleStream,
     Selection,
@@ -55,13 +54,6 @@ def test_a_schedule_knows_its_rates_without_a_selection() -> None:
     np.testing.assert_array_equal(everybody, [0.5] * 4)
 
 
-def test_a_log_is_not_read_for_rates_that_a_selection_changes() -> None:
-    schedule = Schedule(Replay("missing.csv"), UniformOf(3))
-    assert schedule.known_rates(Population(clients=4), 0) is None
-    with pytest.raises(InvalidInputError, match="no file"):
-        Schedule(Replay("missing.csv")).known_rates(Population(clients=4), 0)
-
-
 class Gives(AvailabilityStream, SelectionStream):
     """A process or a selection of the user's own that gives the same in every round."""
 
@@ -77,7 +69,7 @@ class Gives(AvailabilityStream, SelectionStream):
         return self.found
 
 
-IDS = [[2, 0], [1, 1], [0, 4], [-1], [0.0, 1.0], [[0]], None]
+IDS = [[2, 0], [1, 1], [0, 4], [-1], None]
 
 
 @pytest.mark.parametrize("ids", IDS, ids=str)

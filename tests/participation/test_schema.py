@@ -75,16 +75,6 @@ def test_missing_columns_are_filled(tmp_path: Path) -> None:
     assert log["time"].to_list() == [1.5, 2.5]
 
 
-def test_ids_in_csv_files_keep_leading_zeros(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    path.write_text("round,client\n0,007\n0,7\n")
-    assert read_log(path)["client"].to_list() == ["007", "7"]
-    path.write_text("round,client\n0,0\n0,-7\n")
-    assert read_log(path)["client"].to_list() == [0, -7]
-    path.write_text("round,client\n0,18446744073709551615\n")
-    assert read_log(path)["client"].to_list() == ["18446744073709551615"]
-
-
 def simulate_log(schedule: Schedule, rounds: int, lowest: str) -> pl.DataFrame:
     running = schedule.start(Population(clients=12), seed=6)
     return to_frame([round_rows(running.round(t), lowest) for t in range(rounds)])

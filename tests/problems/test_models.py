@@ -71,23 +71,6 @@ def test_stacked_gradients_equal_autograd(name, shape, classes, count):
             assert torch.allclose(stacked[n][client], gradient, rtol=1e-9, atol=1e-9)
 
 
-def test_dropout_is_active_only_in_training():
-    model = make_functional("cnn-001-cinic10", (3, 32, 32), 10)
-    assert model.draws
-    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
-    first, other = (model(model.params, (x,), torch.tensor(key)) for key in (1, 2))
-    assert not torch.equal(first, other)
-    evaluated = model.evaluate(model.params, (x,))
-    assert torch.equal(evaluated, model.evaluate(model.params, (x,)))
-    without = CNN(channels=(32, 32), kernel=3, padding=1, hidden=(512, 256)).build((3, 32, 32), 10)
-    names = dict(
-        zip((n for n, _ in without.named_parameters()), model.params.values(), strict=True)
-    )
-    assert torch.allclose(
-        evaluated, torch.func.functional_call(without.double(), names, (x,)), atol=1e-12
-    )
-
-
 @pytest.mark.parametrize("name", ["cnn-000-fashion", "cnn-001-svhn"])
 def test_kaiming_initialisation_of_all_but_the_last_layer(name):
     shape = (1, 28, 28) if name == "cnn-000-fashion" else (3, 32, 32)
@@ -112,13 +95,6 @@ def test_initial_parameters_depend_on_the_seed_and_not_on_the_global_generator()
     assert all(torch.equal(first[n], again[n]) for n in first)
     other = build_seeded(lambda: Logistic().build((4,), 2), 5)[1].weight
     assert not torch.equal(other, build_seeded(lambda: Logistic().build((4,), 2), 6)[1].weight)
-
-
-def test_frozen_parameters_are_not_trainable():
-    module = nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.Linear(4, 3))
-    module[1].requires_grad_(False)
-    model = FunctionalModel(module, (torch.zeros(2, 9),))
-    assert list(model.params) == ["2.weight", "2.bias"]
 
 
 class Tokens(nn.Module):

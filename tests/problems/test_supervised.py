@@ -279,7 +279,7 @@ class Attentive(nn.Module):
         return embedded.sum(1) / attention_mask.sum(1, keepdim=True)
 
 
-@pytest.mark.parametrize("inputs", ["text", ["text"], {"input_ids": "text"}])
+@pytest.mark.parametrize("inputs", ["text", {"input_ids": "text"}])
 def test_the_mask_reaches_networks_that_call_it_attention_mask(inputs):
     lengths = RNG.integers(1, 6, 40)
     tokens = [RNG.integers(1, 9, size).tolist() for size in lengths]
@@ -312,22 +312,6 @@ def test_a_mask_of_the_users_own_takes_the_place_of_that_of_padding(named):
     expected = functional.cross_entropy(means, torch.tensor(rows["label"]))
     found = task.evaluate(task.start).metrics["train_loss"]
     assert found == pytest.approx(float(expected))
-
-
-def test_a_target_is_the_first_input_where_none_is_named():
-    problem = regression(target=None, model=linear(3))
-    task = prepare(problem)
-    torch.testing.assert_close(task.data.train.target, task.data.train.inputs[0])
-
-
-def test_numeric_targets_are_partitioned_by_quantile():
-    problem = regression(clients=10, partition=ft.problems.MajorityClass(similarity=0.0))
-    task = prepare(problem)
-    order = np.argsort(NUMBERS)
-    for n in range(10):
-        held = task.data.shards.held_by(n)
-        ranks = np.flatnonzero(np.isin(order, held))
-        assert ranks.max() - ranks.min() < ROWS / 10 + 1
 
 
 def test_test_parts_of_clients_are_measured_on_their_own_samples():
@@ -604,7 +588,7 @@ class Summary(nn.Module):
 
 
 @pytest.mark.parametrize("targets", [2, 3])
-@pytest.mark.parametrize("loss", ["mse", "mae", "huber", "bce"])
+@pytest.mark.parametrize("loss", ["mse", "bce"])
 def test_several_targets_of_a_sequence_all_count(loss, targets):
     rows = {"x": RAGGED, "y": SEVERAL[:, :targets], "client": [0, 1, 0]}
     problem = Supervised(rows, model=lambda: Summary(targets), loss=loss, metrics=["accuracy"])
@@ -727,17 +711,6 @@ def test_whole_numbers_that_are_no_classes_are_numbers(partition, targets, label
     counts = np.zeros(shares.shape)
     np.add.at(counts, (held[0], labels[held[1]]), 1)
     np.testing.assert_allclose(shares, counts / counts.sum(1, keepdims=True))
-
-
-def test_classes_of_a_loss_of_ones_own_stay_classes():
-    def loss(outputs, target):
-        return functional.cross_entropy(outputs, target, reduction="none")
-
-    rows = {"x": FEATURES, "y": np.arange(ROWS) % 7}
-    fields = {"clients": 5, "partition": Dirichlet(1.0), "metrics": {}}
-    own, named = (prepare(Supervised(rows, loss=one, **fields)) for one in (loss, "cross_entropy"))
-    assert own.layout.size == named.layout.size == 28
-    np.testing.assert_array_equal(own.population.class_shares, named.population.class_shares)
 
 
 def test_a_result_says_what_the_outputs_stand_for(tmp_path):
