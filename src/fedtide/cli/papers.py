@@ -10,12 +10,11 @@ import typer
 from fedtide.atomic_io import make_folder, write_yaml
 from fedtide.cli.options import Workers, split_names
 from fedtide.errors import InvalidInputError
-from fedtide.papers.export import export_sweep
 from fedtide.papers.judging import judge_claims
 from fedtide.papers.paper_figure import draw_figure
 from fedtide.papers.paper_runner import run_paper
 from fedtide.papers.paper_spec import PaperExperiment, Scale, load
-from fedtide.papers.plan import plan
+from fedtide.papers.plan import export_sweep, plan
 from fedtide.papers.record import load_records
 from fedtide.papers.results_page import write_results
 from fedtide.papers.rows import compare

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+from fedtide.errors import InvalidInputError
 from fedtide.papers.paper_spec import LaptopScale, PaperExperiment, Scale
 from fedtide.simulation.experiment import HOW, Experiment
 from fedtide.simulation.experiment_files import merge
@@ -153,3 +154,50 @@ def _settings(
     ):
         settings = merge(settings, changes)
     return settings if paper.compute is not None else {"name": method, **settings}
+
+
+def export_sweep(
+    paper: PaperExperiment,
+    scale: Scale,
+    seeds: Sequence[int] | None = None,
+    methods: Sequence[str] | None = None,
+    cases: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Return one case of a published experiment in the form that `fedtide run` reads.
+
+    Settings that all methods share are at the top, the others under `methods`.
+
+    Args:
+        paper: the experiment.
+        scale: "paper" or "laptop".
+        seeds, methods: a part of its runs; None: all.
+        cases: the one case; None: the first.
+
+    Raises:
+        InvalidInputError: an unknown name, several cases, or an experiment without training.
+    """
+    if paper.compute is not None:
+        raise InvalidInputError(
+            f"export: {paper.name} is computed, not trained; choose another experiment"
+        )
+    cases = [next(iter(paper.cases))] if cases is None else cases
+    if len(cases) != 1:
+        raise InvalidInputError(f"cases: a sweep has one case; choose one of {', '.join(cases)}")
+    runs = plan(paper, scale, seeds, methods, cases)
+    settings = {
+        run.method: {k: v for k, v in run.settings.items() if k not in ("name", "seed")}
+        for run in runs
+    }
+    first = next(iter(settings.values()))
+    shared = {
+        key: value
+        for key, value in first.items()
+        if all(other.get(key) == value for other in settings.values())
+    }
+    own = {
+        method: {key: value for key, value in plain.items() if key not in shared}
+        for method, plain in settings.items()
+    }
+    seeds = list(dict.fromkeys(run.key.seed for run in runs))
+    name = paper.name.replace("/", "-")
+    return {"name": name, "seeds": seeds, **shared, "methods": own}
