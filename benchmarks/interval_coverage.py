@@ -92,7 +92,7 @@ def compare(known: Known, present: NDArray[np.bool_]) -> Coverage:
     if not rates.intervals:
         return Coverage(np.nan, np.nan, np.nan)
     variances, wanted = VarianceModel(log, pattern, rates), np.full(clients, 1 / clients)
-    objectives = compare_objectives(log, variances, rates, wanted, 50)
+    objectives = compare_objectives(log, variances, wanted)
     weights = skew = now = verdict = np.nan
     if np.isfinite(known.weights).all():
         if shares is None:  # of recorded weights, an audit has no intervals of single clients

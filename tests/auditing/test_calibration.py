@@ -214,7 +214,7 @@ def estimate(present: Present) -> tuple[RateEstimates, ObjectiveComparison]:
     rates = estimate_rates(log, pattern)
     variances = VarianceModel(log, pattern, rates)
     wanted = np.full(log.size, 1 / log.size)
-    return rates, compare_objectives(log, variances, rates, wanted, 50)
+    return rates, compare_objectives(log, variances, wanted)
 
 
 def share_covered(low: Floats, truth: Floats, high: Floats) -> float:

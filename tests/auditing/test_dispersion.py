@@ -258,6 +258,6 @@ def compare_influence(
 ) -> tuple[tuple[float, float], Floats, Floats, tuple[float, float]]:
     """Return the intervals of the skew, of the weights, and of the skew in the last rounds."""
     wanted = np.full(log.size, 1 / log.size)
-    found = compare_objectives(log, VarianceModel(log, pattern, rates), rates, wanted, 50)
+    found = compare_objectives(log, VarianceModel(log, pattern, rates), wanted)
     recent = measure_recent_influence(log, pattern, rates, wanted)
     return found.plain.interval, found.low, found.high, recent.objective.interval

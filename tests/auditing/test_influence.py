@@ -18,7 +18,7 @@ def test_skew_interval_holds_the_exact_value_of_paper_004() -> None:
     pattern = find_pattern(log)
     rates = estimate_rates(log, pattern)
     variances = VarianceModel(log, pattern, rates)
-    found = compare_objectives(log, variances, rates, np.full(100, 0.01), 50)
+    found = compare_objectives(log, variances, np.full(100, 0.01))
     low, high = found.plain.interval
     assert low <= 1.289078 <= high
     assert high - low < 0.05

@@ -13,7 +13,7 @@ from fedtide.auditing.log.reader import read_participation_log
 from fedtide.auditing.statistics import autocorrelation, forgetting, windows
 from fedtide.auditing.statistics.coverage import measure_coverage
 from fedtide.auditing.statistics.forgetting import measure_forgetting
-from fedtide.auditing.statistics.influence import average_fedau_weights, average_over_cohorts
+from fedtide.auditing.statistics.influence import average_over_cohorts
 from fedtide.auditing.statistics.pattern import find_pattern
 from fedtide.auditing.statistics.rate_estimates import count_clients_for_half, wilson_interval
 from fedtide.auditing.statistics.runs import count_runs
@@ -69,24 +69,6 @@ def test_cohort_average_weights_and_scale(rows: list[list[bool]]) -> None:
     weights, scale = average_over_cohorts(log)
     np.testing.assert_allclose(weights, y.mean(axis=0))
     np.testing.assert_allclose(weights * (scale - weights), y.var(axis=0), atol=1e-12)
-
-
-@given(rows=tables, cutoff=st.one_of(st.none(), st.integers(1, 8)))
-def test_fedau_weights_match_the_algorithm(rows: list[list[bool]], cutoff: int | None) -> None:
-    """Against Algorithm 2 of paper 001, client by client and round by round."""
-    log, present = index(rows)
-    expected = np.zeros(log.size)
-    for n in range(log.size):
-        closed: list[int] = []
-        waited = 0
-        for t, there in enumerate(present[:, n]):
-            if t > 0:
-                waited += 1
-                if present[t - 1, n] or waited == cutoff:
-                    closed.append(waited)
-                    waited = 0
-            expected[n] += there * (np.mean(closed) if closed else 1.0)
-    np.testing.assert_allclose(average_fedau_weights(log, cutoff), expected / log.length)
 
 
 @given(rows=tables)

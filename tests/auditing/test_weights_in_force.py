@@ -247,7 +247,7 @@ def compare(
     pattern = find_pattern(log)
     rates = estimate_rates(log, pattern)
     variances = VarianceModel(log, pattern, rates)
-    comparison = compare_objectives(log, variances, rates, counts / counts.sum(), 50)
+    comparison = compare_objectives(log, variances, counts / counts.sum())
     coverage = measure_coverage(log)
     of_groups = measure_group_influence(
         "size", pl.Series(groups), log, coverage, rates, comparison, variances

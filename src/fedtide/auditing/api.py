@@ -217,9 +217,8 @@ def audit(
     coverage, pattern = measure_coverage(participation), find_pattern(participation)
     watch("rates and objective", 0.0)
     rates = estimate_rates(participation, pattern)
-    cutoff = choose_cutoff(participation)
     variances = VarianceModel(participation, pattern, rates)
-    objectives = compare_objectives(participation, variances, rates, weights, cutoff)
+    objectives = compare_objectives(participation, variances, weights)
     even = objectives.plain
     if source == "roster":
         equal = np.full(participation.size, 1 / participation.size)
@@ -260,7 +259,7 @@ def audit(
         pattern=pattern,
         forgetting=forgetting,
         regularity=regularity,
-        cutoff=cutoff,
+        cutoff=choose_cutoff(participation),
         wanted_source=source,
         dimension=dimension,
         private=privacy is not None,

@@ -193,7 +193,6 @@ def _build_objective(audit: Findings, names: list[str]) -> dict[str, Any]:
         "favours_clients": audit.favours_clients,
         **_build_skew(in_force),
         "now": _build_now(audit, names),
-        "others": {other.method: _build_skew(other) for other in objectives.others},
         "given": None,
     }
     if objectives.given is not None:

@@ -47,7 +47,7 @@ class Findings:
         log: the participation log.
         coverage: clients seen, absences, cohort sizes.
         rates: participation rates with confidence intervals.
-        objectives: the objective of averaging over the cohort, and of other ways of averaging.
+        objectives: the objective of averaging, over the whole log and in its last rounds.
         even: averaging over the cohort, judged by equal weights: if it is right for these, it is
             right for any weights a_n once losses are multiplied by N a_n.
         availability: the bias of availability alone, if the log says who was available.

@@ -14,7 +14,7 @@ from fedtide.auditing.log.participation_log import (
     find_first_entries,
 )
 from fedtide.auditing.statistics.periodogram import Parts
-from fedtide.auditing.statistics.rate_estimates import Dispersion, RateEstimates, wilson_interval
+from fedtide.auditing.statistics.rate_estimates import Dispersion, wilson_interval
 from fedtide.auditing.statistics.skew import SkewEstimate, estimate_skew
 from fedtide.auditing.statistics.variance import Averaging, VarianceModel
 
@@ -101,13 +101,10 @@ class RecentInfluence:
 
 @dataclass(frozen=True, eq=False)
 class ObjectiveComparison:
-    """The objectives of averaging over the cohort and of other ways of averaging.
+    """The objective of averaging over the cohort, and that of the log's own weights.
 
     Args:
         plain: of averaging over the cohort (FedAvg).
-        average_all: of averaging over all clients.
-        fedau: of FedAU.
-        known_rates: of dividing by the rates of this log.
         wanted: a_n, (N,).
         low: lower end of a 95% interval of each weight of the objective in force, (N,). It is for a
             client named beforehand, not for one chosen because its weight is extreme.
@@ -118,9 +115,6 @@ class ObjectiveComparison:
     """
 
     plain: EffectiveObjective
-    average_all: EffectiveObjective
-    fedau: EffectiveObjective
-    known_rates: EffectiveObjective
     wanted: Floats
     low: Floats
     high: Floats
@@ -132,11 +126,6 @@ class ObjectiveComparison:
     def in_force(self) -> EffectiveObjective:
         """The objective of the log's own weights if it has any, else of plain averaging."""
         return self.given or self.plain
-
-    @property
-    def others(self) -> list[EffectiveObjective]:
-        """The objectives of the other ways of averaging."""
-        return [self.average_all, self.fedau, self.known_rates]
 
     @property
     def now(self) -> EffectiveObjective:
@@ -153,11 +142,9 @@ class ObjectiveComparison:
 def compare_objectives(
     log: ParticipationLog,
     variances: VarianceModel,
-    rates: RateEstimates,
     wanted: Floats,
-    cutoff: int,
 ) -> ObjectiveComparison:
-    """Return the objectives that the methods minimise along the log.
+    """Return the objectives that averaging minimises along the log.
 
     A client's part y of a round, 0 if absent, has the variance w_n (c_n − w_n), where
     c_n = E[y²] / E[y]; with cohorts of constant size M, c_n = 1 / M and y / c_n is Bernoulli. The
@@ -171,9 +158,7 @@ def compare_objectives(
     Args:
         log: the participation log.
         variances: of means over its rounds.
-        rates: of the clients.
         wanted: a_n, (N,).
-        cutoff: K of FedAU.
     """
     targets = Targets.of(wanted, log.counts > 0)
     cohorts = Averaging(Parts(variances.log.cohort_weights), *average_over_cohorts(log))
@@ -191,14 +176,10 @@ def compare_objectives(
         in_force.parts.count_rounds() / np.maximum(dispersion.values, 1e-9),
         freedom=dispersion.freedom,
     )
-    if not rates.intervals:
+    if not variances.intervals:
         low = high = np.full(log.size, np.nan)
-    fedau = average_fedau_weights(log, cutoff)
     return ObjectiveComparison(
         plain=plain,
-        average_all=_summed("average-all", rates.estimate, targets, variances),
-        fedau=_summed(f"fedau({cutoff})", fedau, targets, variances),
-        known_rates=_known_rates(log, targets),
         wanted=wanted,
         low=np.minimum(low * scale, weights),
         high=np.maximum(high * scale, weights),
@@ -298,37 +279,6 @@ def average_recorded(log: ParticipationLog, recorded: Floats) -> tuple[Floats, F
     return sums / total, scale * log.length / total
 
 
-def average_fedau_weights(log: ParticipationLog, cutoff: int | None) -> Floats:
-    """Return the mean over all rounds of ω_t^n 1[n in S_t] under FedAU, shape (N,); ideally 1.
-
-    ω_t^n is the mean of the client's intervals closed before round t; an interval ends with a
-    participation or after K rounds (Wang & Ji 2024, Algorithm 2). With s the round of its previous
-    participation (−1: none) and c = ⌊(t − 1 − s) / K⌋ intervals cut off since, it is
-    (s + 1 + c K) / (intervals closed), and 1 if none is closed.
-
-    Args:
-        log: the participation log.
-        cutoff: K; None is ∞.
-    """
-    sums = np.zeros(log.size)
-    for clients, entries, starts in log.iter_client_chunks():
-        sums[clients] = _sum_by_client(mean_intervals(log.rounds[entries], starts, cutoff), starts)
-    return sums / log.length
-
-
-def mean_intervals(rounds: np.ndarray, starts: Ints, cutoff: int | None) -> Floats:
-    """Return ω_t^n of every entry: the mean of its client's intervals closed before it, (E,)."""
-    firsts = find_first_entries(starts)
-    previous = np.concatenate([[-1], rounds[:-1]]).astype(np.int64)
-    previous[firsts] = -1
-    cut = (rounds - 1 - previous) // cutoff if cutoff else np.zeros(len(rounds), dtype=np.int64)
-    closed = np.cumsum(cut + 1)
-    base = np.repeat(closed[firsts] - cut[firsts] - 1, np.diff(np.append(firsts, len(rounds))))
-    count = closed - base - 1  # without the interval that this entry itself closes
-    length = previous + 1 + cut * (cutoff or 0)
-    return np.where(count > 0, length / np.maximum(count, 1), 1.0)
-
-
 def divide_by_wanted(weights: Floats, wanted: Floats) -> Floats:
     """Return each weight as a multiple of its wanted weight; NaN where that is 0."""
     none = np.full(len(wanted), np.nan)
@@ -348,7 +298,6 @@ def _objective(
     targets: Targets,
     variances: VarianceModel,
     dispersion: Dispersion | None = None,
-    factors: Floats | None = None,
 ) -> EffectiveObjective:
     """Return the objective whose weights are the means of the clients' parts of the rounds.
 
@@ -358,7 +307,6 @@ def _objective(
         targets: for the weights.
         variances: of means over the rounds.
         dispersion: of the parts; None: estimated here.
-        factors: of each client's parts, (N,); None: 1.
     """
     parts, weights, scale = averaging.parts, averaging.weights, averaging.scale
     if not variances.intervals:
@@ -373,8 +321,7 @@ def _objective(
         return np.asarray(np.sqrt(np.maximum(assumed * (scale - assumed), 0) * times))
 
     def variance(slopes: Floats) -> float:
-        own = slopes if factors is None else slopes * factors
-        return variances.variance(own, parts, known)
+        return variances.variance(slopes, parts, known)
 
     common = np.sqrt(known.shape.uncertainty) / 2  # of √D_n
 
@@ -386,30 +333,3 @@ def _objective(
     if targets.reachable is not targets.wanted:
         correctable = estimate(targets.reachable)
     return EffectiveObjective(method, weights, skew, correctable)
-
-
-def _summed(
-    method: str, sums: Floats, targets: Targets, variances: VarianceModel
-) -> EffectiveObjective:
-    """Return the objective of a method that adds weighted updates, Σ ω_n 1[n in S_t].
-
-    The interval treats ω_n as constant. FedAU's is not, but Σ_t ω_t^n over k intervals of mean μ
-    and variance σ² has the variance k σ², the same relative variance as that of k.
-    """
-    log, weights = variances.log, sums / sums.sum()
-    rates = log.counts / log.length
-    factors = np.divide(weights, rates, out=np.zeros(len(sums)), where=rates > 0)
-    averaging = Averaging(Parts(np.ones(log.length)), weights, factors)
-    return _objective(method, averaging, targets, variances, variances.presence, factors)
-
-
-def _known_rates(log: ParticipationLog, targets: Targets) -> EffectiveObjective:
-    """Return the objective of dividing by this log's rates: those that took part weigh the same."""
-    seen = (log.counts > 0).astype(np.float64)
-    weights = seen / seen.sum()
-
-    def skew(target: Floats) -> SkewEstimate:
-        size = float(np.abs(weights - target).sum())
-        return SkewEstimate(size, size, (size, size))
-
-    return EffectiveObjective("known-rates", weights, skew(targets.wanted), skew(targets.reachable))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,22 +92,12 @@ class VarianceModel:
         self.log, kept = log.leave_out_idle(pattern.period or 1)
         self._rates, self._period = rates, pattern.period
         self._at_least, self._earlier = at_least, earlier
-        self._is_whole = len(kept) == log.length
-        self._runs = pattern.run_counts if self._is_whole else count_runs(self.log)
+        self._runs = pattern.run_counts if len(kept) == log.length else count_runs(self.log)
 
     @property
     def intervals(self) -> bool:
         """Whether the log allows honest intervals; `RateEstimates.reason` says why not."""
         return self._rates.intervals
-
-    @cached_property
-    def presence(self) -> Dispersion:
-        """The dispersion of presence."""
-        if self._is_whole:
-            return self._rates.dispersion
-        rates = self.log.counts / self.log.length
-        spread = rates * (1 - rates)
-        return estimate_dispersion(self.log, None, rates, spread, self._runs, self._period)
 
     def dispersion(self, averaging: Averaging) -> Dispersion:
         """Return the dispersion of the clients' parts of the rounds."""
