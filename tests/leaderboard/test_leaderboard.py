@@ -13,7 +13,7 @@ from fedtide.algorithms import ALGORITHMS, Algorithm, ClientUpdates, Cohort, Rou
 from fedtide.algorithms.serialization import to_tensors
 from fedtide.cli.main import main
 from fedtide.errors import InvalidInputError
-from fedtide.leaderboard.cells import CellRecord, load_results, records_in, tried_settings
+from fedtide.leaderboard.cells import CellRecord, records_in
 from fedtide.leaderboard.leaderboard_page import render_page
 from fedtide.leaderboard.spec import Cell, load_leaderboard
 from fedtide.leaderboard.standings import Standings, estimate, load_standings
@@ -200,15 +200,6 @@ methods:
     file.write_text("rounds: 7")
     with pytest.raises(InvalidInputError, match="has 'rounds'; give mappings under problems, pat"):
         load_leaderboard([file])
-
-
-def test_the_chosen_pair_of_every_record_is_that_of_its_best_trial(whole):
-    results = load_results(whole.cells(), RECORDS)
-    for cell in whole.cells():
-        result = results[cell.place]
-        settings = tried_settings(cell, result)
-        assert len(set(map(tuple, settings))) == len(settings) == 12
-        assert result.trials[settings.index(result.best)] == min(result.trials)
 
 
 @pytest.mark.parametrize(

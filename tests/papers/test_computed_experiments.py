@@ -1,12 +1,10 @@
-"""The computed experiments, and recorded runs, against independent computation."""
+"""The computed experiments against independent computation."""
 
 from itertools import permutations
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedtide.papers import load_records
 from fedtide.papers.computed_experiments import (
     draw_successively,
     local_maps,
@@ -15,47 +13,6 @@ from fedtide.papers.computed_experiments import (
 )
 from fedtide.participation import Bernoulli
 from fedtide.population import Population
-
-RECORDS = Path(__file__).parents[2] / "results"
-
-
-def recorded_measures(paper, case, method, measure):
-    """Return the measure of every recorded seed."""
-    return [
-        record.measures[measure]
-        for record in load_records(RECORDS, paper)
-        if (record.case, record.method) == (case, method)
-    ]
-
-
-def simulate_turns(first, second, turns, lr, steps):
-    """Return FedAvg's x after the first turn and after both, local step by local step."""
-    x = 0.0
-    for _ in range(400):
-        for _ in range(turns[0] * steps):
-            x -= lr * 2 * (x - first)
-        half = x
-        for _ in range(turns[1] * steps):
-            x -= lr * 2 * (x - second)
-    return half, x
-
-
-def test_recorded_example_1_of_paper_003():
-    """The four clients are two pairs with the means 0.5 and 10.5."""
-    half, end = simulate_turns(0.5, 10.5, (50, 150), 1e-4, 10)
-    (x,) = recorded_measures("003/example-1", "four-clients", "fedavg", "x")
-    (x_half,) = recorded_measures("003/example-1", "four-clients-after-first-turn", "fedavg", "x")
-    assert x == pytest.approx(end, abs=1e-6)
-    assert x_half == pytest.approx(half, abs=1e-6)
-    _, two = simulate_turns(0.0, 1.0, (5, 15), 0.005, 1)
-    (x,) = recorded_measures("003/example-1", "two-clients", "fedavg", "x")
-    assert x == pytest.approx(two, abs=1e-6)
-
-
-def test_recorded_run_satisfies_theorem_2_of_paper_003():
-    """(x̂ − x*)² <= 0.25/100 + 15²·1/(4·10⁴) = 0.008125."""
-    (excess,) = recorded_measures("003/example-1", "two-clients", "fedlaavg-mean", "excess")
-    assert 0 < excess < 0.008125
 
 
 def test_local_maps_equal_gradient_descent():
@@ -134,13 +91,3 @@ def test_weights_over_time_by_algorithm_2(cutoff):
     weights = [algorithm_2(available[:, n], cutoff or 10**9) for n in range(8)]
     assert last["weight"] == pytest.approx(np.mean(weights), rel=1e-12)
     assert last["count"] == available.sum(axis=0).mean()
-
-
-def test_recorded_weights_match_the_closed_forms():
-    """(1 − 0.98^50) / 0.02 = 31.79; a cycle of 2 in 100 rounds with K = 50: 100 / 3; all seeds."""
-    for case, exact, error in (
-        ("bernoulli-0.02", (1 - 0.98**50) / 0.02, 0.003),
-        ("cyclic-0.02", 100 / 3, 0.005),
-    ):
-        weights = recorded_measures("001/weights", case, "fedau-50", "weight")
-        assert weights == pytest.approx([exact] * 5, rel=error)

@@ -1,27 +1,15 @@
 """The papers' files: their numbers are the published ones, and their methods and cases run."""
 
-from collections import defaultdict
-from functools import cache
-from pathlib import Path
-
 import numpy as np
 import polars as pl
 import pytest
 
-import fedtide as ft
-from fedtide.papers import load, load_records, names, plan
+from fedtide.papers import load, names, plan
 from fedtide.papers.computed_experiments import COMPUTATIONS
 from fedtide.papers.paper_spec import SCALES
 
-RESULTS = Path(__file__).parents[2] / "results"
 TRAINED = [name for name in names() if load(name).compute is None]
 COMPUTED = [name for name in names() if load(name).compute is not None]
-
-
-@cache
-def records_of(name):
-    """Return the committed records of an experiment."""
-    return load_records(RESULTS, name)
 
 
 @pytest.mark.parametrize("name", names())
@@ -57,16 +45,6 @@ def test_every_plan_has_the_seeds_that_a_verdict_needs(name):
         assert len({run.key.seed for run in runs}) >= needed, scale
 
 
-@pytest.mark.parametrize("name", ["000/cifar10", "000/fashion-mnist", "000/periods"])
-def test_runs_of_a_seed_share_the_warm_up_of_paper_000(name):
-    """With other rounding, as of another trainer, the loss at its end differs by a tenth."""
-    found = defaultdict(set)
-    for record in records_of(name):
-        end = record.curve["round"].index(400)
-        found[record.seed].add(record.curve["train_loss"][end])
-    assert {seed: len(losses) for seed, losses in found.items()} == {1: 1, 2: 1, 3: 1}
-
-
 @pytest.mark.parametrize("name", names())
 def test_methods_of_a_case_are_different_runs(name):
     """No cutoff, period or other setting makes two methods of a case the same run."""
@@ -93,17 +71,3 @@ def test_claims_can_be_judged_and_are_not_judged_in_cases_without_their_methods(
             cases = claim.cases or paper.cases
             numbers = [paper.published.get(c, {}).get(m, {}) for c in cases for m in claim.methods]
             assert all(claim.measure in printed for printed in numbers), claim.statement
-
-
-def test_learning_rates_after_the_warm_up_of_paper_000():
-    """γ = 1e-5 for FedAvg and with amplification on Fashion-MNIST; 5e-5 and 5e-6 on CIFAR-10."""
-    for name, method, start, rate in [
-        ("000/fashion-mnist", "fedavg", 2000, 1e-5),
-        ("000/fashion-mnist", "amplified", 2000, 1e-5),
-        ("000/cifar10", "fedavg", 4000, 5e-5),
-        ("000/cifar10", "amplified", 4000, 5e-6),
-    ]:
-        (run,) = plan(load(name), seeds=[1], methods=[method])
-        local = ft.Experiment.from_dict(run.settings).local
-        assert local.rate(start - 1) == pytest.approx(local.lr)
-        assert local.rate(start) == pytest.approx(rate, rel=1e-9)

@@ -52,16 +52,6 @@ def test_results_in_memory_are_named_by_their_method(fields):
     assert isinstance(compared.plot(), Figure)
 
 
-def test_the_representation_is_the_table(pair):
-    a, b, _ = pair
-    text = repr(ft.compare(a, b))
-    rows = [line.split() for line in text.splitlines()]
-    loss = ft.compare(a, b).frame["loss"][0]
-    assert [row[0] for row in rows if row][-2:] == ["a", "b"]
-    assert f"{loss:,.3f}" in text
-    assert "±" in text
-
-
 ODD = r"50 % of a_b & {c} | #1 ~^ $x$ <y> \ w/o *z*"
 """A name with all that means something to LaTeX or Markdown."""
 
