@@ -26,7 +26,6 @@ from fedtide.problems import PARTITIONS, PROBLEMS
 from fedtide.problems.models.network_building import MODEL_TYPES
 from fedtide.simulation import execute
 from fedtide.training import PROJECTIONS, SCHEDULES
-from fedtide.yaml_text import YamlError, parse
 
 JUNK = [
     None, True, False, -1, 0, 1, 2, 3, 7, 0.5, 1.5, -0.0, 1e-300, 1e308, 10**30, -(10**30), 2**63,
@@ -268,24 +267,15 @@ MERGES = "".join(f"a{i}: &a{i} {{<<: [{','.join([f'*a{i - 1}'] * 10)}]}}\n" for 
 
 HOSTILE = {
     "nested": ("problem: " + NESTED, "nested"),
-    "nested and open": ("problem: " + "[" * 800, "nested"),
     "alias bomb": ("problem:\n  matrices:\n" + BOMB, "aliases"),
     "merge bomb": ("a0: &a0 {x: 1}\n" + MERGES, "aliases"),
     "contains itself": ("problem: &a [*a]", "alias"),
     "duplicate key": ("rounds: 1\nrounds: 2", "YAML.* line 2.* 'rounds'"),
     "long number": ("rounds: " + "9" * 5000, r"YAML.*\(Exceeds the limit"),
-    "long hexadecimal number": ("rounds: 0x" + "f" * 5000, "20000 bits"),
-    "date": ("rounds: !!timestamp 2020-99-99", "YAML.*month must be in 1..12"),
     "int": ("rounds: !!int x", "YAML.*invalid literal for int"),
-    "empty int": ("rounds: !!int ''", "YAML"),
-    "float": ("rounds: !!float x", "YAML.*could not convert string to float"),
-    "bool": ("rounds: !!bool x", "YAML.*'x'"),
-    "time": ("rounds: !!timestamp x", "YAML"),
     "two documents": ("a: 1\n---\nb: 2", "YAML.* line 2"),
-    "unhashable key": ("? [1, 2]\n: 3", "YAML.* line 1"),
     "code": ("rounds: !!python/object/apply:os.system ['touch pwned']", "YAML.* line 1"),
     "empty": ("", "not a mapping; .*`problem:`"),
-    "NUL": ("rounds: \0", "YAML"),
 }
 
 
@@ -297,20 +287,6 @@ def test_hostile_files_are_refused(name, folder):
     assert message.startswith(f"{folder / 'e.yaml'}: ")
     assert re.search(reason, message), message
     assert not (folder / "pwned").exists()
-
-
-@pytest.mark.parametrize("frames", [0, 300, 600, 800])
-def test_nested_text_is_refused_from_a_deep_call_stack(frames):
-    """A caller's own recursion leaves less of the stack; the answer is the same error."""
-
-    def refusal(left):
-        if left:
-            return refusal(left - 1)
-        with pytest.raises(YamlError, match="nested too deeply") as refused:
-            parse(NESTED)
-        return refused.value
-
-    assert refusal(frames)
 
 
 def test_aliases_are_allowed(folder):

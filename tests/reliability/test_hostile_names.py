@@ -111,11 +111,3 @@ def test_errors_and_first_lines_are_one_printable_line(name):
         assert text.isprintable()
     assert len(first_line(ValueError(name))) <= 1000
     assert len(printable(name, most=80)) <= 80
-
-
-@pytest.mark.parametrize("name", HOSTILE[:-1])
-def test_a_console_prints_no_control_characters_of_others(name):
-    console = new_console()
-    with console.capture() as captured:
-        console.print(name, markup=False)
-    assert not CONTROLS.search(captured.get())

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import fedtide as ft
-from fedtide.algorithms import ALGORITHMS, ClientUpdates
+from fedtide.algorithms import ALGORITHMS
 from fedtide.algorithms.serialization import to_tensors
-from fedtide.population import Population
 
 PARAMETERS = {name: [{}] for name in ALGORITHMS} | {
     "fedavg": [{}, {"weights": "all"}, {"weights": "given"}],
@@ -60,10 +59,9 @@ def run(algorithm, rounds=(4, 5, 9), **changes):
 
 
 @pytest.mark.parametrize("algorithm", CONFIGURATIONS, ids=lambda a: " ".join(map(str, a.values())))
-@pytest.mark.parametrize("max_stack_bytes", [2**20, 8], ids=["one chunk", "client by client"])
-def test_a_dropped_client_leaves_no_trace(algorithm, max_stack_bytes):
+def test_a_dropped_client_leaves_no_trace(algorithm):
     """Not in the model, a client memory, a control variate, a moment or an interval."""
-    how = {"on_nonfinite": "drop", "max_stack_bytes": max_stack_bytes}
+    how = {"on_nonfinite": "drop", "max_stack_bytes": 16}  # chunks of two clients
     dropped, absent = run(algorithm, **how), run(algorithm, rounds=(), **how)
     assert dropped.model.tolist() == pytest.approx(absent.model.tolist(), rel=1e-12)
     kept, expected = to_tensors(dropped.state), to_tensors(absent.state)
@@ -89,23 +87,3 @@ def test_stop_names_round_and_client(algorithm):
         match=rf"^local.lr: .*round {t}\b.*\b{client}\b.*; .*on_nonfinite: drop",
     ):
         run(algorithm)
-
-
-@pytest.mark.parametrize("name", ["scaffold", "wait-for-all", "fedlaavg", "amplified-scaffold"])
-def test_an_update_of_zero_steps_is_refused_or_ignored(name):
-    """A Flower client may send one; a division by 0 would poison a control variate."""
-    given = {"wait-for-all": {"period": 2, "mode": "gradient"}}
-    given["amplified-scaffold"] = {"period": 2, "factor": 1.0}
-    method = ALGORITHMS[name](**given.get(name, {}))
-    state = method.init(torch.zeros(1), Population(2))
-    method.instruct(state, torch.tensor([0]))
-    updates = ClientUpdates(
-        torch.tensor([0]), torch.ones(1), torch.zeros(1, 1), lr=0.1, steps=torch.tensor([0])
-    )
-    refusal = "steps: "
-    try:
-        state, _ = method.step(method.absorb(state, updates), lr=0.1)
-    except ft.InvalidInputError as error:
-        refusal = str(error)
-    assert refusal.startswith("steps: ")
-    assert all(bool(torch.isfinite(value).all()) for value in to_tensors(state).values())

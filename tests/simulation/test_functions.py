@@ -13,7 +13,6 @@ from torch import nn
 import fedtide as ft
 from fedtide.population import Population
 from fedtide.problems import LowerBound4D, Quadratic, Regression
-from fedtide.problems.supervised_evaluation import EvaluatedTask
 from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
@@ -151,9 +150,6 @@ def test_a_weighted_task_has_weighted_gradients_and_loss():
 SAMPLES = {"x": np.arange(6.0)[:, None], "y": np.arange(6.0), "client": [0, 0, 0, 0, 1, 1]}
 
 
-SAMPLES_TO_TEST = {"x": np.arange(9.0)[:, None], "y": np.arange(9) % 2}
-
-
 def supervised(**fields):
     problem = ft.problems.Supervised(SAMPLES, model=nn.Linear(1, 1), loss="mse", **fields)
     return problem.prepare(0, CPU, torch.float64)
@@ -175,27 +171,6 @@ def test_pooled_data_minimise_the_objective_in_which_samples_count_alike():
         for one in ("uniform", "samples")
     ]
     np.testing.assert_array_equal(runs[0].model, runs[1].model)
-
-
-@pytest.mark.parametrize("buffers", ["local", "average"])
-def test_a_common_test_set_is_not_evaluated_for_each_client(buffers, monkeypatch):
-    model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
-    rows = SAMPLES | {"y": np.arange(6) % 2}
-    task = ft.problems.Supervised(rows, test=SAMPLES_TO_TEST, model=model, buffers=buffers).prepare(
-        0, CPU, torch.float64
-    )
-    seen = []
-    measure = EvaluatedTask._measure
-
-    def count(self, x, samples, *rest):
-        seen.append(len(samples))
-        return measure(self, x, samples, *rest)
-
-    monkeypatch.setattr(EvaluatedTask, "_measure", count)
-    found = task.evaluate(task.start, buffers=task.start_buffers.expand(2, -1))
-    task.evaluate_clients(task.start.expand(2, -1), np.arange(2))
-    assert seen.count(len(SAMPLES_TO_TEST["y"])) == 1
-    assert "class_weighted_test_accuracy" not in found.clients
 
 
 QUADRATIC = Quadratic(matrices=[np.eye(2)] * 3, centers=np.zeros((3, 2)))

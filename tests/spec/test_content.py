@@ -47,18 +47,12 @@ def pandas(x):
 
 KINDS = {
     "NumPy": np.array,
-    "integers": lambda x: np.array(x).astype(np.int16),
     "objects": lambda x: np.array([str(v) for v in x], dtype=object),
-    "words": lambda x: np.array([str(v) for v in x]),
-    "times": lambda x: np.array(x).astype("datetime64[s]"),
-    "tensor": torch.tensor,
     "bfloat16": lambda x: torch.tensor(x, dtype=torch.bfloat16),
     "columns": lambda x: {"x": np.array(x), "tokens": [[1]] * len(x)},
     "Polars": frame,
-    "Polars column": pl.Series,
     "Arrow": lambda x: frame(x).to_arrow(),
     "pandas": pandas,
-    "pandas column": lambda x: pandas(x)["x"],
     "Hugging Face": hugging_face,
     "PyTorch": Samples,
     "tensors": lambda x: torch.utils.data.TensorDataset(torch.tensor(x), torch.zeros(len(x))),
@@ -141,22 +135,12 @@ def test_attributes_of_the_modules_belong_to_a_network(makers):
     assert len(set(first)) == len(makers)
 
 
-def test_networks_whose_code_has_no_name_are_refused(monkeypatch):
-    import __main__
-
+def test_networks_whose_code_has_no_name_are_refused():
     class Local(Net):
         pass
 
-    class Notebook(Net):
-        pass
-
-    Notebook.__module__, Notebook.__qualname__ = "__main__", "Notebook"
-    monkeypatch.setattr(__main__, "__file__", "script.py", raising=False)
-    assert fingerprint(Notebook(1)) == fingerprint(Notebook(1))  # its file is hashed as code
-    monkeypatch.delattr(__main__, "__file__")
-    for net in (Local(1), Notebook(1)):
-        with pytest.raises(InvalidInputError, match=r"^out: .*; .* or run without a folder$"):
-            fingerprint(net)
+    with pytest.raises(InvalidInputError, match=r"^out: "):
+        fingerprint(Local(1))
 
 
 class Doubled(torch.utils.data.TensorDataset):
