@@ -54,8 +54,9 @@ class HerePool:
                 start, order = some[place]
                 worker = self._workers[place % len(self._workers)]
                 trained[place] = travel(worker.train(pickle.loads(start), travel(order)))
-            self.returned += trained.values()
-            yield from (trained[place] for place in range(len(some)))
+            results = [trained[place][0] for place in range(len(some))]
+            self.returned += results
+            yield from results
 
 
 def travel(thing):
@@ -264,7 +265,7 @@ def test_a_method_that_adds_up_gets_one_model_per_chunk_and_others_get_rows():
         )
         execute(experiment(algorithm=name), cluster=cluster)
         found[name] = pools[0].returned
-    kinds = {name: {type(chunk.updates) for chunk in chunks} for name, chunks in found.items()}
+    kinds = {name: {type(updates) for updates, _ in chunks} for name, chunks in found.items()}
     assert kinds == {"fedau": {WeightedTotal}, "mifa": {ft.algorithms.ClientUpdates}}
 
 

@@ -2,8 +2,7 @@
 
 A worker prepares the problem once. In each round it gets what all clients share (`RoundStart`,
 mainly the model) and, for each chunk, who trains and from which step on (`ChunkOrder`). It plans
-the minibatches itself, since they are a function of the seed, the client and the step. Tensors
-travel as arrays, which Ray moves without copying.
+the minibatches itself, since they are a function of the seed, the client and the step.
 """
 
 from __future__ import annotations
@@ -11,31 +10,25 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtide.algorithms import ClientUpdates, Cohort, FedAvg, Instructions
-from fedtide.algorithms.base import WeightedTotal
+from fedtide.algorithms import Cohort, FedAvg, Instructions
 from fedtide.errors import InvalidInputError
 from fedtide.participation import Full
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.inputs import fingerprint_experiment, prepare_task
-from fedtide.simulation.local_round import LocalRound
+from fedtide.simulation.local_round import ChunkResult, LocalRound
 from fedtide.simulation.process_settings import ProcessSettings
 from fedtide.spec import key, session
 from fedtide.training.trainers.select import TrainerName
-
-Message = TypeVar("Message")
-
-_ON_DEVICE = ("model", "correction", "deltas", "gradients", "total", "buffers")
-"""The tensors of messages that belong on the device of the model; ids and weights do not."""
 
 
 @dataclass(frozen=True)
@@ -106,48 +99,6 @@ class ChunkOrder:
     buffers: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class TrainedChunk:
-    """What a worker returns.
-
-    Args:
-        updates: the updates, or their sum if that was asked for and all are finite.
-        buffers: the clients' buffers, shape (S, d_b); None: there are none.
-        seconds: how long the chunk took.
-    """
-
-    updates: ClientUpdates | WeightedTotal
-    buffers: Tensor | None
-    seconds: float
-
-
-def to_arrays(message: Message) -> Message:
-    """Return a message with arrays in place of tensors."""
-    return _convert(message, Tensor, lambda _, tensor: tensor.detach().cpu().contiguous().numpy())
-
-
-def to_tensors(message: Message, like: Tensor) -> Message:
-    """Return the message with tensors again: copies, as arrays from Ray cannot be written to."""
-
-    def to_tensor(name: str, array: NDArray[Any]) -> Any:
-        if name == "steps_taken":
-            return array
-        return torch.tensor(array, device=like.device if name in _ON_DEVICE else None)
-
-    return _convert(message, np.ndarray, to_tensor)
-
-
-def _convert(message: Message, kind: type, change: Callable[[str, Any], Any]) -> Message:
-    """Return a message with `change(name, value)` for all fields of a type, also in its parts."""
-    changed: dict[str, Any] = {}
-    for name, value in vars(message).items():
-        if isinstance(value, kind):
-            changed[name] = change(name, value)
-        elif is_dataclass(value):
-            changed[name] = _convert(value, kind, change)
-    return replace(message, **changed)  # type: ignore[type-var]
-
-
 class ChunkWorker:
     """Trains chunks with the same results, bit for bit, as the process of the run would.
 
@@ -164,33 +115,31 @@ class ChunkWorker:
         setup.process.apply()
         try:
             with session():
-                self._local, self._like = _prepare(setup)
+                self._local = _prepare(setup)
         except InvalidInputError as error:
             node = socket.gethostname()
             raise InvalidInputError(f"cluster: on the node {node}: {error}") from None
 
-    def train(self, start: RoundStart, order: ChunkOrder) -> TrainedChunk:
-        """Train a chunk."""
+    def train(self, start: RoundStart, order: ChunkOrder) -> tuple[ChunkResult, float]:
+        """Train a chunk; return its result, with the sum if that is finite, and the seconds."""
         began = time.perf_counter()
-        start, order = to_tensors(start, self._like), to_tensors(order, self._like)
-        self._local.planner.steps_taken[order.cohort.clients.numpy()] = order.steps_taken
-        buffers, weights = order.buffers, order.weights
+        clients, weights = order.cohort.clients, order.weights
+        self._local.planner.steps_taken[clients.numpy()] = order.steps_taken
         if weights is not None:
-            weights = weights.to(self._like.device)
-        if start.buffers is not None:
-            buffers = start.buffers.expand(len(order.cohort), -1)
-        updates, buffers = self._local.train(
+            weights = weights.to(start.model.device)
+        shared = start.buffers
+        trained = self._local.train(
             replace(order.instructions, model=start.model),
             order.cohort,
             start.lr,
-            buffers,
+            order.buffers if shared is None else shared.expand(len(clients), -1),
             lambda _: weights,
         )
-        return to_arrays(TrainedChunk(updates, buffers, time.perf_counter() - began))
+        return trained, time.perf_counter() - began
 
 
-def _prepare(setup: WorkerSetup) -> tuple[LocalRound, Tensor]:
-    """Return what trains chunks, and the initial model.
+def _prepare(setup: WorkerSetup) -> LocalRound:
+    """Return what trains chunks.
 
     Raises:
         InvalidInputError: as for `ChunkWorker`.
@@ -211,7 +160,7 @@ def _prepare(setup: WorkerSetup) -> tuple[LocalRound, Tensor]:
             f"it cannot compile, but the run's trainer is {setup.trainer}; install g++ on all "
             "nodes, or set compile: false"
         )
-    return local, task.start
+    return local
 
 
 def training_part(experiment: Experiment) -> Experiment:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedtide.algorithms.driver import Chunk
 from fedtide.problems import Task
 from fedtide.simulation.buffers import Buffers
-from fedtide.simulation.cluster.chunk_worker import ChunkOrder, RoundStart, to_arrays, to_tensors
+from fedtide.simulation.cluster.chunk_worker import ChunkOrder, RoundStart
 from fedtide.simulation.cluster.ray_cluster import WorkerPool
 from fedtide.simulation.local_round import ChunkResult
 from fedtide.simulation.round_plan import RoundPlan, without_deltas
@@ -33,17 +33,8 @@ class ClusterRound:
     def train_chunks(
         self, chunks: Iterator[Chunk], plan: RoundPlan, lr: float, buffers: Buffers | None
     ) -> Iterator[ChunkResult]:
-        """Train chunks, several at a time; yield their updates, or their sums, in order.
-
-        Args:
-            chunks: the instructions and the cohort of each chunk.
-            plan: says which chunks may come back as sums.
-            lr: γ_t.
-            buffers: of the run; None: there are none.
-        """
-        for message in self._pool.train(self._orders(chunks, plan, lr, buffers)):
-            trained = to_tensors(message, self._task.start)
-            yield trained.updates, trained.buffers
+        """Train chunks, several at a time; yield their results in order (see `TrainChunks`)."""
+        return self._pool.train(self._orders(chunks, plan, lr, buffers))
 
     def _orders(
         self, chunks: Iterator[Chunk], plan: RoundPlan, lr: float, buffers: Buffers | None
@@ -55,16 +46,19 @@ class ClusterRound:
         for instructions, cohort in chunks:
             if instructions.model is not model:
                 model = instructions.model
-                start = self._pool.put(to_arrays(RoundStart(model, lr, shared)))
+                # a copy, as a view would be sent with all of its storage
+                start = self._pool.put(RoundStart(model.clone(), lr, shared))
             clients = cohort.clients.numpy()
             steps_taken = self._planner.steps_taken[clients]
             updates = without_deltas(self._task, cohort, lr, self._planner.skip(clients))
             own = None if buffers is None or shared is not None else buffers.of(cohort.clients)
-            order = ChunkOrder(
-                replace(instructions, model=model[:0]),
-                cohort,
-                steps_taken,
-                weights=None if plan.weigh is None else plan.weigh(updates),
-                buffers=own,
+            yield (
+                start,
+                ChunkOrder(
+                    replace(instructions, model=model.new_empty(0)),
+                    cohort,
+                    steps_taken,
+                    weights=None if plan.weigh is None else plan.weigh(updates),
+                    buffers=own,
+                ),
             )
-            yield start, to_arrays(order)

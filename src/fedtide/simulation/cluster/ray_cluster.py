@@ -9,14 +9,10 @@ from typing import Any
 
 from fedtide.activity import STARTING_WORKERS, activity
 from fedtide.errors import InvalidInputError, first_line
-from fedtide.simulation.cluster.chunk_worker import (
-    ChunkOrder,
-    ChunkWorker,
-    TrainedChunk,
-    WorkerSetup,
-)
+from fedtide.simulation.cluster.chunk_worker import ChunkOrder, ChunkWorker, WorkerSetup
 from fedtide.simulation.cluster.ray_connection import connect_ray
 from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.local_round import ChunkResult
 from fedtide.training.trainers.select import TrainerName
 from fedtide.validation import require_at_least
 
@@ -78,8 +74,8 @@ class WorkerPool:
         """Return a reference to an object that all workers may read; each node gets it once."""
         return self._ray.put(thing)
 
-    def train(self, orders: Iterator[tuple[Any, ChunkOrder]]) -> Iterator[TrainedChunk]:
-        """Yield the trained chunks in the order of `orders`, whichever worker has trained them.
+    def train(self, orders: Iterator[tuple[Any, ChunkOrder]]) -> Iterator[ChunkResult]:
+        """Yield the results of chunks in the order of `orders`, whichever worker has trained them.
 
         Args:
             orders: references to a `RoundStart`, and chunks; drawn a few chunks ahead.
@@ -103,12 +99,13 @@ class WorkerPool:
         finally:  # after an error, no one waits for the chunks that are left
             self._free += running.values()
 
-    def _take(self, reference: Any, running: dict[Any, Any]) -> TrainedChunk:
-        """Return the trained chunk of a reference."""
-        trained: TrainedChunk = self._get(reference)
+    def _take(self, reference: Any, running: dict[Any, Any]) -> ChunkResult:
+        """Return the result of a chunk."""
+        trained: ChunkResult
+        trained, seconds = self._get(reference)
         if reference in running:
             self._free.append(running.pop(reference))
-        self.training_seconds += trained.seconds
+        self.training_seconds += seconds
         return trained
 
     def _await_room(self, running: dict[Any, Any]) -> None:
@@ -157,20 +154,18 @@ class _WorkerActor:
 
     _worker: ChunkWorker | None = None
 
-    def _prepared(self, setup: list[Any]) -> ChunkWorker:
+    def prepare(self, setup: list[Any]) -> None:
+        """Prepare the problem."""
         if self._worker is None:
             import ray
 
             self._worker = ChunkWorker(ray.get(setup[0]))
-        return self._worker
 
-    def prepare(self, setup: list[Any]) -> None:
-        """Prepare the problem."""
-        self._prepared(setup)
-
-    def train(self, setup: list[Any], start: Any, order: ChunkOrder) -> TrainedChunk:
+    def train(self, setup: list[Any], start: Any, order: ChunkOrder) -> tuple[ChunkResult, float]:
         """Train a chunk."""
-        return self._prepared(setup).train(start, order)
+        self.prepare(setup)
+        assert self._worker is not None
+        return self._worker.train(start, order)
 
 
 def _count_room(ray: Any, needs: dict[str, int]) -> int:
