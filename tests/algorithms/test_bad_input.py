@@ -33,8 +33,6 @@ POPULATIONS = [
     (a.FedAU(groups=["a"]), "groups: 1 entry for 2 clients"),
     (a.KnownRates(), "rates: unknown, as the participation process does"),
     (a.KnownRates(rates=[0.5]), "rates: 1 rate for 2 clients"),
-    (a.FedStale(rates="known"), "rates: unknown, as the participation process does"),
-    (a.FedStale(rates=[0.5]), "rates: 1 rate for 2 clients"),
     (a.KnownRates(rates=[0.5, 0.0]), "rates: client 1 has the rate 0 and may take part"),
     (a.WeightedFedAvg(rates=[0.5, 1.5]), "rates: a rate is not within"),
     (a.WeightedFedAvg(rates=[0.0, 0.0]), "rates: all are 0"),
@@ -54,12 +52,8 @@ def test_parameters(make, complaint):
         a.Scaffold(option=1),
         a.Scaffold(),
         a.AmplifiedScaffold(period=2, factor=1.5),
-        a.WaitForAll(period=2, mode="gradient"),
-        a.FOCUS(),
         a.CentralSGD(),
         ClientSideMemory(a.MIFA()),
-        a.FedAdam(inner=a.Scaffold()),
-        a.Switch(first=a.FedAvg(), second=a.Scaffold(), at=1),
     ],
     ids=repr,
 )
@@ -73,8 +67,6 @@ def test_methods_that_learn_more_than_updates_from_clients_cannot_be_clipped(inn
     [
         a.FedAWE(),
         a.FedPBC(),
-        a.Averaged(inner=a.FedAWE()),
-        a.Switch(first=a.FedAvg(), second=a.FedAWE(), at=1),
     ],
     ids=repr,
 )
@@ -84,7 +76,6 @@ def test_clients_with_models_of_their_own_would_not_follow_a_wrapper_that_moves_
         lambda inner: a.Amplified(period=2, factor=1.5, inner=inner),
         lambda inner: a.FedAvgM(inner=inner),
         lambda inner: a.FedAdam(inner=inner),
-        lambda inner: a.FedYogi(inner=inner),
     ]
     for wrapper in wrappers:
         with pytest.raises(InvalidInputError, match=r"^inner: its clients continue from .*; give"):
@@ -98,16 +89,8 @@ def test_clients_with_models_of_their_own_would_not_follow_a_wrapper_that_moves_
         a.MIFA(),
         a.FedVARP(),
         a.FedStale(),
-        a.FedLaAvg(),
-        a.FOCUS(),
-        a.FedAWE(),
-        a.FedPBC(),
-        a.FedBuff(),
-        a.Scaffold(),
         a.FedAdam(),
         a.Amplified(period=2, factor=1.5),
-        a.WaitForAll(period=2),
-        a.WeightedFedAvg(normalise=False),
         a.Auto(),
         a.Clipped(bound=1.0),
         a.CentralSGD(),
@@ -163,18 +146,3 @@ def test_methods_that_remember_latest_updates_accept_stale_ones():
     others += [a.Switch(first=a.FedAvg(), second=a.MIFA(), at=3)]
     assert all(method.traits.accepts_stale_updates for method in memory)
     assert not any(method.traits.accepts_stale_updates for method in others)
-
-
-def test_methods_that_divide_by_the_local_learning_rate_say_so():
-    users = [a.FedLaAvg(), a.Scaffold(), ClientSideMemory(a.FedLaAvg())]
-    users += [a.Averaged(a.FedLaAvg()), a.Switch(first=a.FedAvg(), second=a.FedLaAvg(), at=1)]
-    others = [a.FedAvg(), a.MIFA(), a.Scaffold(option=1), ClientSideMemory(a.FedAU())]
-    assert all(method.traits.uses_local_lr for method in users)
-    assert not any(method.traits.uses_local_lr for method in others)
-
-
-def test_only_client_side_memory_changes_the_form_of_updates():
-    method = a.Amplified(period=5, factor=2.0, inner=ClientSideMemory(a.FedAU(cutoff=7)))
-    assert method.traits.client_form == "fedau-7"
-    plain = a.FedAU(), a.Averaged(a.MIFA())
-    assert {method.traits.client_form for method in plain} == {""}

@@ -83,9 +83,3 @@ def test_the_stored_numbers_are_those_that_the_page_says(name):
     expected = value(server) + SEEN * value(client), value(integers)
     assert numbers_in(METHODS[name]) == expected
     assert type(METHODS[name]) is a.ALGORITHMS[name]
-
-
-def test_control_variates_take_as_much_memory_as_the_page_says():
-    floats, integers = numbers_in(a.Auto())
-    assert "it stores 2d and N integers more, and d for each client seen" in PAGE.read_text("utf-8")
-    assert numbers_in(a.Auto(control_variates=True)) == (floats + 2 * D + SEEN * D, integers + N)

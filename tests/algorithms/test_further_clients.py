@@ -1,7 +1,7 @@
 """A training that gets further clients: they begin as all did, and N is larger from then on."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,18 +70,6 @@ def fedau(K=math.inf, decay=None):
     return np.array(xs)
 
 
-def f3ast(beta=0.01):
-    xs, r = [START], dict.fromkeys(range(FEW), 1 / FEW)
-    for t in range(ROUNDS):
-        if t == JOINED:
-            r |= dict.fromkeys(range(FEW, ALL), 1 / ALL)
-        S = present(TABLE[t])
-        r = {n: (1 - beta) * r[n] + beta * (n in S) for n in r}
-        step = sum(delta / r[n] for n, delta in deltas(t, xs[-1]).items())
-        xs.append(xs[-1] + step / count(t))
-    return np.array(xs)
-
-
 def latest(cohort=False):
     """MIFA and FedLaAvg; with a cohort term FedVARP."""
     xs, h = [START], np.zeros((ALL, 3))
@@ -96,20 +84,6 @@ def latest(cohort=False):
     return np.array(xs)
 
 
-def fedstale(beta=0.5):
-    omega = {n: algorithm_2((TABLE[count_from(n) :, n] > 0).tolist(), math.inf) for n in range(ALL)}
-    xs, h = [START], np.zeros((ALL, 3))
-    for t in range(ROUNDS):
-        found, N = deltas(t, xs[-1]), count(t)
-        step = beta * h.sum(axis=0)
-        for n, delta in found.items():
-            step = step + omega[n][t - count_from(n)] * (delta - beta * h[n])
-        for n, delta in found.items():
-            h[n] = delta
-        xs.append(xs[-1] + (step / N if found else 0.0))
-    return np.array(xs)
-
-
 def scaffold():
     xs, c_n = [START], np.zeros((ALL, 3))
     for t in range(ROUNDS):
@@ -118,26 +92,6 @@ def scaffold():
         for n, (_, gradients) in ends.items():
             c_n[n] = np.mean(gradients, axis=0)
         xs.append(x + np.mean([y - x for y, _ in ends.values()], axis=0) if S else x)
-    return np.array(xs)
-
-
-def amplified_scaffold(P, factor):
-    xs, G_n, x0, u, kept = [START], np.zeros((ALL, 3)), START, 0.0, []
-    for t in range(ROUNDS):
-        S, x, G = present(TABLE[t]), xs[-1], G_n.sum(axis=0) / count(t)
-        step = np.zeros(3)
-        for n in S:
-            y, gradients = local(PROBLEM, n, x, LR, STEPS, correction=G - G_n[n])
-            kept.append((n, 1 / len(S), np.mean(gradients, axis=0)))
-            step += (y - x) / len(S)
-        x, u = x + step, u + step
-        if (t + 1) % P == 0:
-            x = x0 + factor * u
-            for n in {n for n, _, _ in kept}:
-                own = [(q, g) for m, q, g in kept if m == n]
-                G_n[n] = sum(q * g for q, g in own) / sum(q for q, _ in own)
-            x0, u, kept = x, 0.0, []
-        xs.append(x)
     return np.array(xs)
 
 
@@ -168,18 +122,10 @@ LISTINGS = {
     "fedau": (a.FedAU(cutoff=None), fedau),
     "fedau 3": (a.FedAU(cutoff=3), lambda: fedau(3)),
     "fedau decay": (a.FedAU(cutoff=4, average=0.7), lambda: fedau(4, 0.7)),
-    "f3ast": (a.F3AST(), f3ast),
     "mifa": (a.MIFA(), latest),
     "fedlaavg": (a.FedLaAvg(), latest),
     "fedvarp": (a.FedVARP(), lambda: latest(cohort=True)),
-    "fedstale": (a.FedStale(), fedstale),
     "scaffold": (a.Scaffold(), scaffold),
-    "scaffold within a switch": (a.Switch(a.Scaffold(), a.MIFA(), at=99), scaffold),
-    "amplified scaffold": (
-        a.AmplifiedScaffold(period=5, factor=1.2),  # the clients come in the middle of a window
-        lambda: amplified_scaffold(5, 1.2),
-    ),
-    "auto": (a.Auto(preconditioned=False), lambda: auto(False)),
     "auto with memory": (a.Auto(preconditioned=False, control_variates=True), lambda: auto(True)),
 }
 
@@ -225,47 +171,6 @@ def test_a_method_trains_with_further_clients(method):
         method, Quadratics(PROBLEM.A[:FEW], PROBLEM.e[:FEW]), TABLE[:, :FEW], LR, STEPS, START
     ).iterates
     np.testing.assert_array_equal(models[: JOINED + 1], whole[: JOINED + 1])
-
-
-def test_methods_that_average_over_the_cohort_do_not_notice_clients_that_never_come():
-    for method in [a.FedAvg(), a.FedAvgM(momentum=0.5), a.Median(), a.WaitForAll(2, "gradient")]:
-        few = Quadratics(PROBLEM.A[:FEW], PROBLEM.e[:FEW])
-        whole = drive(method, few, TABLE[:, :FEW], LR, STEPS, START).iterates
-        half = drive(method, few, TABLE[:JOINED, :FEW], LR, STEPS, START).state
-        absent = np.where(np.arange(ALL) < FEW, TABLE, 0.0)
-        grown = drive(
-            method, PROBLEM, absent, LR, STEPS, START, state=grow(method, half), first=JOINED
-        ).iterates
-        np.testing.assert_array_equal(grown[1:], whole[JOINED + 1 :])
-
-
-@dataclass(frozen=True)
-class PairsState(a.State):
-    population: int
-    met: torch.Tensor
-    unseen: torch.Tensor
-
-
-class Pairs(a.FedAvg):
-    """Has a tensor with a value for each pair, and one that shrinks: both are its own to adapt."""
-
-    def init(self, model, population):
-        n = population.clients
-        return PairsState(model, 0, n, torch.eye(n), torch.arange(n))
-
-    def add_clients(self, state, first):
-        met = torch.eye(state.population)
-        met[:first, :first] = state.met
-        unseen = torch.cat([state.unseen, torch.arange(first, state.population)])
-        return replace(state, met=met, unseen=unseen)
-
-
-def test_what_has_no_row_for_each_client_is_left_to_the_method():
-    state = Pairs().init(torch.as_tensor(START), Population(FEW))
-    state = replace(state, met=state.met + 1, unseen=state.unseen[3:])
-    grown = grow(Pairs(), state)
-    assert grown.unseen.tolist() == [3, 4, 5, 6]
-    assert torch.equal(grown.met[:FEW, :FEW], state.met)
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,6 @@ def test_whoever_comes_these_two_are_the_same(first, second):
     same(first, second, SOME)
 
 
-def test_fedstale_of_all_stale_updates_is_fedvarp_for_cohorts_of_one_size():
-    pairs = 0.5 * RNG.permuted(np.tile([1, 1, 0, 0], (30, 1)), axis=1)
-    same(a.FedStale(beta=1.0, rates=[0.5] * 4), a.FedVARP(), pairs)
-
-
 def test_with_one_step_both_options_of_scaffold_are_the_same():
     """Then the only raw gradient is the one at x."""
     same(a.Scaffold(option=1), a.Scaffold(option=2), SOME, steps=1)
@@ -104,17 +99,6 @@ def test_fedlaavg_scales_old_gradients_by_the_current_rate_and_mifa_does_not():
     first = -0.05 * PROBLEM.gradient(1, START)
     np.testing.assert_allclose(iterates(a.MIFA(), table, **halving)[2], START + 2 * first)
     np.testing.assert_allclose(iterates(a.FedLaAvg(), table, **halving)[2], START + 1.5 * first)
-
-
-def test_a_second_method_counts_its_rounds_from_the_switch():
-    """Periods of 4 from round 3 on: as Amplified with start=3."""
-    late = a.Switch(first=a.FedAvg(), second=a.Amplified(period=4, factor=3.0), at=3)
-    same(late, a.Amplified(period=4, factor=3.0, start=3), SOME)
-
-
-def test_amplified_scaffold_without_control_variates_is_amplified_fedavg_in_the_first_window():
-    amplified = a.Amplified(period=7, factor=2.0)
-    same(a.AmplifiedScaffold(period=7, factor=2.0), amplified, SOME[:7])
 
 
 def test_the_weights_of_a_round_are_what_the_updates_were_multiplied_by():

@@ -9,7 +9,6 @@ import torch
 import fedtide as ft
 from fedtide import algorithms as a
 from fedtide.algorithms import ClientUpdates, Cohort, RoundDriver
-from fedtide.flower import ClientSideMemory
 from fedtide.population import Population
 
 from . import references as ref
@@ -35,21 +34,6 @@ def simulated(method, table=TABLE, problem=PROBLEM, trainer="reference", **how):
         evaluation={"every": 0},
         **how,
     )
-
-
-@pytest.mark.parametrize(
-    ("method", "reference"),
-    [
-        (a.FedAWE(server_lr=0.7), ref.fedawe),
-        (a.FedPBC(server_lr=0.7), ref.fedpbc),
-        (a.FOCUS(0.2), ref.focus),
-    ],
-)
-def test_the_simulator_gives_clients_what_the_listing_does(method, reference):
-    lr, server_lr = np.full(len(TABLE), 0.1), method.server_lr
-    expected = reference(PROBLEM, TABLE, lr, 2, START, server_lr=server_lr)
-    result = simulated(method, max_stack_bytes=48)
-    np.testing.assert_allclose(result.iterates, expected, atol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -123,13 +107,6 @@ def test_only_clients_that_report_count_as_participants_of_fedpbc():
     )
     state, _ = a.FedPBC().step(a.FedPBC().absorb(state, updates), lr=0.1)
     assert state.model.tolist() == [2.0]
-
-
-@pytest.mark.parametrize("method", [a.MIFA(), a.FedLaAvg(), a.FedAU(cutoff=3)], ids=str)
-def test_a_simulation_has_no_memory_of_clients(method):
-    wrapped = a.Averaged(inner=ClientSideMemory(method))
-    with pytest.raises(ft.InvalidInputError, match=r"^algorithm: clients of a simulation"):
-        simulated(wrapped)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from fedtide.algorithms import MIFA
 from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms.serialization import from_tensors, to_tensors
-from fedtide.errors import InvalidInputError
-from fedtide.population import Population
 
 from .driver import Quadratics, drive, random_table
 
@@ -63,19 +61,6 @@ def test_it_adds_to_the_rows_of_seen_and_of_new_clients(before, after):
     check(memory, kept)
 
 
-def test_a_state_with_other_memories_is_refused():
-    state = MIFA().init(torch.zeros(2), Population(3))
-    other = {name.replace("memory", "rows"): t for name, t in to_tensors(state).items()}
-    with pytest.raises(InvalidInputError, match=r"^state: 'memory.places' is either in"):
-        from_tensors(state, other)
-
-
-@given(COHORTS, COHORTS)
-def test_cleared_it_is_as_new(before, after):
-    memory = written(ClientMemory.empty(20, torch.zeros(2)), before)[0].cleared()
-    check(*written(memory, after))
-
-
 @HAS_FILES
 @given(COHORTS, COHORTS)
 @settings(max_examples=30)
@@ -93,12 +78,6 @@ def test_in_a_file_it_is_the_same_and_can_be_restored(tmp_path_factory, before, 
     assert os.listdir(folder) == []
 
 
-def test_what_is_read_is_a_copy():
-    memory, kept = written(ClientMemory.empty(20, torch.zeros(2)), [[3]])
-    memory.read(torch.tensor([3])).zero_()
-    check(memory, kept)
-
-
 @HAS_FILES
 def test_a_method_with_its_memory_in_a_file_does_the_same(tmp_path):
     rng = np.random.default_rng(0)
@@ -109,17 +88,3 @@ def test_a_method_with_its_memory_in_a_file_does_the_same(tmp_path):
     restored = from_tensors(in_file.state, to_tensors(in_ram.state))
     everyone = torch.arange(4)
     assert torch.equal(restored.memory.read(everyone), in_ram.state.memory.read(everyone))
-
-
-@HAS_FILES
-def test_a_folder_that_cannot_hold_a_file_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidInputError, match=r"^memory_folder: .*choose another"):
-        ClientMemory.empty(2, torch.zeros(2), str(tmp_path / "file"))
-
-
-def test_windows_has_no_memory_in_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(InvalidInputError, match=r"^memory_folder: it needs Linux or macOS; "):
-        ClientMemory.empty(2, torch.zeros(2), str(tmp_path / "new"))
-    assert not (tmp_path / "new").exists()

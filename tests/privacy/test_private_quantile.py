@@ -220,22 +220,3 @@ def test_a_run_with_a_quantile_resumes_and_its_log_costs_what_it_counted(tmp_pat
 def test_impossible_quantiles_are_refused(arguments, message):
     with pytest.raises(InvalidInputError, match=message):
         Gaussian(1.0, 1.0, 1e-5, **arguments)
-
-
-def test_noise_that_would_drown_the_count_is_refused():
-    """With 3 clients and K = 40, the log of the norm would have noise of 0.2 · 5 · 40 / 3."""
-    mechanism = Gaussian(1.0, 1.0, 1e-5, quantile=0.5)
-    with pytest.raises(InvalidInputError, match=r"^privacy: noise alone .* by 13 in every round; "):
-        drive(FedAU(cutoff=40), mechanism, np.ones((1, 3), bool), lambda t, n: n[:, None], 1)
-
-
-def test_clipping_without_noise_inside_a_private_method_is_refused_with_the_alternative():
-    method = Clipped(bound=1.0, quantile=0.5, inner=FedAU())
-    with pytest.raises(InvalidInputError, match=r"with clip and quantile: leave clipped out$"):
-        make_private(method, Gaussian(1.0, 1.0, 1e-5), 0)
-
-
-def test_a_quantile_is_given_in_an_experiment_file_like_any_other_field():
-    plain = {"type": "gaussian", "clip": 1.0, "noise_multiplier": 0.5, "delta": 1e-5}
-    result = simulate(plain | {"quantile": 0.5})
-    assert result.experiment.privacy == Gaussian(1.0, 0.5, 1e-5, quantile=0.5)
