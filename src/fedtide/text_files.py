@@ -6,7 +6,6 @@ import csv
 import gzip
 import zlib
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
@@ -86,9 +85,3 @@ def read_header(path: Path) -> Header:
                 (names,) = csv.reader([line], delimiter=separator)
                 return Header([name.strip() for name in names], separator, number, names)
     raise ValueError("it has no header")
-
-
-def has_rows(path: Path, header: Header) -> bool:
-    """Return whether anything follows the header; Arrow cannot read a file with only a header."""
-    with open_text(path) as file:
-        return any(line.strip() for line in islice(file, header.lines, header.lines + 1000))

@@ -7,10 +7,8 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-import fedtide as ft
 from fedtide.cli.main import app
 from fedtide.errors import InvalidInputError, first_line, printable
-from fedtide.plotting.console import new_console
 
 HOSTILE = [
     "site-a\n• all is well\n",
@@ -75,34 +73,6 @@ def test_the_page_of_hostile_names_runs_nothing_and_draws_everything(audited):
     page = Page(text)
     assert not page.scripts
     assert r"$\frac{" in "".join(page.texts)
-
-
-@pytest.mark.fuzz
-def test_hostile_names_of_methods_and_metrics_are_compared_and_drawn(tmp_path):
-    data = {"x": [[0.0], [1.0], [2.0], [3.0]], "y": [0.0, 1.0, 2.0, 3.0], "c": [0, 0, 1, 1]}
-    metrics = {r"$\frac{[/b]": "mae"}
-    problem = ft.problems.Supervised(
-        data,
-        test=data,
-        inputs="x",
-        target="y",
-        clients="c",
-        loss="mse",
-        metrics=metrics,
-        model=ft.problems.MODELS["logistic"],
-    )
-    same = {"problem": problem, "participation": "full", "local": ft.LocalTraining(steps=1)}
-    same |= {"rounds": 2, "trainer": "reference"}
-    runs = {name: ft.simulate(algorithm="fedavg", **same) for name in HOSTILE[1:8]}
-    compared = ft.compare(**runs)
-    figure = compared.plot()
-    figure.savefig(tmp_path / "a.svg")
-    assert r"$\frac{" in (tmp_path / "a.svg").read_text()
-    assert "[bold]loud[/bold]" in repr(compared)
-    assert "[/b]" in repr(compared)
-    with new_console().capture() as captured:
-        new_console().print(repr(compared), markup=False)
-    assert not CONTROLS.search(captured.get())
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -219,28 +219,6 @@ def test_a_weighted_objective_is_the_run_with_scaled_losses(given):
     assert result.clients["loss"].to_list() == pytest.approx(losses)
 
 
-def test_the_objective_of_all_samples_weighs_clients_by_their_samples():
-    fields = {
-        "problem": {
-            "type": "classification",
-            "dataset": "digits",
-            "clients": 4,
-            "partition": {"type": "dirichlet", "alpha": 0.5},
-        },
-        "participation": "full",
-        "algorithm": "fedavg",
-        "local": {"steps": 1, "lr": 0.5},
-        "dtype": "float64",
-        "rounds": 3,
-    }
-    result = ft.simulate(**fields, objective="samples")
-    # All steps are full batches and there is one of them: this is gradient descent on all samples.
-    samples = result.clients["samples"].to_numpy()
-    assert result.metrics["loss"].to_list() == pytest.approx(result.metrics["train_loss"].to_list())
-    by_hand = ft.simulate(**fields, objective=(samples / samples.sum()).tolist())
-    assert np.allclose(by_hand.model, result.model, atol=1e-12)
-
-
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(regression):
     models = [ft.simulate(**regression | {"seed": seed}).model.tobytes() for seed in (1, 1, 2)]
     assert models[0] == models[1] != models[2]

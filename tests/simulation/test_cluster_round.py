@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import fedtide as ft
-from fedtide.algorithms.base import WeightedTotal
 from fedtide.simulation import round_plan
 from fedtide.simulation.cluster.chunk_worker import ChunkWorker, WorkerSetup
 from fedtide.simulation.experiment import Experiment
@@ -253,20 +252,6 @@ def test_clients_that_train_all_together_are_dropped_as_those_of_chunks(small_ch
     used = alone.participation.filter(stage="used")["client"].unique().to_list()
     assert sorted(used) == [client for client in range(23) if client != 8]
     assert together[:7] == [23, 5, 5, 5, 5, 5, 3]  # the second five as a sum, and as updates
-
-
-def test_a_method_that_adds_up_gets_one_model_per_chunk_and_others_get_rows():
-    found = {}
-    for name in ("fedau", "mifa"):
-        cluster, pools = HereCluster(), []
-        start = cluster.start_workers
-        cluster.start_workers = lambda *how, start=start, pools=pools: (
-            pools.append(start(*how)) or pools[-1]
-        )
-        execute(experiment(algorithm=name), cluster=cluster)
-        found[name] = pools[0].returned
-    kinds = {name: {type(updates) for updates, _ in chunks} for name, chunks in found.items()}
-    assert kinds == {"fedau": {WeightedTotal}, "mifa": {ft.algorithms.ClientUpdates}}
 
 
 def test_a_run_continues_on_a_cluster_and_back(tmp_path, monkeypatch, results):

@@ -255,28 +255,6 @@ def test_what_cannot_be_recorded_is_called_with_a_warning(monkeypatch):
     torch.testing.assert_close(replay(data, data)[0], 2 * data)
 
 
-def test_cohorts_of_many_sizes_have_the_bits_of_others_if_recordings_are_dropped(
-    recordings, monkeypatch
-):
-    settings = {
-        "device": "cpu",
-        "trainer": "stacked",
-        "participation": {"type": "bernoulli", "rates": 0.5},
-        "local": {"steps": 11, "batch_size": 3, "lr": 0.05, "optimizer": "adam"},
-        "rounds": 8,
-    }
-    ends = []
-    for most in (0.0, float("inf")):
-        monkeypatch.setattr(recording, "recording_bytes", lambda like, most=most: most)
-        monkeypatch.setattr(block_runner, "_SHARED", deque())
-        one = run(**settings)
-        for _ in range(8):
-            one.round()
-        ends.append((one.driver.output, len(recordings)))
-    assert torch.equal(ends[0][0], ends[1][0])
-    assert ends[0][1] > ends[1][1] - ends[0][1], "some were made more than once"
-
-
 def test_threads_do_not_write_where_another_has_not_read_yet(monkeypatch):
     """All recordings share one memory."""
     shared, replays, others = torch.zeros(2), [], []

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 import fedtide as ft
 from fedtide.cli.main import app
 from fedtide.errors import InvalidInputError
-from fedtide.sweep import Sweep, run_sweep
 
 DIGITS = {"type": "classification", "clients": 4, "partition": "iid", "model": "logistic"}
 
@@ -127,22 +126,6 @@ def test_changed_code_is_refused(what, own, regression, killed_at, tmp_path):
         ft.simulate(**fields, out=tmp_path / "run", resume=True)
     own.write_text(METHOD)
     ft.simulate(**fields, out=tmp_path / "run", resume=True)
-
-
-def test_a_sweep_asks_for_the_fingerprint_of_equal_data_once(regression, tmp_path, monkeypatch):
-    asked = []
-    original = ft.problems.Classification.fingerprint
-    monkeypatch.setattr(
-        ft.problems.Classification, "fingerprint", lambda p: (asked.append(p), original(p))[1]
-    )
-    plain = regression | {
-        "problem": DIGITS | {"dataset": write_data(tmp_path / "data", 1.0)},
-        "rounds": 2,
-        "seeds": [1, 2, 3],
-    }
-    del plain["seed"]
-    run_sweep(Sweep.from_dict(plain), tmp_path / "sweep", workers=1)
-    assert len(asked) == 1
 
 
 # Samples of one's own.

@@ -98,31 +98,6 @@ def test_a_network_that_would_change_the_data_is_refused():
     pd.testing.assert_frame_equal(frame, before)
 
 
-class Recurrent(nn.Module):
-    """An LSTM, for which PyTorch has other kernels in float32 than in float64."""
-
-    def __init__(self):
-        super().__init__()
-        self.lstm, self.last = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 1)
-
-    def forward(self, x):
-        return self.last(self.lstm(x.unsqueeze(-1))[0][:, -1])
-
-
-def test_an_lstm_trains_alike_with_every_trainer_in_float32():
-    torch.manual_seed(0)
-    net = Recurrent()
-    alone, *others = (
-        simulate(table(), net, trainer=trainer)
-        for trainer in ("reference", "threaded", "stacked", "auto")
-    )
-    start = nn.utils.parameters_to_vector(net.parameters()).detach().numpy()
-    assert np.abs(alone.model - start).max() > 0.01
-    for found in others:
-        np.testing.assert_allclose(found.model, alone.model, atol=1e-5)
-    assert torch.backends.mkldnn.enabled
-
-
 class OnGraph(nn.Module):
     """A network with a constant sparse matrix, as those on graphs have."""
 

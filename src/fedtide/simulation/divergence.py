@@ -146,7 +146,6 @@ def find_warnings(
     start_loss: float,
     reports: int,
     moved: bool,
-    entered: bool = False,
 ) -> list[str]:
     """Return a sentence on everything about a finished run that its user should be warned of.
 
@@ -156,7 +155,6 @@ def find_warnings(
         start_loss: the loss of the initial model.
         reports: the number of rounds in which at least one client reported.
         moved: whether the model differs from the initial one.
-        entered: whether any update entered a step with a weight other than 0.
     """
     rounds, loss = metrics[-1]["round"], metrics[-1].get("loss", 0.0)
     if not moved and reports == 0:
@@ -164,17 +162,12 @@ def find_warnings(
             "participation: no client took part in any round, so the model is the "
             "initial one; choose higher rates or more rounds"
         ]
-    if not moved and entered:
-        return [
-            f"problem: the model is the initial one after {quantify(rounds, 'round')}, because all "
-            "updates are 0 or too small to change it; check whether the loss can fall, and if it "
-            "can, raise lr"
-        ]
     if not moved:
         return [
             f"algorithm: the model is the initial one after {quantify(rounds, 'round')}, although "
             f"clients took part in {reports:,} of them; if the method waits for the end of a "
-            "period or for all clients, let it wait for less or run more rounds"
+            "period or for all clients, let it wait for less or run more rounds; if all updates "
+            "are 0 or too small to change the model, raise lr"
         ]
     if not np.isfinite(loss) or 0 < RISE * start_loss < loss:
         return [

@@ -153,15 +153,8 @@ def warn(run: Run) -> list[str]:
     if start["round"] > 0:
         start = dict(run.task.evaluate(run.task.start, clients=False).metrics)
     moved = not torch.equal(run.driver.output, run.task.start)
-    experiment, tally = run.experiment, run.tally
-    found = find_warnings(
-        experiment.algorithm,
-        run.metrics,
-        start.get("loss", 0.0),
-        tally.reports,
-        moved,
-        bool(tally.effective.any()),
-    )
+    experiment, loss = run.experiment, start.get("loss", 0.0)
+    found = find_warnings(experiment.algorithm, run.metrics, loss, run.tally.reports, moved)
     for sentence in found:
         _logger.warning("%s, seed %d: %s", experiment.name, experiment.seed, sentence)
     return found
