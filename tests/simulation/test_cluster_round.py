@@ -1,9 +1,7 @@
 """Chunks trained by workers, without a cluster: what travels is pickled, as Ray would."""
 
 import pickle
-import sys
 from dataclasses import replace
-from importlib import import_module
 from itertools import islice
 
 import numpy as np
@@ -297,43 +295,6 @@ def other_data(setup):
 def test_a_worker_with_other_versions_or_data_is_refused(change):
     with pytest.raises(ft.InvalidInputError, match=r"^cluster: "):
         execute(experiment(), cluster=HereCluster(change=change))
-
-
-@pytest.fixture
-def script(monkeypatch, tmp_path):
-    """Let `__main__` be a script with a loss of its own; return the module that it imports."""
-    (tmp_path / "script.py").write_text("import imported_by_the_script")
-    (tmp_path / "imported_by_the_script.py").write_text("SCALE = 2.0")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "imported_by_the_script", raising=False)
-    imported = import_module("imported_by_the_script")
-
-    def loss(outputs, target):
-        return imported.SCALE * nn.functional.cross_entropy(outputs, target, reduction="none")
-
-    loss.__module__, loss.__qualname__ = "__main__", "loss"
-    main = sys.modules["__main__"]
-    monkeypatch.setattr(main, "loss", loss, raising=False)
-    monkeypatch.setattr(main, "__file__", str(tmp_path / "script.py"), raising=False)
-    yield imported
-    del sys.modules["imported_by_the_script"]
-
-
-def run_of_script():
-    problem = replace(experiment().problem, loss=sys.modules["__main__"].loss)
-    return experiment(problem=problem)
-
-
-def test_a_script_travels_with_its_own_loss(script, monkeypatch):
-    """In a worker, `__main__` is the file of a program of Ray's."""
-    run = run_of_script()
-    alone = execute(run)
-
-    def change(setup):
-        monkeypatch.setattr(sys.modules["__main__"], "__file__", pickle.__file__)
-        return setup
-
-    assert_same(execute(run, cluster=HereCluster(change=change)), alone)
 
 
 @pytest.mark.parametrize(

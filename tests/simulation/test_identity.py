@@ -123,13 +123,6 @@ def test_a_method_of_ones_own_is_swept_from_a_file_and_resumed(own, regression):
     assert loss["half"] != loss["plain"]
 
 
-def test_another_class_is_another_experiment(own, regression):
-    module = __import__(own.stem)
-    ft.simulate(**regression | {"algorithm": module.Scaled()}, out="run")
-    with pytest.raises(ft.InvalidInputError, match=r"^resume: .* experiment: algorithm\.type"):
-        ft.simulate(**regression | {"algorithm": module.Other()}, out="run", resume=True)
-
-
 def test_what_has_no_name_runs_in_memory_only(regression, tmp_path):
     @dataclass(frozen=True)
     class Local(ft.algorithms.FedAvg):

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 import fedtide as ft
-from fedtide.activity import COMPILING, MEASURING, activity, listen
+from fedtide.activity import COMPILING
 from fedtide.simulation import progress as progress_bars
 from fedtide.simulation.progress import Progress, ProgressBars, RunStatus
 
@@ -89,10 +89,3 @@ def test_seeds_that_had_finished_are_shown_as_done(finished, regression, tmp_pat
     monkeypatch.setattr(Progress, "finish", finish)
     ft.simulate(**fields, seeds=[1, 2, 3], out=tmp_path, resume=True, progress=True)
     assert shown[-1] == dict.fromkeys(["seed 1", "seed 2", "seed 3"], "done")
-
-
-def test_activities_may_be_nested():
-    said = []
-    with listen(said.append), activity("outer"), activity(MEASURING):
-        pass
-    assert said == ["outer", MEASURING, "outer", ""]

@@ -82,11 +82,6 @@ def test_only_what_cannot_change_unseen_outlives_a_session():
         assert is_changeable(thing)
 
 
-def test_opaque_objects_equal_only_themselves():
-    thing, other = object(), object()
-    assert key(Mine(thing)) == key(Mine(thing)) != key(Mine(other))
-
-
 def test_a_session_computes_once_and_continues_in_inner_ones():
     computed = []
     with session() as outer:
