@@ -120,14 +120,7 @@ class LocalRound:
     def train_chunks(
         self, chunks: Iterator[Chunk], plan: RoundPlan, lr: float, buffers: Buffers | None
     ) -> Iterator[ChunkResult]:
-        """Train chunks one after another; yield what `train` returns for each.
-
-        Args:
-            chunks: the instructions and the cohort of each chunk.
-            plan: how they were formed.
-            lr: γ_t.
-            buffers: of the run; None: there are none.
-        """
+        """Train chunks one after another; yield what `train` returns for each."""
         for instructions, cohort in chunks:
             start = None if buffers is None else buffers.of(cohort.clients)
             chunk = self._plan(instructions, cohort, lr, start)
@@ -143,10 +136,7 @@ class LocalRound:
     def train_pooled(
         self, chunks: Iterator[Chunk], plan: RoundPlan, lr: float, buffers: Buffers | None
     ) -> Iterator[ChunkResult]:
-        """Train the single client of a pooled task: one client's round for each of the cohort.
-
-        The arguments are those of `train_chunks`.
-        """
+        """Train the single client of a pooled task: one client's round for each of the cohort."""
         client = np.zeros(1, dtype=np.int64)
         for instructions, cohort in chunks:
             moved = None if buffers is None else buffers.of(cohort.clients[:1])

@@ -132,7 +132,17 @@ class Run:
         on_gpu = not devices.is_cpu(self.task.start)
         self._checks_late = experiment.on_nonfinite == "stop" and on_gpu
         # 4. How the clients of a round are cut into chunks, and who trains these.
-        self._planner = self._plan_rounds(on_cluster=cluster is not None)
+        self._planner = RoundPlanner(
+            self.task,
+            self._local.planner,
+            self._local.trainer,
+            experiment.max_stack_bytes,
+            experiment.chunk,
+            self._centralised,
+            # here, `LocalRound` reads whether a sum is finite, which would wait for a GPU
+            None if on_gpu and cluster is None else self.driver.weigh,
+            adds_up=cluster is None,
+        )
         self._train_chunks = self._chunk_training(cluster)
         # 5. What is recorded.
         self._evaluated_every = experiment.evaluation.interval(
@@ -307,21 +317,6 @@ class Run:
         trained = np.concatenate(arrived)
         # the single client of a pooled task trains on behalf of all
         return info, participants.reported if self._centralised and len(trained) else trained
-
-    def _plan_rounds(self, on_cluster: bool) -> RoundPlanner:
-        """Return what decides how the clients of a round are cut into chunks."""
-        # here, `LocalRound` reads whether a sum is finite, which would wait for a GPU
-        sums = on_cluster or devices.is_cpu(self.task.start)
-        return RoundPlanner(
-            self.task,
-            self._local.planner,
-            self._local.trainer,
-            self.experiment.max_stack_bytes,
-            self.experiment.chunk,
-            self._centralised,
-            self.driver.weigh if sums else None,
-            adds_up=not on_cluster,
-        )
 
     def _chunk_training(self, cluster: RayCluster | None) -> TrainChunks:
         """Return the function that trains the chunks of a round: here, or on a cluster.

@@ -1,4 +1,4 @@
-"""Metrics of a run, what each client contributed to it, and what fine-tuning brings each."""
+"""Metrics of a run, and what each client contributed to it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,14 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fedtide.algorithms import Instructions
 from fedtide.metric_direction import base_metric, lower_is_better
 from fedtide.participation.log.client_ids import name_clients
 from fedtide.population import Population
-from fedtide.problems import Task
 from fedtide.problems.base import Evaluation
-from fedtide.simulation.buffers import Buffers
-from fedtide.training import LocalTraining
-from fedtide.training.minibatches import MinibatchPlanner
-from fedtide.training.trainers.base import Trainer
 
 Floats = NDArray[np.float64]
-
-_FINE_TUNED = 100  # clients whose models are in memory together
 
 
 class ParticipationTally:
@@ -145,42 +135,3 @@ def clients_table(
     )
     columns |= evaluation.clients
     return pl.DataFrame(columns)
-
-
-def personalised_figures(
-    task: Task,
-    trainer: Trainer,
-    local: LocalTraining,
-    x: Tensor,
-    lr: float,
-    seed: int,
-    buffers: Buffers | None = None,
-) -> dict[str, NDArray[np.float64]]:
-    """Return each client's metrics after it has trained from x on its own samples.
-
-    Compared with the metrics of x itself, they tell whether the shared model or a model of its own
-    serves a client better.
-
-    Args:
-        task: what is learnt, without the weights of an objective.
-        trainer: trains the clients as `local` says.
-        local: the local steps of the fine-tuning, which start with the first epoch.
-        x: the model, shape (d,).
-        lr: the learning rate.
-        seed: of the minibatches.
-        buffers: the initial buffers; None: there are none.
-
-    Returns:
-        The per-client metrics of an evaluation, with the prefix `personalised_`, each of shape
-        (N,).
-    """
-    planner = MinibatchPlanner(task.population, local, seed)
-    parts = []
-    for first in range(0, task.population.clients, _FINE_TUNED):
-        clients = np.arange(first, min(first + _FINE_TUNED, task.population.clients))
-        start = None if buffers is None else buffers.of(torch.from_numpy(clients).to(x.device))
-        trained = trainer.train(Instructions(x), planner.plan(clients), lr, start)
-        parts.append(task.evaluate_clients(x + trained.deltas, clients, trained.buffers))
-    return {
-        f"personalised_{name}": np.concatenate([part[name] for part in parts]) for name in parts[0]
-    }

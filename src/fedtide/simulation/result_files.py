@@ -15,17 +15,21 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fedtide.algorithms import Instructions
 from fedtide.atomic_io import write_atomically, write_frame, write_json
 from fedtide.errors import InvalidInputError
 from fedtide.metric_direction import lower_is_better
 from fedtide.simulation.divergence import find_warnings
 from fedtide.simulation.loop import Run
-from fedtide.simulation.metrics import clients_table, declared_directions, personalised_figures
+from fedtide.simulation.metrics import clients_table, declared_directions
 from fedtide.simulation.result import Result
 from fedtide.simulation.run_folder import RunFolder, finite_row
+from fedtide.training.minibatches import MinibatchPlanner
 from fedtide.training.trainers.select import choose_trainer
 
 _logger = logging.getLogger(__name__)
+
+_FINE_TUNED = 100  # clients whose models are in memory together
 
 
 def collect_result(
@@ -134,17 +138,22 @@ def final_clients(run: Run) -> pl.DataFrame:
 
 
 def _personalised(run: Run, steps: int) -> dict[str, NDArray[np.float64]]:
-    """Return the clients' metrics after each has fine-tuned the output."""
+    """Return the metrics of each client, shape (N,), after local steps from the output.
+
+    Compared with those of the output, they tell whether the shared model or a model of its own
+    serves a client better.
+    """
     task, local = run.task.unweighted, replace(run.experiment.local, steps=steps, epochs=None)
-    return personalised_figures(
-        task,
-        choose_trainer(run.trainer_name, task, local, 0, compile=False)[0],
-        local,
-        run.driver.output,
-        local.rate(run.ended),
-        run.experiment.seed,
-        run.buffers,
-    )
+    trainer, _ = choose_trainer(run.trainer_name, task, local, 0, compile=False)
+    planner = MinibatchPlanner(task.population, local, run.experiment.seed)
+    x, lr, parts = run.driver.output, local.rate(run.ended), []
+    for first in range(0, task.population.clients, _FINE_TUNED):
+        clients = np.arange(first, min(first + _FINE_TUNED, task.population.clients))
+        ids = torch.from_numpy(clients).to(x.device)
+        start = None if run.buffers is None else run.buffers.of(ids)
+        trained = trainer.train(Instructions(x), planner.plan(clients), lr, start)
+        parts.append(task.evaluate_clients(x + trained.deltas, clients, trained.buffers))
+    return {f"personalised_{n}": np.concatenate([part[n] for part in parts]) for n in parts[0]}
 
 
 def warn(run: Run) -> list[str]:

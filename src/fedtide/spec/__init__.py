@@ -10,7 +10,6 @@ from fedtide.spec.build import (
     refuse_missing_keys,
     refuse_unknown_keys,
 )
-from fedtide.spec.code import hash_code, hash_files
 from fedtide.spec.constraints import (
     AtLeast,
     Constraint,
@@ -21,7 +20,15 @@ from fedtide.spec.constraints import (
 )
 from fedtide.spec.content import fingerprint, hash_file, is_data, is_network
 from fedtide.spec.fields import Field, equal, field_meanings, fields, spec
-from fedtide.spec.identity import PROCESS, Session, is_changeable, key, session
+from fedtide.spec.identity import (
+    PROCESS,
+    Session,
+    hash_code,
+    hash_files,
+    is_changeable,
+    key,
+    session,
+)
 from fedtide.spec.plain import (
     canonical,
     describe,
