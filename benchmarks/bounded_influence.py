@@ -7,7 +7,7 @@ Digits with logistic regression and 50 clients, 95% of whose samples are of thei
 clients of two classes take part in a tenth of the rounds, the others in half of them, so that
 participation is correlated with the data. `train` runs every method on the same participation and
 minibatches, as it is and with five hostile clients, over ten seeds, and writes
-records/bounded_influence.json; `write` puts the table into docs/methods.md and draws the figure.
+records/bounded_influence.json; `write` puts the table into docs/hostile-clients.md and draws the figure.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Ids = NDArray[np.int64]
 
 HERE = Path(__file__).parent
 RECORD = HERE / "records" / "bounded_influence.json"
-PAGE = HERE.parent / "docs" / "methods.md"
+PAGE = HERE.parent / "docs" / "hostile-clients.md"
 FIGURE = HERE.parent / "docs" / "images" / "bounded-influence.png"
 BEGIN, END = "<!-- bounded influence: begin -->", "<!-- bounded influence: end -->"
 

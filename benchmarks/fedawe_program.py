@@ -7,7 +7,7 @@ FOLDER holds github.com/mingxiang12/FedAWE at e0b8538. `run` runs the unmodified
 and some images of CIFAR-10 (in a folder in FEDTIDE_DATA), and records who took part with which
 probability, the models that the clients returned, and the server's models. fedtide's methods then
 get the same cohorts and updates; the distances of their models from the program's are written to
-records/fedawe_program.json. `write` puts the table into docs/methods.md. The program needs
+records/fedawe_program.json. `write` puts the table into docs/methods-evidence.md. The program needs
 torchvision only for images, which are read here without it.
 """
 
@@ -46,7 +46,7 @@ from fedtide.provenance import machine, versions
 
 HERE = Path(__file__).parent
 RECORD = HERE / "records" / "fedawe_program.json"
-PAGE = HERE.parent / "docs" / "methods.md"
+PAGE = HERE.parent / "docs" / "methods-evidence.md"
 LEADERBOARD = HERE.parent / "results" / "leaderboard"
 BEGIN, END = "<!-- FedAWE's program: begin -->", "<!-- FedAWE's program: end -->"
 

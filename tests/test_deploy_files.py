@@ -99,7 +99,7 @@ def test_compose_publishes_only_nginx_and_local_dashboards():
 
 
 def test_compose_mounts_files_that_exist_or_that_the_page_makes():
-    page = (DEPLOY.parent / "docs/deploy.md").read_text()
+    page = (DEPLOY.parent / "docs/deploy-tls.md").read_text()
     made = {"ca.crt", "server.pem", "server.key", "local.pem", "local.key"}
     for service in SERVICES.values():
         for volume in service.get("volumes", []):

@@ -1,4 +1,4 @@
-"""The recipe of docs/deploy.md, carried out on this machine.
+"""The recipe of docs/deploy-tls.md, carried out on this machine.
 
 Only what a reader would change as well differs from the page and from the files in `deploy`: the
 server's name, folders, ports and accounts. Nothing listens on anything but 127.0.0.1.
@@ -45,7 +45,7 @@ def needs(program: str) -> pytest.MarkDecorator:
 
 def commands_with(words: str) -> str:
     """Return the block of commands on the page that contains these words."""
-    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "deploy-tls.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```\w*\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     [block] = [text for text in blocks if words in text]
     return block

@@ -1,4 +1,4 @@
-"""The recipe of docs/deploy.md: keys, the proxy, and a federation that a stranger attacks."""
+"""The recipe of docs/deploy-tls.md: keys, the proxy, and a federation that a stranger attacks."""
 
 import http.server
 import json

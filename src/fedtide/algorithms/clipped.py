@@ -55,7 +55,7 @@ class Clipped(Wrapper[ClippedState]):
     rounds after its return, unless FedAU's `average` decays. Clipping ω Δ instead would undo
     exactly the weight that FedAU gives to rare clients. Clipping Δ affects them, too: their
     updates, from a model that others have moved in their absence, are often the longest (see
-    docs/methods.md).
+    docs/hostile-clients.md).
 
     Clipping does not protect if clients themselves report their weight, as on Flower with
     FedAvg(weights="data"), nor against several clients that together send small wrong updates; for

@@ -124,7 +124,7 @@ class TrimmedMean(CoordinatewiseTrimmed):
     trimming counted weights, a hostile client could become the median by staying away until FedAU
     gives it half of the weight. The cost is that a rare client whose values lie outside those of
     the others, so that nobody else represents it, is removed like an attacker (see
-    docs/methods.md).
+    docs/hostile-clients.md).
 
     There is no protection in rounds of one or two clients, where nothing can be trimmed; Clipped
     around this method bounds their updates. All updates of a round are kept until its end: S d
