@@ -658,11 +658,10 @@ def control_table(board: Leaderboard, figures: Figures) -> list[str]:
 
     The rivals are the methods that a deployment can run, with or without a model per client.
     """
-    lines = [
-        "| problem | pattern | best by hand | its value | Auto | with control variates | "
-        "ratio to the best | with − without |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    problems = list(board.problems)
+    heads = (f"{one}: best by hand | Auto | with | with − without" for one in problems)
+    lines = [f"| pattern | {' | '.join(heads)} |", "| --- |" + " --- |" * 4 * len(problems)]
+    rows: dict[str, list[str]] = {pattern: [] for pattern in board.patterns}
     counts = []
     for problem in board.problems:
         ratios, changes, better, worse, losses = [], [], 0, 0, 0
@@ -684,9 +683,9 @@ def control_table(board: Leaderboard, figures: Figures) -> list[str]:
             better += gap < -margin
             worse += gap > margin
             losses += loss > loss_margin
-            lines.append(
-                f"| {problem} | {pattern} | {best} | {own[best].mean():.3g} | {plain.mean():.3g} | "
-                f"{mine.mean():.3g} | {ratios[-1]:.2f} | {gap:.2g} ± {margin:.2g} |"
+            rows[pattern].append(
+                f"{best}: {own[best].mean():.3g} | {plain.mean():.3g} | {mine.mean():.3g} | "
+                f"{gap:.2g} ± {margin:.2g}"
             )
         if ratios:
             counts += [
@@ -696,6 +695,7 @@ def control_table(board: Leaderboard, figures: Figures) -> list[str]:
                 f"hand, within 5 % in {(np.array(ratios) <= 1.05).sum()}, worst {max(ratios):.2f}; "
                 f"worse than FedAvg by the intervals in {losses}.",
             ]
+    lines += [f"| {pattern} | {' | '.join(cells)} |" for pattern, cells in rows.items()]
     return [*lines, "", *counts]
 
 

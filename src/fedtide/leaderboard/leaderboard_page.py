@@ -66,7 +66,7 @@ def render_page(standings: Standings, image: str = "images/leaderboard.png") -> 
         trials=coarse + len(refined_pairs((1, 1))),
         progress=_progress(standings),
         against=_against_fedavg(standings),
-        best={board.problems[name].title: _best(standings, name) for name in standings.begun},
+        best=_best(standings),
         tables=[_problem(standings, name) for name in standings.begun],
         pattern_table=markdown_table(
             ["pattern", "who takes part", "from", "period", "everybody in each period"],
@@ -132,17 +132,24 @@ def _against_fedavg(standings: Standings) -> dict[str, Any]:
     }
 
 
-def _best(standings: Standings, problem: str) -> str:
-    """Return the table of the best method of each memory class under each pattern."""
-    board, rows = standings.board, []
-    for pattern in board.patterns:
-        row = [pattern, regret_text(standings, problem, pattern, REFERENCE)]
-        for memory in MEMORY_NAMES:
-            methods = [name for name, one in board.methods.items() if one.memory == memory]
-            best = standings.best(problem, pattern, methods)
-            row.append(f"{best}: {regret_text(standings, problem, pattern, best)}" if best else "")
-        rows.append(row)
-    return markdown_table(["pattern", "FedAvg", *MEMORY_NAMES.values()], rows)
+def _best(standings: Standings) -> str:
+    """Return the best methods of each memory class under each pattern, one for each problem."""
+    board = standings.board
+    of = {
+        memory: [name for name, one in board.methods.items() if one.memory == memory]
+        for memory in MEMORY_NAMES
+    }
+    rows = [
+        [
+            pattern,
+            *(
+                ", ".join(standings.best(one, pattern, names) or "–" for one in standings.begun)
+                for names in of.values()
+            ),
+        ]
+        for pattern in board.patterns
+    ]
+    return markdown_table(["pattern", *MEMORY_NAMES.values()], rows)
 
 
 def regret_text(standings: Standings, problem: str, pattern: str, method: str) -> str:
