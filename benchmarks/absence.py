@@ -7,7 +7,7 @@ Digits with logistic regression and 50 clients, as in bounded_influence.py. 49 c
 half of the rounds; the attacker stays away for 950 rounds, then takes part in each of the last 50
 and sends −10 Δ. FedAU's ω is a mean over intervals, so that it remembers the absence. `train` runs
 every method on the same participation and minibatches, with and without the attack, over three
-seeds (two minutes), and writes records/absence.json; `write` puts the table into docs/hostile-clients.md.
+seeds (two minutes), and writes records/absence.json; `write` puts the table into the page.
 """
 
 from __future__ import annotations

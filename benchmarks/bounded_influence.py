@@ -7,7 +7,7 @@ Digits with logistic regression and 50 clients, 95% of whose samples are of thei
 clients of two classes take part in a tenth of the rounds, the others in half of them, so that
 participation is correlated with the data. `train` runs every method on the same participation and
 minibatches, as it is and with five hostile clients, over ten seeds, and writes
-records/bounded_influence.json; `write` puts the table into docs/hostile-clients.md and draws the figure.
+records/bounded_influence.json; `write` puts the table into the page and draws the figure.
 """
 
 from __future__ import annotations
