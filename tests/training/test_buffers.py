@@ -1,6 +1,5 @@
 """Running statistics over the rounds of a run, against plain federated loops."""
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,31 +104,6 @@ def test_a_resumed_run_has_the_same_bits(mode):
         second.round()
     assert torch.equal(whole.buffers.values, second.buffers.values)
     assert torch.equal(whole.driver.output, second.driver.output)
-
-
-def test_a_run_is_evaluated_with_its_buffers():
-    run = Run(experiment(participation="full"))
-    run_rounds(run, 3)
-    task, x, values = run.task, run.driver.output, run.buffers.values
-    found = run._evaluate().metrics["loss"]
-    network = copy.deepcopy(task.network)
-    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    for name, value in (task.layout.unflatten(x) | task.unflatten_buffers(values)).items():
-        tensors[name].data.copy_(value)
-    with torch.no_grad():
-        expected = task.losses(network.eval()(*task.inputs), task.target).mean()
-    assert found == pytest.approx(float(expected), rel=1e-12)
-    assert found != pytest.approx(task.evaluate(x).metrics["loss"], rel=1e-3)
-
-
-def test_weighted_objectives_pass_buffers_on():
-    plain, weighted = (
-        Run(experiment(participation="full", objective=objective))
-        for objective in ("uniform", [1, 1, 1, 1, 1])
-    )
-    for run in (plain, weighted):
-        run_rounds(run, 2)
-    assert torch.allclose(plain.buffers.values, weighted.buffers.values, rtol=1e-12)
 
 
 def test_buffers_that_are_not_finite_are_dropped_with_their_update():

@@ -1,6 +1,5 @@
 """Threads of one core each, and how a cohort is divided over them."""
 
-import os
 import threading
 import time
 from functools import partial
@@ -102,16 +101,6 @@ def test_an_error_while_preparing_is_raised_and_no_job_is_left_waiting():
     assert len(done) == before
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forked_process_starts_threads_of_its_own(monkeypatch):
-    threads, used = CoreThreads(2), set()
-    threads.map(later(lambda _: used.add(threading.get_ident())), range(20))
-    monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a process that was forked
-    before = threads._pool
-    threads.map(later(lambda _: None), range(2))
-    assert threads._pool is not before
-
-
 @pytest.mark.parametrize("cost", [1, 10**6, 10**9])
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_chunks_hold_every_client_and_little_else(cost, threads):
@@ -125,8 +114,3 @@ def test_chunks_hold_every_client_and_little_else(cost, threads):
 @pytest.mark.parametrize("clients", [2, 10, 20, 50])
 def test_chunks_keep_all_threads_busy(clients):
     assert list(_cut(clients, _SIZES, 2, cost=10**9)) == [clients // 2] * 2
-
-
-def test_small_models_are_filled_up_rather_than_cut_once_more():
-    assert list(_cut(26, _SIZES, 1, cost=10**3)) == [100]
-    assert list(_cut(26, _SIZES, 1, cost=10**7)) == [25, 1]

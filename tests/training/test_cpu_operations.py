@@ -82,16 +82,6 @@ def test_products_of_clients_that_are_small_become_sums(
     assert found.is_contiguous()
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-def test_rows_that_exceed_a_cache_are_no_sums_if_they_are_read_for_every_column(transposed):
-    a, b = torch.randn(4, 8, 1100), torch.randn(4, 1100, 100)
-    if transposed:
-        b = b.transpose(1, 2).contiguous().transpose(1, 2)
-    graph, operations = captured(lambda a, b: (a @ b,), [a, b], 4)
-    assert any("bmm" in name for name in operations) == transposed
-    torch.testing.assert_close(graph(a, b)[0], a @ b, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize(
     ("dtype", "terms", "products"),
     [(torch.float64, 16, 0), (torch.float64, 200, 1), (torch.bfloat16, 16, 1)],
@@ -189,18 +179,6 @@ def test_the_first_largest_pixel_of_each_window_takes_its_gradient(window, tiles
     assert_same(gradients(loss, [images]), [images], "max_pool2d_with_indices_backward")
 
 
-def test_a_window_takes_its_gradient_to_the_pixel_that_is_no_number():
-    images = torch.arange(32).double().view(1, 2, 4, 4)
-    images[0, 0, 1, 1] = images[0, 1, 2, 0] = torch.nan
-    upstream = torch.arange(1, 9).double().view(1, 2, 2, 2)
-
-    def function(images):
-        found = torch.func.vjp(lambda x: nn.functional.max_pool2d(x, 2), images)[1](upstream)
-        return (found[0],)
-
-    assert_same(function, [images], "max_pool2d_with_indices_backward")
-
-
 @pytest.mark.parametrize(
     "pool",
     [
@@ -244,14 +222,6 @@ def test_groups_are_normalised_as_by_pytorch(groups, each, pixels, learnt, seed)
 
     examples = [x, *parameters]
     assert_same(gradients(loss, examples), examples, "native_group_norm")
-
-
-def test_pytorch_computes_the_gradients_of_groups_in_one_operation():
-    """It does not where they are to be differentiated again; then they would not be replaced."""
-    x = torch.randn(2, 4, 3).double()
-    loss = gradients(lambda x: nn.functional.group_norm(x, 2).sum(), [x])
-    graph = _graph_capture.capture(loss, [x])
-    assert "native_group_norm_backward" in graph.code
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (4, 6, 0)])

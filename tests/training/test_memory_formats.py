@@ -51,8 +51,3 @@ def test_the_gradient_of_flattened_images_takes_their_format(layer):
     assert mixed(graph) == []
     for found, expected in zip(graph(x, *values), gradients(x, *values), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_contiguous_images_stay():
-    graph = capture(lambda x, y: (x * y + y,), [torch.ones(2, 3, 4, 4)] * 2)
-    assert "clone" not in graph.code

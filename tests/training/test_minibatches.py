@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.training import LocalTraining, minibatches
+from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
 
 SIZES = [1, 3, 4, 8, 9, 17, 40]
@@ -89,14 +89,6 @@ def test_full_batches(steps):
         assert [sorted(batch) for batch in batches] == [list(range(size))] * count
 
 
-def test_full_batches_on_request_whatever_the_batch_size_is():
-    planner = MinibatchPlanner(population(), LocalTraining(steps=2, batch_size=4), seed=0)
-    plan = planner.plan(np.arange(len(SIZES)), full_batch=True)
-    assert plan.positions.shape == plan.mask.shape == (1, len(SIZES), max(SIZES))
-    assert plan.mask.sum(axis=2).tolist() == [SIZES]
-    assert plan.steps.tolist() == [2] * len(SIZES)
-
-
 def test_nothing_is_masked_where_all_batches_are_complete():
     planner = MinibatchPlanner(population([8, 16, 9]), LocalTraining(steps=2, batch_size=4), seed=0)
     assert planner.plan(np.arange(3)).mask is None
@@ -131,24 +123,6 @@ def test_a_client_that_is_done_begins_no_further_epochs():
         own = plan.positions[plan.active[:, client], client, 0]
         assert np.array_equal(np.sort(own), np.arange(size))
     assert (plan.positions < sizes[:, None]).all()
-
-
-def test_epochs_beyond_those_that_are_shuffled_at_once_are_shuffled_alike(monkeypatch):
-    sizes = np.array([3, 5, 8] * 20)
-    local = LocalTraining(epochs=4, batch_size=2, lr=0.1)
-    plans = []
-    for bits in (minibatches._ROW_BITS, 4):
-        monkeypatch.setattr(minibatches, "_ROW_BITS", bits)
-        planner = MinibatchPlanner(Population(60, samples=sizes), local, seed=0)
-        plans.append(planner.plan(np.arange(60)))
-    assert np.array_equal(plans[0].positions, plans[1].positions)
-
-
-def test_orders_that_were_forgotten_come_back(monkeypatch):
-    local = LocalTraining(steps=1, batch_size=4)
-    expected = [stream(local, SIZES, 2, client, 25) for client in range(len(SIZES))]
-    monkeypatch.setattr(minibatches, "_KEPT", 0)
-    assert [stream(local, SIZES, 2, client, 25) for client in range(len(SIZES))] == expected
 
 
 def test_a_planner_goes_on_from_what_was_taken():
@@ -190,13 +164,6 @@ def test_keys_differ_between_clients_and_steps_and_do_not_depend_on_the_cohort()
     alone = MinibatchPlanner(population(), LocalTraining(steps=4, batch_size=2), seed=0)
     assert np.array_equal(alone.plan(np.array([5])).keys[:, 0], both[0][:, 1])
     assert np.array_equal(alone.plan(np.array([5])).keys[:, 0], both[1][:, 1])
-
-
-def test_clients_of_functions_have_keys_but_no_samples():
-    plan = MinibatchPlanner(Population(3), LocalTraining(steps=2), seed=0).plan(np.array([0, 2]))
-    assert plan.positions is None
-    assert plan.mask is None
-    assert plan.keys.shape == (2, 2)
 
 
 def test_nobody_trains_in_an_empty_round():
@@ -252,17 +219,3 @@ def test_minibatches_are_as_wide_as_the_largest_of_the_chosen_clients(sizes, bat
         assert plan.mask is None or not plan.mask[:, client, width:].any()
     alone = planner.widths[planner.widths >= min(sizes[which[0]], width)].min()
     assert plan.single_client(which[0]).positions.shape[2] == alone
-
-
-@settings(max_examples=60)
-@given(
-    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
-    batch=st.none() | st.integers(1, 6),
-    counted=st.sampled_from(["steps", "epochs"]),
-)
-def test_the_smallest_and_largest_batch_are_those_of_a_long_run(sizes, batch, counted):
-    rounds = {"steps": 12, "epochs": 1}[counted]
-    local = LocalTraining(**{counted: rounds}, batch_size=batch)
-    planner = MinibatchPlanner(population(sizes), local, 0)
-    lengths = {len(one) for own in used(planner, range(len(sizes))) for one in own}
-    assert planner.batch_range == (min(lengths), max(lengths))

@@ -96,12 +96,6 @@ def test_every_optimizer_is_that_of_torch(trainer, options):
 
 
 @pytest.mark.parametrize("trainer", CAPTURED)
-def test_moments_pass_from_one_block_of_steps_to_the_next(trainer):
-    local = LocalTraining(steps=9, batch_size=6, optimizer="adam", weight_decay=0.1)
-    assert_follows_the_plain_loop(trainer, "linear", local, mu=0.2)
-
-
-@pytest.mark.parametrize("trainer", CAPTURED)
 def test_buffers_and_optimizers_in_epochs(trainer):
     """Clients that have finished their epochs keep their buffers and their model."""
     local = LocalTraining(epochs=1, batch_size=4, optimizer="adamw", weight_decay=0.2)
@@ -129,20 +123,6 @@ def test_a_network_that_cannot_be_stacked_is_refused_in_a_sentence(trainer):
         assert_follows_the_plain_loop(trainer, "branching", local)
 
 
-@pytest.mark.parametrize(
-    ("trainer", "message"),
-    [
-        ("stacked", r"^trainer: .* cannot be stacked .*; use trainer: threaded or reference$"),
-        ("threaded", r"^trainer: .* cannot be trained on threads \(.*\); use trainer: reference$"),
-    ],
-)
-def test_a_gradient_of_ones_own_that_torch_func_refuses_is_named(trainer, message):
-    local = LocalTraining(steps=2, batch_size=4)
-    assert_follows_the_plain_loop("reference", "reversing", local)
-    with pytest.raises(UnsuitableTrainerError, match=message):
-        assert_follows_the_plain_loop(trainer, "reversing", local)
-
-
 def test_auto_trains_a_gradient_of_ones_own_as_the_reference_does():
     task, local = network_task("reversing"), LocalTraining(steps=2, batch_size=4)
     trainer, why = choose_trainer("auto", task, local, clients=1e9)
@@ -156,13 +136,6 @@ def test_auto_trains_a_gradient_of_ones_own_as_the_reference_does():
 def test_a_network_that_cannot_be_stacked_trains_without_stacking(trainer):
     local = LocalTraining(steps=2, batch_size=4)
     assert_follows_the_plain_loop(trainer, "branching", local)
-
-
-def test_auto_does_not_stack_a_network_that_cannot_be_stacked():
-    task, local = network_task("branching"), LocalTraining(steps=2, batch_size=4)
-    trainer, why = choose_trainer("auto", task, local, clients=1e9)
-    assert trainer.name == "reference"
-    assert "stacked fails on this model" in why
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
@@ -192,18 +165,6 @@ def test_auto_compiles_what_is_the_fastest_compiled(kind, measured, clients, cho
     assert trainer.name.startswith(chosen)
     assert why.startswith(f"{trainer.name}: ")
     assert ("compiling pays" in why) == trainer.name.endswith("compiled")
-
-
-def test_auto_compiles_nothing_on_a_gpu(monkeypatch):
-    seconds = lambda trainer, task, local: 0.01 if trainer.name == "stacked" else 0.02  # noqa: E731
-    monkeypatch.setattr("fedtide.training.trainers.select._seconds_per_client", seconds)
-    task, local = network_task("tokens"), LocalTraining(steps=2, batch_size=4)
-    on_cpu, _ = choose_trainer("auto", task, local, 10**6)
-    monkeypatch.setattr("fedtide.training.devices.is_cpu", lambda tensor: False)
-    monkeypatch.setattr("fedtide.training.devices.stack_bytes", lambda like, cpu_bytes: cpu_bytes)
-    on_gpu, why = choose_trainer("auto", task, local, 10**6)
-    assert on_cpu.name.endswith("compiled")
-    assert not on_gpu.name.endswith("compiled"), why
 
 
 @pytest.mark.parametrize("trainer", ["stacked", "threaded"])

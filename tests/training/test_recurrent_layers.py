@@ -55,18 +55,6 @@ def test_outputs_states_and_gradients_are_pytorchs(kind, switches, layers):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_given_states_and_single_sequences(kind):
-    layer = build(kind)
-    for x, state in [(draw(5, 2, 3), draw(1, 2, 4)), (draw(5, 3), draw(1, 4))]:
-        given = (state, state) if kind is nn.LSTM else state
-        expected = outputs_and_gradients(layer, x, given)
-        with StackableRecurrence():
-            found = outputs_and_gradients(layer, x, given)
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_layers_stack_over_clients(kind):
     layer, x = build(kind), draw(6, 5, 2, 3)

@@ -12,13 +12,12 @@ from torch import nn
 from fedtide.algorithms import Instructions
 from fedtide.problems import Classification, Iid, Regression, Supervised
 from fedtide.problems.synthetic import RegressionTask
-from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.simulation.inputs import prepare_cached
 from fedtide.spec import PROCESS
 from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
 from fedtide.training.projection import Projection
-from fedtide.training.trainers import block_runner, stacked
+from fedtide.training.trainers import block_runner
 from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.stacked import StackedTrainer
 from fedtide.training.trainers.threaded import ThreadedTrainer
@@ -70,15 +69,6 @@ def test_the_seeds_of_a_problem_share_their_captured_steps(problem, trainer, cap
         assert_equal_to_the_reference(trainer, prepare(problem, seed))
         once = once or len(captured)
     assert len(captured) == once > 0
-
-
-def test_weighted_objectives_share_them_apart_from_unweighted_ones(captured):
-    for weights in ([1, 2, 3], [3, 2, 1]):
-        task = prepare(REGRESSION, sum(weights[:1]))
-        assert_equal_to_the_reference(StackedTrainer, weigh_objective(task, weights))
-    weighted = len(captured)
-    assert_equal_to_the_reference(StackedTrainer, prepare(REGRESSION, 5))
-    assert len(captured) == 2 * weighted
 
 
 @pytest.mark.parametrize("other", [{"model": {"type": "mlp", "hidden": [4]}}, {"samples": 900}])
@@ -133,17 +123,6 @@ def test_steps_that_hold_tensors_of_their_task_serve_no_other():
         assert_equal_to_the_reference(StackedTrainer, HiddenData(prepare(REGRESSION, seed)))
 
 
-def test_shared_steps_do_not_keep_a_task_in_memory(captured):
-    task = prepare(DIGITS, 1)
-    assert_equal_to_the_reference(StackedTrainer, task)
-    watched = weakref.ref(task)
-    del task
-    captured.clear()
-    PROCESS.prepared.clear()
-    gc.collect()
-    assert watched() is None
-
-
 class Branch(nn.Module):
     """Cannot be captured: what it does depends on the values."""
 
@@ -166,27 +145,6 @@ def test_steps_that_cannot_be_captured_do_not_keep_a_task_in_memory():
     del task
     gc.collect()
     assert watched() is None
-
-
-def test_compiled_steps_are_kept_by_the_number_of_threads_that_is_compiled_in(
-    set_threads, monkeypatch
-):
-    compiled = []
-
-    def compile_graph(graph, examples):
-        compiled.append(torch.get_num_threads())
-        return graph
-
-    monkeypatch.setattr(block_runner, "compile_graph", compile_graph)
-    monkeypatch.setattr(stacked, "_CORE_BYTES", 0)  # chunks run on all cores, one after another
-    PROCESS.prepared.clear()
-    block_runner._SHARED.clear()
-    task = prepare(REGRESSION, 1)
-    for threads in (2, 1, 2):
-        set_threads(threads)
-        plan = MinibatchPlanner(task.population, LOCAL, seed=1).plan(CLIENTS)
-        StackedTrainer(task, LOCAL, compiled=True).train(Instructions(task.start), plan, 0.05)
-    assert compiled == [2, 1]
 
 
 @dataclass(frozen=True)

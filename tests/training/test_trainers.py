@@ -1,7 +1,6 @@
 """Trainers: the reference against literal local steps, the others against the reference."""
 
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ from fedtide.training.trainers import stacked
 from fedtide.training.trainers.block_runner import BlockRunner
 from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.select import (
-    _seconds_per_client,
     _typical_clients,
     choose_trainer,
 )
@@ -281,18 +279,6 @@ def test_problems_of_functions(name, problem):
     assert_equal_updates(name, task, local, clients, correction=True)
 
 
-def test_a_captured_block_serves_every_rate_and_proximal_weight(digits_task):
-    """lr and mu are arguments of the captured block, not constants in it."""
-    local = local_training()
-    stacked, reference = StackedTrainer(digits_task, local), ReferenceTrainer(digits_task, local)
-    for lr, mu in [(0.1, 0.0), (0.2, 0.3), (0.05, 0.6), (0.3, 0.0)]:
-        plan = MinibatchPlanner(digits_task.population, local, seed=1).plan(np.array([1, 2]))
-        instructions = Instructions(nearby(digits_task), mu=mu)
-        found = stacked.train(instructions, plan, lr).deltas
-        expected = reference.train(instructions, plan, lr).deltas
-        assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
-
-
 def test_captured_blocks_of_different_settings_are_kept_apart():
     """Runs on one task share captured blocks, but never those of other settings."""
     task = quadratic()[1]
@@ -328,12 +314,6 @@ def test_a_trainer_asked_for_by_name_is_given(name, digits_task):
     assert why.startswith(name)
 
 
-def test_auto_picks_one_and_says_which(digits_task):
-    trainer, why = choose_trainer("auto", digits_task, local_training(), clients=10)
-    assert trainer.name in ("reference", "stacked")
-    assert why.startswith(trainer.name)
-
-
 def test_auto_takes_another_trainer_where_stacking_fails(digits_task, monkeypatch):
     def fail(*_):
         raise RuntimeError("no batching rule for this operation")
@@ -345,40 +325,12 @@ def test_auto_takes_another_trainer_where_stacking_fails(digits_task, monkeypatc
     assert "no batching rule" in why
 
 
-def test_waiting_for_a_core_is_not_counted_as_training(digits_task, monkeypatch):
-    """On a machine that is busy with other work, `auto` would compile what is trained soon."""
-    original = StackedTrainer.train
-
-    def wait(*arguments):
-        time.sleep(0.5)
-        return original(*arguments)
-
-    monkeypatch.setattr(StackedTrainer, "train", wait)
-    local = local_training()
-    assert _seconds_per_client(StackedTrainer(digits_task, local), digits_task, local) < 0.5 / 8
-
-
-def test_a_clock_that_counts_in_ticks_leaves_the_time_on_the_wall(digits_task, monkeypatch):
-    """As that of a process on Windows does, in which a measurement may take no tick."""
-    monkeypatch.setattr(time, "process_time", lambda: 0.0)
-    local = local_training()
-    assert _seconds_per_client(StackedTrainer(digits_task, local), digits_task, local) > 0
-
-
 @pytest.mark.parametrize("name", ["compiled", "threaded-compiled"])
 def test_without_a_compiler_nothing_is_compiled(name, digits_task, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda _: None)
     trainer, why = choose_trainer(name, digits_task, local_training(), clients=1)
     assert trainer.name == {"compiled": "stacked", "threaded-compiled": "threaded"}[name]
     assert "compiler" in why
-
-
-@pytest.mark.parametrize("name", ["compiled", "threaded-compiled"])
-def test_compiling_can_be_forbidden(name, digits_task):
-    plain = {"compiled": "stacked", "threaded-compiled": "threaded"}[name]
-    trainer, why = choose_trainer(name, digits_task, local_training(), clients=1, compile=False)
-    assert trainer.name == plain
-    assert "compile is false" in why
 
 
 @pytest.mark.compile
@@ -477,14 +429,6 @@ def test_a_client_with_many_samples_does_not_keep_its_chunk_busy(monkeypatch):
     monkeypatch.setattr(BlockRunner, "_prepare_block", count)
     trained(StackedTrainer(task, local), task, local, np.arange(len(UNEVEN)), rounds=1)
     assert sum(UNEVEN) <= sum(taken) < 2 * sum(UNEVEN) < len(UNEVEN) * max(UNEVEN) / 3
-
-
-@pytest.mark.parametrize("steps", [{"steps": 3}, {"epochs": 2}], ids=str)
-@pytest.mark.parametrize("name", CAPTURED)
-def test_full_batches_of_very_different_sizes(name, steps):
-    task = uneven_task([1, 3, 40, 70, 150, 700])
-    clients = [5, 0, 2, 3, 1, 4]
-    assert_equal_updates(name, task, LocalTraining(**steps, lr=0.05), clients, correction=True)
 
 
 @pytest.mark.parametrize("clients", [1, 2, 40], ids=str)
