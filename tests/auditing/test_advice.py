@@ -110,24 +110,6 @@ def test_clients_whose_rates_swap_are_seen_in_the_last_rounds() -> None:
     assert run_audit(rise_and_fade).advice[0].algorithm != "fedavg"
 
 
-def test_clients_that_never_came_do_not_speak_against_averaging() -> None:
-    """No weights reach them. Of 40 seeds averaging comes first in 37: chance may look like more."""
-    present = np.random.default_rng(1).random((300, 50)) < 0.3
-    present[:, 25:] = False
-    assert is_plain(ft.audit(to_frame(present), clients=50).advice[0])
-
-
-def test_the_skew_that_can_be_corrected_is_that_of_the_clients_that_came() -> None:
-    """It is the skew of the log without the others."""
-    present = uneven(np.random.default_rng(0))[:300]
-    present[:, ::3] = False
-    log = to_frame(present)
-    found, expected = ft.audit(log, clients=50).objectives.plain, ft.audit(log).objectives.plain
-    assert found.correctable.observed == pytest.approx(expected.l1_skew)
-    assert found.correctable.interval == pytest.approx(expected.interval, abs=0.01)
-    assert found.l1_skew > expected.l1_skew + 0.1
-
-
 def test_a_memory_that_does_not_fit_or_is_used_once_is_not_advised() -> None:
     present = uneven(np.random.default_rng(0))
     assert ft.audit(to_frame(present), dimension=10**6).advice[0].memory == "heavy"
@@ -198,15 +180,6 @@ def test_rates_of_clients_that_never_came_are_positive_and_plausible() -> None:
     np.testing.assert_allclose(rates[:40], present.mean(axis=0)[:40], rtol=1e-5)
     assert np.all((rates[44:] > 2 / 200) & (rates[44:] < 6 / 200))
     assert any("clients that never took part (6)" in reason for reason in known.reasons)
-
-
-def test_strict_turns_of_others_say_nothing_about_clients_that_never_came() -> None:
-    """Their rate was at most 2e-9, and known-rates gave them the weight 5e8."""
-    log = pl.DataFrame({"round": np.arange(30), "client": np.arange(30) % 2})
-    audit = ft.audit(log, clients=6)
-    known = next(one for one in audit.advice if one.algorithm == "known-rates")
-    rates = known.experiment["algorithm"]["rates"]
-    np.testing.assert_allclose(rates[2:], 1 - 0.025 ** (1 / 30), rtol=1e-5)
 
 
 def quadratic(clients: int) -> dict[str, Any]:
@@ -400,15 +373,6 @@ def test_the_strategy_closes_rounds_as_the_log(loses: bool) -> None:
     assert ("a round closes with 9 updates" in found.replace("\n# ", " ")) is not loses
 
 
-@pytest.mark.parametrize("clients", [8, 12, 100, 1000])
-def test_cohorts_of_clients_that_come_by_themselves_have_no_size(clients: int) -> None:
-    """The more clients, the smaller the relative spread of their number."""
-    for rates in (np.full(clients, 0.9), np.geomspace(0.9, 0.1, clients)):
-        present = np.random.default_rng(1).random((300, clients)) < rates
-        advice = ft.audit(to_frame(present), clients=clients).advice[0]
-        assert "fraction_train" not in execute(advice.strategy)[1]
-
-
 def test_strategy_has_the_algorithm_and_clients_of_the_experiment() -> None:
     frame = to_frame(time_zones(np.random.default_rng(3))[:300])
     frame = frame.with_columns(client="site " + pl.col("client").cast(pl.String))
@@ -508,25 +472,3 @@ def test_advised_objective_weights_the_clients_that_the_roster_names() -> None:
     result = ft.simulate(**run, participation="full", algorithm="fedavg", objective=objective)
     predicted = result.module()(torch.ones(1, 1)).item()
     assert predicted == pytest.approx((9 * 0 + 1 + 2 + 3) / 12, abs=1e-3)
-
-
-def test_advised_rates_are_those_of_the_clients_that_the_log_names() -> None:
-    audit, run = named_federation()
-    advice = next(one for one in audit.advice if one.algorithm == "known-rates")
-    replay = ft.participation.Replay(run.pop("log"))
-    result = ft.simulate(**run, participation=replay, algorithm=advice.experiment["algorithm"])
-    influence = result.clients["participation"] * result.clients["weight"]
-    assert influence.to_numpy() == pytest.approx(np.ones(4), abs=1e-6)
-
-
-def test_strategy_says_what_clients_do_for_other_weights() -> None:
-    def write(objective: Any) -> str:
-        settings: dict[str, Any] = {"cutoff": 5}
-        return Advice("fedau", settings, [], "light", 0, 0, objective=objective, clients=3).strategy
-
-    source = write((0.5, 0.25, 0.25))
-    factors: dict[str, Any] = {"record": lambda algorithm, **options: None}
-    exec(source.replace("from fedtide.flower import FedTide", "FedTide = record"), factors)
-    assert factors["loss_factors"] == {"0": 1.5, "1": 0.75, "2": 0.75}
-    assert "multiply the loss of each client" in source
-    assert "share of all samples" in write("samples").replace("\n# ", " ")

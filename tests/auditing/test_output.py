@@ -107,14 +107,6 @@ def test_a_page_is_self_contained_and_its_tables_have_heads(hospitals: Audit) ->
     assert page.count("<details>") == len(hospitals.advice)
 
 
-def test_the_box_needs_no_knowledge_of_the_field(hospitals: Audit) -> None:
-    for result in (hospitals, audit_of(draw(UNEVEN)), audit_of(draw_turns())):
-        lines = list_lines(result)
-        assert list(lines)[:3] == BOX
-        for word in ("L1", "skew", "irregular", "replay", "objective"):
-            assert word not in " ".join(lines[label] for label in BOX)
-
-
 def test_over_represented_group_is_measured() -> None:
     """Expected: night has the rate 0.6 and a quarter of the clients: 0.6 / (0.6 + 0.3) = 2/3."""
     night = np.arange(40) % 4 == 0
@@ -201,21 +193,6 @@ def test_the_first_line_says_whose_model_it_is(
     assert re.match("none|found|not testable", lines["DRIFT"])
 
 
-def test_what_never_came_and_no_interval_are_said() -> None:
-    log = pl.DataFrame({"round": [0, 0, 1], "client": ["a", "b", "a"]})
-    roster = pl.DataFrame({"client": ["a", "b", "c"], "site": ["x", "y", "y"]})
-    result = ft.audit(log, roster=roster)
-    assert result.rates.reason is not None
-    lines, page = list_lines(result), render_page(result)
-    assert lines["HOW SURE"] == f"not at all: {result.rates.reason}"
-    assert "(c)" in lines["NOT KNOWN"]
-    assert "nan" not in print_summary(result).lower()
-    assert not re.search(r">nan|nan–|<tbody>\s*</tbody>|<figure></figure>|<p></p>", page)
-    document = result.to_dict()
-    json.dumps(document, allow_nan=False)
-    assert document["rates"]["a"] == [None, 1.0, None]
-
-
 def test_recorded_weights_make_the_headline() -> None:
     """Two clients of equal samples, always there, weighted 3 : 1: a quarter is misplaced."""
     rows = [(t, n, w) for t in range(40) for n, w in ((0, 0.75), (1, 0.25))]
@@ -281,18 +258,3 @@ def test_tiny_logs_are_audited(rows: list[tuple[int, int]]) -> None:
 @given(SMALL_LOGS)
 def test_every_small_log_is_audited(rows: list[tuple[int, int]]) -> None:
     check_log(rows)
-
-
-def test_clients_without_a_wanted_share_have_no_ratio() -> None:
-    """A weight of 0 in the roster: nothing is a multiple of it."""
-    roster = pl.DataFrame(
-        {"client": range(6), "weight": [0, 1, 1, 1, 1, 2], "group": ["a", "b", "b", "b", "c", "c"]}
-    )
-    result = ft.audit(to_frame(draw(np.full(6, 0.4), 100)), roster=roster)
-    assert np.isnan(result.clients()["times_its_share"][0])
-    document = result.to_dict()
-    json.dumps(document, allow_nan=False)
-    assert document["groups"]["group"]["a"]["times_its_share"] is None
-    shown = print_summary(result) + render_page(result)
-    assert "00000000" not in shown
-    assert ">nan" not in shown

@@ -61,16 +61,6 @@ ODD_TYPES = [[1], [], {"a": 1}, [{"a": 1}], [[1]], b"x", True, Decimal("1.5"), t
 ODD_TYPES += [None, date(2026, 5, 1), time(1), 1.5]
 
 
-@pytest.mark.parametrize("name", ["Client Name", "client_id", "Client", "cid"])
-def test_a_roster_may_call_its_clients_like_a_log(name: str) -> None:
-    log = read_participation_log(
-        GOOD, roster=ClientTable.from_frame(ROSTER.rename({"client": name}))
-    )
-    assert log.names.to_list() == ROSTER["client"].to_list()
-    both = ROSTER.with_columns(pl.lit("x").alias("Client"))
-    assert ClientTable.from_frame(both).names.to_list() == ROSTER["client"].to_list()
-
-
 @pytest.mark.parametrize("name", ["client", "client_id", " Client "])
 @pytest.mark.parametrize("separator", [",", ";"])
 def test_ids_of_a_roster_keep_their_zeros_whatever_their_column_is_called(
@@ -81,17 +71,6 @@ def test_ids_of_a_roster_keep_their_zeros_whatever_their_column_is_called(
     roster = ClientTable.from_file(tmp_path / "roster.csv")
     log = read_participation_log(tmp_path / "log.csv", roster=roster)
     assert log.names.to_list() == ["007", "1e5"]
-
-
-def test_ids_that_count_from_1_are_noticed() -> None:
-    rows = {"round": [0, 0, 1], "client": [1, 2, 3]}
-    sentence = error_of(pl.DataFrame(rows), clients=3)
-    check_error(sentence, "client", "give more with clients=", "if ids count from 1")
-    rows["client"] = [1, 2, 1]  # client 3 never came
-    log = read_participation_log(pl.DataFrame(rows), clients=3)
-    assert any("of which 0 never occurs; if they count from 1" in note for note in log.notes)
-    rows["client"] = [1, 2, 0]
-    assert not read_participation_log(pl.DataFrame(rows), clients=3).notes
 
 
 def test_invalid_rosters_are_refused() -> None:
@@ -174,19 +153,6 @@ def test_sample_counts_of_a_roster_are_those_of_clients_without_one_in_the_log()
         "20.0, stands in for it",
     )
     assert some.objectives.wanted.tolist() == pytest.approx([1 / 6, 1 / 2, 1 / 3])
-
-
-def test_sample_counts_of_a_roster_alone_are_wanted_weights() -> None:
-    """The clients of a round count alike, (1/2, 1/2, 0); wanted is (1, 3, 6) / 10."""
-    roster = SHARES.with_columns(num_examples=pl.Series(["10", "30", "60"]))
-    result = ft.audit(COUNTED.drop("samples"), roster=roster)
-    assert (result.wanted_source, result.objectives.given) == ("samples", None)
-    assert result.objectives.plain.l1_skew == pytest.approx(1.2)
-    assert "sample count of 3 clients" in result.log.notes[0]
-    equal = ft.audit(COUNTED.drop("samples"), roster=roster, wanted="equal")
-    assert equal.objectives.plain.l1_skew == pytest.approx(2 / 3)
-    weights = roster.with_columns(weight=pl.Series([1.0, 1.0, 0.0]))
-    assert ft.audit(COUNTED, roster=weights).wanted_source == "roster"
 
 
 @pytest.mark.parametrize("stages", [False, True])

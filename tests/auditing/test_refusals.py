@@ -1,7 +1,6 @@
 """Why clients were left out of rounds: counted row by row, from ledgers and files of any kind."""
 
-import re
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,6 @@ import pytest
 
 import fedtide as ft
 from fedtide.auditing.log.reader import LogSource, read_participation_log
-from fedtide.auditing.output import audit_figures
-from fedtide.auditing.output.html_page import render_page
 from fedtide.errors import InvalidInputError
 from fedtide.participation import read_log, write_log
 from fedtide.participation.log.schema import REASONS, STAGES
@@ -79,28 +76,6 @@ def test_the_document_has_the_reasons_of_each_client_and_their_sums(
     refusals, expected = result.to_dict()["refusals"], count_reasons(log)
     assert refusals["clients"] == expected
     assert refusals["total"] == sum(expected.values(), Counter())
-
-
-def test_the_table_has_the_most_frequent_reason(
-    result: ft.auditing.Audit, log: pl.DataFrame
-) -> None:
-    expected = count_reasons(log)
-    for client, left_out, reason in result.clients().select("client", "left_out", "reason").rows():
-        assert left_out == expected[client].total()
-        assert expected[client][reason] == max(expected[client].values())
-
-
-def test_terminal_and_page_show_the_reasons(
-    result: ft.auditing.Audit, log: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    total = sum(map(Counter.total, count_reasons(log).values()))
-    said = " ".join(str(result.summary()).split())
-    assert f"left out of a round {total} times for a known reason" in said
-    assert "most often g in 40 rounds (used in 0), h in 40 rounds (used in 0)" in said
-    monkeypatch.setattr(audit_figures, "draw_figures", lambda audit: defaultdict(str))
-    page = " ".join(re.sub(r"<[^>]*>", " ", render_page(result)).split())
-    assert "Left out, and why" in page
-    assert f"h 40 40 0 {REASONS['not finite']} (30), {REASONS['late']} (10)" in page
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.jsonl", "log.parquet", "log.ndjson"])

@@ -127,15 +127,6 @@ def test_participation_weights_stay_as_they_are(weights: list[float]) -> None:
     assert not log.notes
 
 
-def test_recorded_weights_win_over_samples() -> None:
-    rows = {"round": [0, 0, 1], "client": ["a", "b", "a"], "weight": [0.5, 0.5, 1.0]}
-    log = read(pl.DataFrame(rows | {"samples": [1, 9, 1]}))
-    assert log.weights is not None
-    assert log.weights.tolist() == [0.5, 0.5, 1.0]
-    assert log.samples is not None
-    assert log.samples.tolist() == [1, 9]
-
-
 @pytest.mark.parametrize("column", ["weight", "samples"])
 def test_rows_of_weight_0_are_no_participation(column: str) -> None:
     """A table with a row for every client in every round reads like the rows of those there."""
@@ -155,13 +146,6 @@ def test_rows_of_weight_0_are_no_participation(column: str) -> None:
     np.testing.assert_array_equal(log.samples, expected.samples)
     assert log.weightless == (~there).sum()
     assert any(f"{(~there).sum()} of 240 used rows have the" in note for note in log.notes)
-
-
-def test_a_count_of_0_in_rows_that_failed_is_no_size_of_a_client() -> None:
-    rows = {"round": [0, 1, 1, 2], "client": list("aabc"), "samples": [30, 0, 7, 0]}
-    stages = ["used", "selected", "used", "selected"]
-    log = read(pl.DataFrame(rows | {"stage": stages}))
-    np.testing.assert_array_equal(log.samples, [30, 7, np.nan])
 
 
 def test_stages_say_who_took_part_whatever_the_weights() -> None:

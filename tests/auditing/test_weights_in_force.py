@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 from numpy.typing import NDArray
-from tests.auditing.logs import Present, draw_chains, draw_cohorts, to_frame
+from tests.auditing.logs import Present, draw_chains, draw_cohorts
 
 import fedtide as ft
 from fedtide.auditing import Audit, ParticipationLog
@@ -78,17 +78,6 @@ def test_clients_have_the_influence_of_the_averaging_in_force(sampled: Log) -> N
     assert 1.2 < ratios.max() < 2
 
 
-def test_groups_have_the_influence_of_the_averaging_in_force(sampled: Log) -> None:
-    weights, _ = expect(sampled)
-    groups = sampled.result.groups[0]
-    for name, chosen in (("small", sampled.small), ("large", ~sampled.small)):
-        g = groups.names.index(name)
-        assert groups.weights[g] == pytest.approx(weights[chosen].sum(), rel=1e-5)
-        assert groups.low[g] < groups.weights[g] < groups.high[g]
-        wanted = sampled.counts[chosen].sum() / sampled.counts.sum()
-        assert groups.ratios[g] == pytest.approx(weights[chosen].sum() / wanted, rel=1e-5)
-
-
 def test_document_has_the_objective_in_force_on_top(sampled: Log) -> None:
     weights, _ = expect(sampled)
     document = json.loads(json.dumps(sampled.result.to_dict()))["objective"]
@@ -100,28 +89,6 @@ def test_document_has_the_objective_in_force_on_top(sampled: Log) -> None:
         assert document[key] == document["given"][key]
     plain = sampled.present.mean(axis=0) / SIZE
     np.testing.assert_allclose(list(document["plain"]["weights"].values()), plain)
-
-
-def test_summary_and_page_show_the_same_influence(sampled: Log) -> None:
-    _, ratios = expect(sampled)
-    most, least = int(np.argmax(ratios)), int(np.argmin(ratios))
-    summary, page = print_summary(sampled.result), render_page(sampled.result)
-    assert f"most influence for its share: {most} (" in summary.lower()
-    assert f"least influence for its share: {least} (" in summary.lower()
-    assert f'<tr><th scope="row">{most}</th><td class="n">{ratios[most]:.2f}</td>' in page
-    skew = sampled.result.objectives.in_force.l1_skew
-    assert f"L1 skew {skew:.2f}, counted" in summary
-    assert "averaging without the log's weights: L1 skew" in summary
-
-
-def test_weights_that_are_those_of_averaging_change_nothing(sampled: Log) -> None:
-    """The weights 1 / |S_t| and equal sample counts: what is reported is that of no weights."""
-    frame = to_frame(sampled.present)
-    expected = ft.audit(frame, clients=CLIENTS)
-    for column, value in (("weight", 1 / SIZE), ("samples", 7.0)):
-        found = ft.audit(frame.with_columns(pl.lit(value).alias(column)), clients=CLIENTS)
-        for name in ("weight", "weight_low", "weight_high", "times_its_share"):
-            np.testing.assert_allclose(found.clients()[name], expected.clients()[name], rtol=1e-6)
 
 
 @dataclass(frozen=True)
