@@ -32,7 +32,7 @@ def test_a_federation_runs_and_is_audited(tmp_path):
     first = log.filter(round=0)
     assert first["client"].to_list() == [f"site-{n}" for n in range(5)]
     assert set(first["stage"]) == {"used"}
-    wait_until(lambda: left_behind(out) == {}, "end of all processes", seconds=60)
+    wait_until(lambda: left_behind(out) == {}, "end of all processes")
 
 
 @pytest.mark.flower
@@ -48,4 +48,4 @@ def test_a_demo_that_is_interrupted_leaves_no_process(tmp_path):
         os.killpg(process.pid, signal.SIGINT)
     assert len(started) > 12
     assert process.wait(timeout=300) == 130
-    wait_until(lambda: left_behind(out) == {}, "end of all processes", seconds=60)
+    wait_until(lambda: left_behind(out) == {}, "end of all processes")
