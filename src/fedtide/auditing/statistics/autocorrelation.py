@@ -62,11 +62,6 @@ class Autocorrelation:
         return tail
 
     @cached_property
-    def integrated_time(self) -> float:
-        """The integrated autocorrelation time τ = 1 + 2 Σ R(ℓ) in rounds, at least 0.01."""
-        return max(0.01, 1 + 2 * float(self.significant.sum()))
-
-    @cached_property
     def bartlett_factor(self) -> float:
         """1 + 2 Σ R(ℓ)², the factor on the variance of R at long lags (Bartlett)."""
         return 1 + 2 * float((self.significant**2).sum())

@@ -65,11 +65,6 @@ class Forgetting:
         """Return the distance at `window` in words: its lower bound and its estimate."""
         return f"at least {self.interval[0]:.0%} (97.5%; estimate {self.estimate:.0%})"
 
-    @property
-    def reliability(self) -> float:
-        """The share of the observed distance at `window` that chance does not explain."""
-        return min(1.0, self.estimate / max(self._at_window(self.observed), 1e-12))
-
     def _at_window(self, values: Floats) -> float:
         return float(values[self.windows == self.window].sum())
 
