@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import fedtide.examples
@@ -46,6 +47,7 @@ def run_demo(folder: Path, rounds: int, show: Callable[[str], None]) -> str:
     )
     show(f"rounds: {rounds}, of a few seconds each")
     with ExitStack() as processes:
+        processes.callback(_end_orphans, folder)
 
         def start(name: str, program: str, *options: str) -> subprocess.Popen[bytes]:
             return processes.enter_context(run_program(folder, name, program, *options))
@@ -110,6 +112,18 @@ def run_program(
             process.wait(_STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             process.kill()
+
+
+def _end_orphans(folder: Path) -> None:
+    """End what Flower's programs have started and left behind: on Linux, which names it.
+
+    A ServerApp does not notice the end of its SuperLink while it waits to send messages.
+    """
+    mark = f"FLWR_HOME={folder}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def free_port() -> int:
