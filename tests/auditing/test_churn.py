@@ -148,6 +148,9 @@ def test_clients_that_leave_or_join_half_way_are_found() -> None:
     assert churn.states[[0, 5, 10]].tolist() == ["gone", "late", "present"]
     assert (churn.last[:5] < 500).all()
     assert (churn.first[5:10] >= 500).all()
+    for n in range(10):  # without the participation that marks joining or leaving
+        inside = present[: churn.last[n]] if n < 5 else present[churn.first[n] + 1 :]
+        assert churn.rates[n] == inside[:, n].mean()
 
 
 def test_a_client_may_join_and_leave() -> None:

@@ -186,6 +186,15 @@ def test_strict_cycles_leave_nothing_to_chance() -> None:
     np.testing.assert_allclose(found.means, np.arange(4, 16) / 24)
 
 
+def test_strict_cycles_of_some_do_not_make_those_that_never_came_certain() -> None:
+    """Beside 30 clients of independent rounds, whose dispersion is 1."""
+    place = (np.arange(480)[:, None] + np.arange(12)) % 24
+    present = np.random.default_rng(0).random((480, 31)) < 0.3
+    present[:, 30] = False
+    log = build_log(np.concatenate([place < np.arange(4, 16), present], axis=1))
+    assert disperse(log, period=24).values[-1] > 1
+
+
 def test_dispersion_falls_with_a_pause_and_rises_with_sessions() -> None:
     """Renewals: the variance of counts relative to chance is (σ / μ)² / (1 − p) of the times."""
     random = np.random.default_rng(2)

@@ -4,6 +4,7 @@ Logs are drawn here with NumPy alone; seeds are fixed. A stationary process may 
 in at most 1% of its logs, so more than 3 of 60 have a probability of 0.003 at most.
 """
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -217,6 +218,16 @@ def test_copies_of_clients_are_no_further_evidence() -> None:
     assert found is not None
     assert found.effective_clients == pytest.approx(5, rel=0.1)
     assert found.design_effect == pytest.approx(20, rel=0.1)
+
+
+def test_the_autocorrelation_of_a_long_log_takes_little_memory() -> None:
+    """Products of all pairs of 4000 rounds would take 128 MB."""
+    log = build_log(np.random.default_rng(0).random((4000, 4)) < 0.3)
+    tracemalloc.start()
+    estimate_autocorrelation(log)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16e6
 
 
 @pytest.mark.parametrize(("repeats", "said"), [(0, "no client came twice"), (3, "only 3 times")])

@@ -69,6 +69,28 @@ def test_weights_that_happen_to_be_as_wanted_leave_a_skew_open() -> None:
     assert error <= found.interval[1] <= 6 * error
 
 
+def test_clients_far_apart_do_not_lend_their_size_to_the_others() -> None:
+    """Four of 200 have gaps of 20 standard errors, the others none, of which the floor remains.
+
+    That is √0.1 s_n each; as draws around one common shape, they would keep all of their noise. The
+    mean of 20 draws has a standard error of 0.06 of the truth, and lies three of them below.
+    """
+    random, clients, error = np.random.default_rng(0), 200, 0.05 / 200
+    gaps = np.zeros(clients)
+    gaps[:4] = [20 * error, 20 * error, -20 * error, -20 * error]
+    found = []
+    for _ in range(20):
+        noise = error * random.standard_normal(clients)
+        skew = estimate_skew(
+            1 / clients + gaps + noise - noise.mean(),
+            np.full(clients, 1 / clients),
+            lambda weights: np.full(len(weights), error),
+            lambda slopes: float((slopes**2).sum()) * error**2,
+        )
+        found.append(skew.corrected)
+    assert np.mean(found) < np.abs(gaps).sum() + (clients - 4) * 0.1**0.5 * error
+
+
 @pytest.mark.parametrize(("rounds", "seen", "clients"), [(40, 6, 1000), (300, 20, 10_000)])
 def test_few_clients_of_many_are_never_explained_by_chance(
     rounds: int, seen: int, clients: int
