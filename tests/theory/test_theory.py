@@ -151,17 +151,6 @@ def test_learning_rates_of_paper_000_satisfy_theorem_3_1(
     assert rates.product <= unit * (1 + 1e-12)
 
 
-def test_learning_rates_of_paper_000_without_noise() -> None:
-    """Corollary 3.3 where T >= P² L I F / ρ², and Theorem 3.1's limit before."""
-    long = theory.generalized_fedavg_learning_rates(1.0, 0.0, 1.0, 1, 1, 10**8, 0.1)
-    assert long.server == pytest.approx(12 * 1 * math.sqrt(1) / 0.1)
-    first = round(20**2 * 5 / 0.1**2)
-    edge = theory.generalized_fedavg_learning_rates(1.0, 0.0, 1.0, 5, 20, first, 0.1)
-    assert edge.server == pytest.approx(12 * 20 * math.sqrt(5) / 0.1)
-    short = theory.generalized_fedavg_learning_rates(1.0, 0.0, 1.0, 5, 20, 1000, 0.1)
-    assert short.product == pytest.approx(1 / (1.0 * 5 * 20))
-
-
 def test_period_of_paper_000_is_at_most_half_the_rounds() -> None:
     with pytest.raises(InvalidInputError, match=r"^period: "):
         theory.generalized_fedavg_learning_rates(1.0, 1.0, 1.0, 1, 60, 100, 0.1)

@@ -1,4 +1,4 @@
-"""Crawshaw & Liu 2024 (Amplified SCAFFOLD): rounds, local steps and a learning-rate limit."""
+"""Crawshaw & Liu 2024 (Amplified SCAFFOLD): rounds, local steps, learning rates and a bound."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from fedtide.errors import InvalidInputError
+from fedtide.theory.learning_rates import LearningRates, require_within_limits
 from fedtide.validation import (
     require_all_nonnegative,
     require_all_positive,
@@ -36,7 +37,7 @@ def cyclic_constants(clients: int, cohort: int, groups: int, turn: int = 1) -> C
         P = g K̄,    ρ² = 1 / S,    p_sample = 1 − (1 − S K̄ / N)^g
 
     In each of the g rounds of its turn, S of the N / K̄ clients of a group are drawn uniformly and
-    independently of the other rounds; for g = 1, p_sample is the paper's S K̄ / N.
+    independently of the other rounds. This p_sample is exact; the text of the paper takes S / N.
 
     Args:
         clients: N.
@@ -109,16 +110,94 @@ def amplified_scaffold_rounds(
     return rounds, steps
 
 
+def amplified_scaffold_rounds_for_steps(
+    gap: float,
+    smoothness: float,
+    noise: float,
+    accuracy: float,
+    period: int,
+    weight_norm_squared: float,
+    sampling: float,
+    steps: int,
+) -> float:
+    """Return the R that reaches a gradient norm ε with I local steps (Corollary 1; O(·)).
+
+        R = Δ L ρ² σ² / (I ε⁴) + Δ L P / (p_sample ε²)
+
+    Args: as `amplified_scaffold_rounds`, and
+        steps: I.
+
+    >>> round(amplified_scaffold_rounds_for_steps(1.0, 1.0, 1.0, 0.1, 20, 0.1, 0.2, steps=1))
+    11000
+    """
+    require_all_positive(steps=steps)
+    rounds, best = amplified_scaffold_rounds(
+        gap, smoothness, noise, accuracy, period, weight_norm_squared, sampling
+    )
+    return rounds * (1 + best / steps)
+
+
 def amplified_scaffold_learning_rate_limit(
     smoothness: float, steps: int, period: int, sampling: float
-) -> float:
-    """Return √p_sample / (60 L I P), an upper bound on γ η.
+) -> LearningRates:
+    """Return the largest γ of Theorem 1, and the largest η for that γ.
 
-    It is the only one of the paper's conditions that is legible in the available copy.
+        γ <= √p_sample / (60 L I P),    γ η <= p_sample / (60 L I P)
 
-    >>> round(amplified_scaffold_learning_rate_limit(1.0, steps=1, period=10, sampling=0.36), 6)
-    0.001
+    In the available copy of the paper both numerators are damaged. They are read from the braces
+    that are left, and from Corollary 1, whose R is proportional to 1 / p_sample.
+
+    >>> limit = amplified_scaffold_learning_rate_limit(1.0, steps=1, period=10, sampling=0.36)
+    >>> round(limit.local, 6), round(limit.product, 6)
+    (0.001, 0.0006)
     """
     require_all_positive(smoothness=smoothness, steps=steps, period=period, sampling=sampling)
     require_share("sampling", sampling)
-    return math.sqrt(sampling) / (60 * smoothness * steps * period)
+    root = math.sqrt(sampling)
+    return LearningRates(root / (60 * smoothness * steps * period), root)
+
+
+def amplified_scaffold_bound(
+    gap: float,
+    smoothness: float,
+    noise_sq: float,
+    lr: float,
+    factor: float,
+    steps: int,
+    period: int,
+    rounds: int,
+    weight_norm_sq: float,
+    sampling: float,
+) -> float:
+    """Return Theorem 1's bound on E‖∇f‖² at a window's start drawn at random (O(·)).
+
+        Δ / (γ η I R) + (γ η L ρ² + γ² L² I P) σ²
+
+    The available copy does not say where the control variates start; from zero, expect a further
+    term with their initial error.
+
+    Args:
+        gap: Δ = f(x_0) − f*.
+        smoothness: L.
+        noise_sq: σ².
+        lr: γ.
+        factor: η.
+        steps: I.
+        period: P.
+        rounds: R.
+        weight_norm_sq: ρ².
+        sampling: p_sample.
+
+    Raises:
+        InvalidInputError: a number is out of range, or the rates exceed
+            `amplified_scaffold_learning_rate_limit`.
+
+    >>> amplified_scaffold_bound(1, 1, 0, 0.01, 1, 1, 1, 100, 0.1, 1)
+    1.0
+    """
+    require_all_nonnegative(gap=gap, noise_sq=noise_sq, weight_norm_sq=weight_norm_sq)
+    require_all_positive(lr=lr, factor=factor, rounds=rounds)
+    largest = amplified_scaffold_learning_rate_limit(smoothness, steps, period, sampling)
+    require_within_limits(lr, factor, largest)
+    noise = lr * factor * smoothness * weight_norm_sq + (lr * smoothness) ** 2 * steps * period
+    return gap / (lr * factor * steps * rounds) + noise * noise_sq

@@ -1,166 +1,177 @@
-"""Wang & Ji 2024 (FedAU): moments of its weights, its cutoff and its learning rates."""
+"""Wang & Ji 2024 (FedAU): learning rates and bounds."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from fedtide.errors import InvalidInputError
-from fedtide.theory.learning_rates import LearningRates
+from fedtide.theory.fedau_weights import probabilities, rates_and_weights
+from fedtide.theory.learning_rates import LearningRates, require_within_limits
 from fedtide.validation import (
     require_all_nonnegative,
     require_all_positive,
     require_at_least,
-    require_nonnegative,
     require_numbers,
     require_one_per_client,
-    require_positive,
-    require_whole_number,
 )
 
-Floats = NDArray[np.float64]
 
+def constant_weights_bound(
+    gap: float,
+    smoothness: float,
+    noise_sq: float,
+    divergence_sq: float,
+    lr: float,
+    server_lr: float,
+    steps: int,
+    rounds: int,
+    rates: ArrayLike,
+    weights: ArrayLike,
+) -> float:
+    """Return Theorem 1's bound on the mean of E‖∇h(x_t)‖², h as `participation_objective`.
 
-def participation_objective(rates: ArrayLike, weights: ArrayLike) -> Floats:
-    """Return the weights of the objective that training minimises, shape (N,) (Theorem 1).
+    With W = Σ ω_n p_n, α_n = ω_n N / W, η̃ = η W / N, A = Σ p_n α_n²:
 
-    With constant weights ω_n and independent participation with rates p_n the objective is
-    (1 / P) Σ ω_n p_n F_n, P = Σ ω_n p_n.
+        8 H / (γ η̃ I T) + 20 γ² L² I (σ² + 24 I δ²) + (8 γ η̃ L / N²) (17/16 σ² + 27/2 I δ²) A
 
     Args:
+        gap: H = h(x_0) − h*.
+        smoothness: L.
+        noise_sq: σ².
+        divergence_sq: δ² >= ‖∇F_n(x) − ∇f(x)‖², f the mean of the F_n.
+        lr: γ <= 1 / (4 √15 L I).
+        server_lr: η, with γ η̃ <= 1 / (4 L I), and 15 L² I² γ² + 27 γ η̃ L I A / (8 N²) <= 1/8.
+        steps: I.
+        rounds: T.
         rates: p_n, (N,).
-        weights: ω_n, (N,).
+        weights: ω_n, (N,), constant over the rounds.
 
     Raises:
-        InvalidInputError: a rate outside [0, 1], a negative weight, not one weight for each rate,
-            or no client with both above 0.
+        InvalidInputError: a number is out of range, or a condition does not hold.
 
-    >>> participation_objective([0.5, 0.25], [1.0, 1.0]).round(3)
-    array([0.667, 0.333])
+    >>> round(constant_weights_bound(1, 1, 0, 0, 0.01, 1, 1, 100, [1, 1], [1, 1]), 3)
+    8.0
     """
-    p, weight = _rates_and_weights(rates, weights)
-    products = p * weight
-    return np.asarray(products / products.sum())
+    require_all_nonnegative(gap=gap, noise_sq=noise_sq, divergence_sq=divergence_sq)
+    require_all_positive(smoothness=smoothness, lr=lr, server_lr=server_lr)
+    require_all_positive(steps=steps, rounds=rounds)
+    p, weight = rates_and_weights(rates, weights)
+    clients = len(p)
+    mean = float(np.mean(p * weight))
+    spread = float(np.sum(p * weight**2)) / (mean * clients) ** 2  # A / N²
+    product = lr * server_lr * mean
+    local = 1 / (4 * math.sqrt(15) * smoothness * steps)
+    left = 1 / 8 - 15 * (smoothness * steps * lr) ** 2
+    allowed = min(1 / (4 * smoothness * steps), 8 * left / (27 * smoothness * steps * spread))
+    require_within_limits(lr, server_lr, LearningRates(local, allowed / local / mean))
+    drift = 20 * (lr * smoothness) ** 2 * steps * (noise_sq + 24 * steps * divergence_sq)
+    noise = 17 / 16 * noise_sq + 27 / 2 * steps * divergence_sq
+    return 8 * gap / (product * steps * rounds) + drift + 8 * product * smoothness * spread * noise
 
 
-def cutoff_moments(rates: ArrayLike, cutoff: int | None) -> tuple[Floats, Floats]:
-    """Return the exact mean and variance of an interval S = min(G, K), G geometric (B.6).
+def fedau_bound(
+    gap: float,
+    smoothness: float,
+    noise_sq: float,
+    divergence_sq: float,
+    lr: float,
+    server_lr: float,
+    steps: int,
+    rounds: int,
+    rates: ArrayLike,
+    weight_error: float,
+    gradient_sq: float | None = None,
+    weights: ArrayLike | None = None,
+) -> float:
+    """Return Theorem 2's bound on the mean of E‖∇f(x_t)‖², with its constants.
 
-    With r = 1 − p:
+    With W the weights' error and Q as in `fedau_learning_rate_limits`, if the gradients are bounded
+    (option 2):
 
-        E[S] = Σ_{k<K} r^k = (1 − r^K) / p,        E[S²] = Σ_{k<K} (2k + 1) r^k
+        8 F / (γ η I T) + 12 (15 L² I γ² σ² + 27/8 (δ² + G²)) W + 20 γ² L² I (σ² + 6 I δ²)
+        + (γ η L Q / N) (17/2 σ² + 27 I δ²)
 
-    FedAU's weight tends to E[S], which is smaller than 1 / p by r^K / p. Both are accurate for any
-    rate, however rare the client is.
+    and otherwise, if (1/N) Σ (p_n ω_t^n − 1)² <= 1/81 in every round (option 1), twice this with
+    G = 0. With exact weights (W = 0) it is option 2's.
 
     Args:
-        rates: p_n in (0, 1], any shape.
-        cutoff: K >= 1; None is ∞.
+        gap: F = f(x_0) − f*.
+        smoothness: L.
+        noise_sq: σ².
+        divergence_sq: δ².
+        lr: γ <= 1 / (4 √15 L I).
+        server_lr: η, with γ η <= min{ 1 / (4 L I), N / (54 L I Q) }.
+        steps: I.
+        rounds: T.
+        rates: p_n, (N,).
+        weight_error: W, the mean over rounds and clients of E(p_n ω_t^n − 1)², see
+            `weight_error_bound`.
+        gradient_sq: G² >= ‖∇f(x)‖²; None is option 1.
+        weights: the largest ω_t^n, (N,); None is 1 / p_n.
 
     Raises:
-        InvalidInputError: a rate outside (0, 1], or K is not a whole number of at least 1.
+        InvalidInputError: a number is out of range, or a condition on the rates does not hold.
 
-    >>> mean, variance = cutoff_moments(0.02, 50)
-    >>> float(mean.round(2)), float(variance.round(1))
-    (31.79, 315.8)
+    >>> fedau_bound(1, 1, 0, 0, 0.01, 1, 1, 100, [1, 1], weight_error=0)
+    8.0
     """
-    p = _rates(rates)
-    if (p == 0).any():
-        raise InvalidInputError("rates: at rate 0 intervals have no mean; leave such clients out")
-    if cutoff is None:
-        return 1 / p, (1 - p) / p**2
-    require_whole_number("cutoff", cutoff)
-    with np.errstate(divide="ignore"):  # log 0 at rate 1
-        log_last = cutoff * np.log1p(-p)
-    mean = -np.expm1(log_last) / p
-    return mean, np.where(cutoff * p < 1, _rare_variance(p, cutoff), _variance(p, log_last, cutoff))
+    require_all_nonnegative(
+        gap=gap, noise_sq=noise_sq, divergence_sq=divergence_sq, weight_error=weight_error
+    )
+    require_all_positive(lr=lr, server_lr=server_lr, rounds=rounds)
+    p = require_numbers("rates", probabilities(rates))
+    clients, weight = len(p), 1 / p if weights is None else weights
+    largest = fedau_learning_rate_limits(smoothness, steps, clients, p, weight)
+    require_within_limits(lr, server_lr, largest)
+    q = float(np.mean(p * np.asarray(weight) ** 2))
+    drift = (lr * smoothness) ** 2 * steps
+    spread = divergence_sq + (gradient_sq or 0.0)
+    bound = (
+        8 * gap / (lr * server_lr * steps * rounds)
+        + 12 * (15 * drift * noise_sq + 27 / 8 * spread) * weight_error
+        + 20 * drift * (noise_sq + 6 * steps * divergence_sq)
+        + lr * server_lr * smoothness * q / clients * (8.5 * noise_sq + 27 * steps * divergence_sq)
+    )
+    return bound if gradient_sq is not None or weight_error == 0 else 2 * bound
 
 
-def _variance(p: Floats, log_last: Floats, cutoff: int) -> Floats:
-    """Return (r − (2K − 1) p r^K − r^{2K}) / p², which loses digits where K p is small."""
-    last = np.exp(log_last)
-    rest = (1 - p) - (2 * cutoff - 1) * p * last - last**2
-    at_least = np.maximum(p, 1 / cutoff)  # smaller rates are not used, and their square may be 0
-    return np.asarray(np.maximum(rest, 0.0) / at_least**2)
+def fedau_rate(
+    gap: float,
+    smoothness: float,
+    noise_sq: float,
+    divergence_sq: float,
+    steps: int,
+    rounds: int,
+    rates: ArrayLike,
+    weights: ArrayLike,
+    gradient_sq: float = 0.0,
+) -> float:
+    """Return (8), the order with FedAU's cutoff of Corollary 4 (O(·), without the constant).
 
+        √(L F Q / (N I T)) σ + √(L F Q / (N T)) δ + (G² + δ² + σ² / (I T)) R ln² T / T
+        + (L F (1 + Q/N) + δ² + σ² / I) / T,    R = 1 / ln c, c = 1 / (1 − min p_n)²
 
-def _rare_variance(p: Floats, cutoff: int) -> Floats:
-    """Return the same as its power series in K p, for K p <= 1.
+    For equally likely cohorts of S, Q / N = 1 / S. With known rates there is no third term.
 
-    The coefficient of (−p)^j in the numerator is (2K − 1) C(K, j − 1) − C(2K, j), and 0 for j < 3;
-    after 32 terms it is below 1e-25 of the first.
+    Args: as `fedau_bound`; gradient_sq is 0 for option 1.
+
+    >>> round(fedau_rate(1, 1, 0, 0, 1, 100, [0.5], [2.0]), 3)
+    0.03
     """
-    k = int(cutoff)
-    coefficients = [
-        (-1) ** j * ((2 * k - 1) * math.comb(k, j - 1) - math.comb(2 * k, j)) / k**j
-        for j in range(3, 35)
-    ]
-    y = np.minimum(k * p, 1.0)
-    return np.asarray(k**2 * y * np.polynomial.polynomial.polyval(y, coefficients))
-
-
-def cyclic_weight(active: int, inactive: int, cutoff: int | None) -> float:
-    """Return FedAU's long-run weight of a client that is active a rounds, then inactive b.
-
-    (a + b) / ((a − 1) + ⌈(b + 1) / K⌉): a cycle has a − 1 intervals of length 1 and one of
-    length b + 1, cut into pieces of K (from Algorithm 2).
-
-    Args:
-        active: a >= 1.
-        inactive: b >= 0.
-        cutoff: K >= 1; None is ∞.
-
-    Raises:
-        InvalidInputError: a number is out of range, or not a whole number.
-
-    >>> cyclic_weight(2, 98, 50)
-    33.333333333333336
-    """
-    require_whole_number("active", active)
-    require_whole_number("inactive", inactive, low=0)
-    if cutoff is None:
-        return (active + inactive) / active
-    require_whole_number("cutoff", cutoff)
-    return (active + inactive) / ((active - 1) + math.ceil((inactive + 1) / cutoff))
-
-
-def weight_error(rates: ArrayLike, cutoff: int, rounds: int) -> float:
-    """Return K log T / T + mean (1 − p_n)^{2K} (Theorem 3; O(·), without the hidden constant).
-
-    This is the order of the weights' error: the first term is noise, the second bias.
-
-    >>> round(weight_error([0.5], cutoff=3, rounds=1000), 4)
-    0.0363
-    """
-    require_positive("cutoff", cutoff)
+    require_all_nonnegative(gap=gap, noise_sq=noise_sq, divergence_sq=divergence_sq)
+    require_all_positive(smoothness=smoothness, steps=steps)
     require_at_least("rounds", rounds, 2)
-    bias = float(np.mean((1 - _rates(rates)) ** (2 * cutoff)))
-    return cutoff * math.log(rounds) / rounds + bias
-
-
-def fedau_cutoff(rates: ArrayLike, rounds: int) -> int:
-    """Return K = ⌈log_c T⌉ with c = 1 / (1 − min p_n)² (Corollary 4).
-
-    Raises:
-        InvalidInputError: a rate outside (0, 1], or one for which K does not fit 64 bits.
-
-    >>> fedau_cutoff([0.1, 0.5], rounds=10_000)
-    44
-    """
-    require_positive("rounds", rounds)
-    smallest = float(_rates(rates).min())
-    if smallest == 0:
-        raise InvalidInputError("rates: at rate 0 no cutoff suffices; leave such clients out")
-    if smallest == 1 or rounds < 2:
-        return 1
-    cutoff = math.log(rounds) / (-2 * math.log1p(-smallest))
-    if cutoff >= 2**63:
-        raise InvalidInputError(
-            f"rates: at rate {smallest:g} the cutoff is beyond 2**63; leave such clients out"
-        )
-    return max(1, math.ceil(cutoff))
+    p, weight = rates_and_weights(rates, weights)
+    ratio = float(np.mean(p * weight**2)) / len(p)
+    root = math.sqrt(smoothness * gap * ratio / rounds)
+    lead = root * (math.sqrt(noise_sq / steps) + math.sqrt(divergence_sq))
+    smallest = float(p.min())
+    slow = 0.0 if smallest == 1 else -1 / (2 * math.log1p(-smallest))
+    estimate = (gradient_sq + divergence_sq + noise_sq / (steps * rounds)) * slow
+    rest = smoothness * gap * (1 + ratio) + divergence_sq + noise_sq / steps
+    return lead + (estimate * math.log(rounds) ** 2 + rest) / rounds
 
 
 def fedau_learning_rate_limits(
@@ -185,7 +196,7 @@ def fedau_learning_rate_limits(
     0.0037
     """
     require_all_positive(smoothness=smoothness, steps=steps, clients=clients)
-    p, weight = _rates_and_weights(rates, weights)
+    p, weight = rates_and_weights(rates, weights)
     require_one_per_client("rates", p, clients)
     q = float(np.mean(p * weight**2))
     local = 1 / (4 * math.sqrt(15) * smoothness * steps)
@@ -223,7 +234,7 @@ def fedau_learning_rates(
     """
     require_all_positive(gap=gap, rounds=rounds)
     require_all_nonnegative(noise=noise, divergence=divergence)
-    p, weight = _rates_and_weights(rates, weights)
+    p, weight = rates_and_weights(rates, weights)
     clients, q = len(p), float(np.mean(p * weight**2))
     largest = fedau_learning_rate_limits(smoothness, steps, clients, rates, weights)
     local = min(1 / (smoothness * steps * math.sqrt(rounds)), largest.local)
@@ -233,21 +244,3 @@ def fedau_learning_rates(
         root = math.sqrt(gap * clients / (q * spread * smoothness * steps * rounds))
         product = min(root, product)
     return LearningRates(local, product / local)
-
-
-def _rates_and_weights(rates: ArrayLike, weights: ArrayLike) -> tuple[Floats, Floats]:
-    """Return p_n and ω_n, each of shape (N,), not all p_n ω_n being 0."""
-    p = require_numbers("rates", _rates(rates))
-    weight = require_nonnegative("weights", weights)
-    require_one_per_client("weights", weight, len(p))
-    if not (p * weight).any():
-        raise InvalidInputError("weights: 0 for all clients that take part; give one above 0")
-    return p, weight
-
-
-def _rates(rates: ArrayLike) -> Floats:
-    """Return probabilities of any shape, at least one."""
-    p = require_numbers("rates", rates, dimensions=None)
-    if p.size == 0 or not ((p >= 0) & (p <= 1)).all():
-        raise InvalidInputError("rates: empty or not within [0, 1]; give probabilities")
-    return p

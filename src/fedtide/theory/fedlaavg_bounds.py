@@ -7,7 +7,9 @@ import math
 import numpy as np
 
 from fedtide.errors import InvalidInputError
+from fedtide.theory.learning_rates import LearningRates, require_within_limits
 from fedtide.validation import (
+    require_all_nonnegative,
     require_all_positive,
     require_number,
     require_numbers,
@@ -74,7 +76,8 @@ def fedlaavg_learning_rate(
 def fedlaavg_rate(clients: int, longest: int, rounds: int, share: float) -> tuple[float, bool]:
     """Return E^{1/2} / (N^{1/4} T^{1/2}) (O(·), without the constant), and whether it holds.
 
-    It holds for T > E N^{3/2} / β: a sublinear speedup in N.
+    It holds for T > E N^{3/2} / β: a sublinear speedup in N. A factor β^{−1/2} is left out, as in
+    the paper; `fedlaavg_bound` has it.
 
     >>> fedlaavg_rate(16, 1, 10_000, 0.25)
     (0.005, True)
@@ -83,6 +86,49 @@ def fedlaavg_rate(clients: int, longest: int, rounds: int, share: float) -> tupl
     require_share("share", share)
     rate = math.sqrt(longest) / (clients**0.25 * math.sqrt(rounds))
     return rate, rounds > longest * clients**1.5 / share
+
+
+def fedlaavg_bound(
+    gap: float,
+    smoothness: float,
+    gradient_sq: float,
+    lr: float,
+    rounds: int,
+    absence: int,
+    noise_sq: float = 0.0,
+    clients: int = 1,
+) -> float:
+    """Return a bound on the mean over the rounds of E‖∇f(x_{t−1})‖², for one local step.
+
+        2 F / (γ T) + γ² L² I*² G² + 2 γ L I* G σ / √N + 2 γ L σ² / N
+
+    It is derived, in place of Theorem 3, of which no legible copy was available: f(x_t) is compared
+    with f(x_{t−1−I*}), of which the noise of the stored gradients is independent. Every client has
+    a stored gradient at the start.
+
+    Args:
+        gap: F = f(x_0) − f*.
+        smoothness: L.
+        gradient_sq: G² >= E‖g_n‖².
+        lr: γ <= 1 / (2 L), and <= 1 / L without noise.
+        rounds: T.
+        absence: I*, the largest age of a stored gradient, see `fedlaavg_absence`.
+        noise_sq: σ².
+        clients: N.
+
+    Raises:
+        InvalidInputError: a number is out of range, or γ is above its limit.
+
+    >>> fedlaavg_bound(1.0, 1.0, 1.0, 0.1, 100, absence=0)
+    0.2
+    """
+    require_all_positive(smoothness=smoothness, lr=lr, rounds=rounds, clients=clients)
+    require_all_nonnegative(gap=gap, gradient_sq=gradient_sq, absence=absence, noise_sq=noise_sq)
+    limit = 1 / (2 * smoothness if noise_sq else smoothness)
+    require_within_limits(lr, 1.0, LearningRates(limit, 1.0))
+    stale = lr * smoothness * absence * math.sqrt(gradient_sq)
+    noise = math.sqrt(noise_sq / clients)
+    return 2 * gap / (lr * rounds) + stale**2 + 2 * stale * noise + 2 * lr * smoothness * noise**2
 
 
 def fedavg_two_clients(
