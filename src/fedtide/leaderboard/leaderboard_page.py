@@ -29,9 +29,9 @@ MEMORY_NAMES: dict[Memory, str] = {
 
 _NEEDS = {
     "": "",
-    "rates": "known rates",
-    "period": "a period",
-    "complete": "a period in which everybody takes part",
+    "rates": "needs known rates",
+    "period": "needs a period",
+    "complete": "needs a period in which everybody takes part",
 }
 
 _RANGE = (0.3, 60.0)  # of the regrets that the colours tell apart, in %
@@ -67,32 +67,35 @@ def render_page(standings: Standings, image: str = "images/leaderboard.png") -> 
         progress=_progress(standings),
         against=_against_fedavg(standings),
         best=_best(standings),
-        tables=[_problem(standings, name) for name in standings.begun],
         pattern_table=markdown_table(
-            ["pattern", "who takes part", "from", "period", "everybody in each period"],
+            ["pattern", "who takes part", "from", "period"],
             [
-                [name, one.title, one.source, one.period or "", "yes" if one.complete else ""]
+                [name, one.title, one.source, one.period or ""]
                 for name, one in board.patterns.items()
             ],
         ),
-        method_table=_methods(standings),
     )
 
 
 def _progress(standings: Standings) -> list[str]:
-    """Return how many cells of each problem were run, and how long the others would take."""
+    """Return how much of each problem was run, and what its regrets are measured from."""
     board, missing, lines = standings.board, standings.missing(), []
     for problem, task in board.problems.items():
         planned = [cell for cell in board.cells() if cell.problem == problem]
         left = [cell for cell in missing if cell.problem == problem]
-        done = len(planned) - len(left)
-        spent = sum(r.seconds for r in standings.results.values() if r.problem == problem)
-        line = f"{task.title}: {done} of {len(planned)} cells were run"
-        line += f", in {format_hours(spent)} of one core" if done else ""
+        run = [one for one in standings.results.values() if one.problem == problem]
+        line = f"**{task.title}** ({task.measure}): {len(planned) - len(left)} of {len(planned)} "
+        line += "cells were run"
+        if run:
+            line += f", in {format_hours(sum(one.seconds for one in run))} of one core"
         if left:
             hours = format_hours(estimate_seconds(left, standings.results))
             line += f"; the others would take {hours}"
-        lines.append(f"{line}.")
+        if (full := standings.results.get((problem, FULL, REFERENCE))) is not None:
+            shown = ", ".join(map(value_text, full.figures))
+            line += f". FedAvg under full participation has the values {shown}"
+        ends = sum(one.best[0] in (task.lr[0], task.lr[-1]) for one in run)
+        lines.append(f"{line}. The chosen γ is at an end of its grid in {ends} cells.")
     return lines
 
 
@@ -108,7 +111,7 @@ def format_hours(seconds: float) -> str:
 
 
 def _against_fedavg(standings: Standings) -> dict[str, Any]:
-    """Return the table of the comparisons with FedAvg, and how many there are."""
+    """Return the table of the methods compared with FedAvg, and how many comparisons there are."""
     board = standings.board
     cells = [(problem, pattern) for problem in standings.begun for pattern in board.patterns]
     best = [standings.best(*cell, board.methods) for cell in cells]
@@ -116,14 +119,31 @@ def _against_fedavg(standings: Standings) -> dict[str, Any]:
     rows, total = [], Counter[Outcome | None]()
     for name, method in board.methods.items():
         others = cells if name != REFERENCE else []
-        found = {cell: standings.against_fedavg(*cell, name) for cell in others}
-        count = Counter(found.values())
+        count = Counter(standings.against_fedavg(*cell, name) for cell in others)
         total += count
-        keeps, messages = MEMORY_NAMES[method.memory], " / ".join(map(str, method.messages))
-        worse = ", ".join(f"{cell[1]} ({cell[0]})" for cell in others if found[cell] == "worse")
         counts = [count[kind] if others else "" for kind in kinds]
-        rows.append([name, keeps, messages, best.count(name), *counts, worse])
-    head = ["method", "server keeps", "models sent / received", "best in", *kinds, "worse in"]
+        field, values = method.tuned
+        tuned = "γ times" if field == "lr" else f"`{field}`"
+        rows.append(
+            [
+                name,
+                MEMORY_NAMES[method.memory],
+                " / ".join(map(str, method.messages)),
+                f"{tuned} {', '.join(f'{value:g}' for value in values)}",
+                best.count(name),
+                *counts,
+                "; ".join(filter(None, [_NEEDS[method.needs], method.note])),
+            ]
+        )
+    head = [
+        "method",
+        "server keeps",
+        "sent / received",
+        "tuned besides γ",
+        "best in",
+        *kinds,
+        "remarks",
+    ]
     return {
         "table": markdown_table(head, rows),
         "compared": sum(total[kind] for kind in kinds),
@@ -133,23 +153,22 @@ def _against_fedavg(standings: Standings) -> dict[str, Any]:
 
 
 def _best(standings: Standings) -> str:
-    """Return the best methods of each memory class under each pattern, one for each problem."""
+    """Return the regrets of FedAvg and of the best methods under each pattern."""
     board = standings.board
-    of = {
-        memory: [name for name, one in board.methods.items() if one.memory == memory]
-        for memory in MEMORY_NAMES
-    }
-    rows = [
-        [
-            pattern,
-            *(
-                ", ".join(standings.best(one, pattern, names) or "–" for one in standings.begun)
-                for names in of.values()
-            ),
-        ]
-        for pattern in board.patterns
-    ]
-    return markdown_table(["pattern", *MEMORY_NAMES.values()], rows)
+    small = [name for name, one in board.methods.items() if one.memory != "Nd"]
+    large = [name for name, one in board.methods.items() if one.memory == "Nd"]
+
+    def best(problem: str, pattern: str, names: list[str]) -> str:
+        name = standings.best(problem, pattern, names)
+        return "–" if name is None else f"{name} {regret_text(standings, problem, pattern, name)}"
+
+    head, rows = ["pattern"], {pattern: [pattern] for pattern in board.patterns}
+    for problem in standings.begun:
+        head += [f"{problem}: fedavg", "no model per client", "a model per client"]
+        for pattern, row in rows.items():
+            row.append(regret_text(standings, problem, pattern, REFERENCE))
+            row += [best(problem, pattern, names) for names in (small, large)]
+    return markdown_table(head, list(rows.values()))
 
 
 def regret_text(standings: Standings, problem: str, pattern: str, method: str) -> str:
@@ -160,35 +179,6 @@ def regret_text(standings: Standings, problem: str, pattern: str, method: str) -
     return "not run" if regret is None else regret.text
 
 
-def _problem(standings: Standings, problem: str) -> dict[str, Any]:
-    """Return the regrets on a problem, and what they are measured from."""
-    board, rows = standings.board, []
-    best = {pattern: standings.best(problem, pattern, board.methods) for pattern in board.patterns}
-    for method in board.methods:
-        cells = [regret_text(standings, problem, pattern, method) for pattern in board.patterns]
-        bold = [
-            f"**{cell}**" if best[pattern] == method else cell
-            for pattern, cell in zip(board.patterns, cells, strict=True)
-        ]
-        rows.append([method, *bold])
-    reference = "FedAvg under full participation was not run, so no regret is known."
-    if (found := standings.results.get((problem, FULL, REFERENCE))) is not None:
-        shown = ", ".join(map(value_text, found.figures))
-        reference = (
-            f"Under full participation, FedAvg was tuned to γ = {found.best[0]:g} and a server "
-            f"learning rate of {found.best[1]:g}, and has the values {shown} with the judged seeds."
-        )
-    rates = board.problems[problem].lr
-    chosen = [r.best[0] for r in standings.results.values() if r.problem == problem]
-    ends = chosen.count(rates[0]), chosen.count(rates[-1])
-    reference += (
-        f" The chosen γ is the least of its grid in {ends[0]} of {len(chosen)} cells, and the "
-        f"largest in {ends[1]}."
-    )
-    table = markdown_table(["method", *board.patterns], rows)
-    return {"task": board.problems[problem], "reference": reference, "table": table}
-
-
 def value_text(value: float | None) -> str:
     """Return the value of a run as tables show it.
 
@@ -196,25 +186,6 @@ def value_text(value: float | None) -> str:
     ('0.123', 'diverges')
     """
     return "diverges" if value is None else f"{value:.3g}"
-
-
-def _methods(standings: Standings) -> str:
-    """Return what of each method is tuned, what it needs, and where it cannot be used."""
-    board, rows = standings.board, []
-    for name, method in board.methods.items():
-        field, values = method.tuned
-        tuned = "γ times" if field == "lr" else f"`{field}`"
-        without = [pattern for pattern in board.patterns if board.lacks(pattern, name)]
-        rows.append(
-            [
-                name,
-                f"{tuned} {', '.join(f'{value:g}' for value in values)}",
-                _NEEDS[method.needs],
-                ", ".join(without),
-                method.note,
-            ]
-        )
-    return markdown_table(["method", "tuned besides γ", "needs", "so not under", "remarks"], rows)
 
 
 def draw_heat_map(standings: Standings) -> Figure:
