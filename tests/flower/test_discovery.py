@@ -4,7 +4,8 @@ import math
 from itertools import pairwise
 
 import pytest
-from flwr.app import Error, Message
+from flwr.app import Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
@@ -248,3 +249,28 @@ def test_of_two_keys_with_one_name_the_one_online_first_is_the_client_until_it_g
         f"node {second} does not take part: node {first} has been online longer as 'site-a'; "
         "give each key its own name"
     ]
+
+
+@pytest.mark.parametrize("first_hangs", [False, True])
+def test_one_site_is_asked_whether_an_ordinary_app_knows_its_name(first_hangs, url):
+    """Flower logs a traceback at every site that is asked in vain; others ask after 20 s."""
+    grid = federation(seconds=lambda number: 5.0)
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        metrics = MetricRecord({"num-examples": 1})
+        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    for node_id, node in grid.nodes.items():
+        node.app, node.started = app, float(node_id)
+    first = grid.nodes[min(grid.nodes)]
+    if first_hangs:
+        first.seconds = lambda number: math.inf
+    deploy(grid, FedAvg(), rounds=3, clients=N, ledger=url)
+    asked = [node_id for node_id in grid.nodes if questions(grid, node_id)]
+    used = read_ledger(url).filter(stage="used")
+    assert len(used) == 3 * (N - first_hangs)
+    assert set(used["client"]) <= {f"node-{node_id}" for node_id in grid.nodes}
+    assert asked == [*grid.nodes] if first_hangs else asked == [min(grid.nodes)]

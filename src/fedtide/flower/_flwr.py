@@ -273,6 +273,11 @@ def is_app_error(error: Error) -> bool:
     return error.code in (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.MOD_FAILED_PRECONDITION)
 
 
+def lacks_query(error: Error) -> bool:
+    """Return whether a client's app has no function for a query, as ordinary apps have none."""
+    return is_app_error(error) and "No query function registered" in (error.reason or "")
+
+
 def error_reason(error: Error) -> str:
     """Return what an error in place of a reply means in the ledger, one of REASONS.
 

@@ -93,7 +93,7 @@ class Update:
         lr: γ, the local learning rate that it used.
         steps: I_n, how many local steps it took.
         gradients: ∇F_n(x) by name, if requested.
-        metrics: further numbers; the strategy averages each, weighted by samples.
+        metrics: further numbers; the strategy logs the median of each over the clients.
     """
 
     update: Params

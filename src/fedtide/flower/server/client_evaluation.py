@@ -1,4 +1,4 @@
-"""The evaluation of a model by clients on their own data, and the mean of clients' metrics."""
+"""The evaluation of a model by clients on their own data, and the median of clients' metrics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from logging import getLogger
+from statistics import median
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
@@ -38,7 +39,7 @@ class ClientEvaluation:
     Args:
         transport, discovery, validator: of this run.
         ttl: seconds after which a request is given up.
-        aggregator: combines the metrics; None: means weighted by samples.
+        aggregator: combines the metrics; None: medians over the clients.
     """
 
     transport: Transport
@@ -102,7 +103,7 @@ class ClientEvaluation:
 def aggregate_metrics(
     parts: list[tuple[int, Metrics]], function: MetricsAggregator | None
 ) -> MetricRecord | None:
-    """Return the clients' metrics, combined by the user's function, or else their means.
+    """Return the clients' metrics, combined by the user's function, or else their medians.
 
     The function gets one RecordDict for each client, whose only record, "metrics", has the metrics
     and "num-examples". What clients sent may make it raise: that is logged, and the round has no
@@ -110,12 +111,12 @@ def aggregate_metrics(
 
     Args:
         parts: the number of samples and the metrics of each client; if empty, the result is None.
-        function: the user's; None: means weighted by samples.
+        function: the user's; None: medians over the clients.
     """
     if not parts:
         return None
     if function is None:
-        return _average(parts)
+        return _take_medians([metrics for _, metrics in parts])
     records = [
         RecordDict({"metrics": MetricRecord({**metrics, SAMPLES: samples})})
         for samples, metrics in parts
@@ -132,25 +133,23 @@ def aggregate_metrics(
     return found
 
 
-def _average(parts: list[tuple[int, Metrics]]) -> MetricRecord:
-    """Return the mean of each metric, weighted by samples, over the clients that give it.
+def _take_medians(parts: list[Metrics]) -> MetricRecord:
+    """Return the median of each metric over the clients that give it.
 
-    Lists are left out, and so are all but the most frequent names if there are very many. The
-    metric "clients" is the number of clients, whatever they send under this name.
+    A minority of clients cannot move it beyond what the others report, which a mean, weighted by
+    what each claims to hold, lets a single one do. Lists are left out, and so are all but the most
+    frequent names if there are very many. The metric "clients" is the number of clients, whatever
+    they send under this name.
     """
-    totals: dict[str, float] = {}
-    weights: dict[str, int] = {}
-    counts = Counter(name for _, metrics in parts for name in metrics)
-    kept = {name for name, _ in counts.most_common(MAX_METRICS)}
-    for samples, metrics in parts:
-        for name, value in metrics.items():
-            if not isinstance(value, list) and name in kept:
-                totals[name] = totals.get(name, 0.0) + samples * value
-                weights[name] = weights.get(name, 0) + samples
-    fewer = [f"{name} ({n})" for name, n in counts.items() if n < len(parts) and name in kept]
+    counts = Counter(name for metrics in parts for name in metrics)
+    found = MetricRecord()
+    for name, _ in counts.most_common(MAX_METRICS):
+        values = [metrics[name] for metrics in parts if name in metrics]
+        if numbers := [value for value in values if not isinstance(value, list)]:
+            found[name] = median(numbers)
+    fewer = [f"{name} ({counts[name]})" for name in found if counts[name] < len(parts)]
     if fewer:
         text = printable(", ".join(fewer), _LONGEST_TEXT)
         log.info("Metrics that not all of the %d clients gave: %s", len(parts), text)
-    means = MetricRecord({name: total / weights[name] for name, total in totals.items()})
-    means["clients"] = len(parts)
-    return means
+    found["clients"] = len(parts)
+    return found

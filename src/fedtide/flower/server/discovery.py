@@ -5,19 +5,23 @@ that name: the SuperLink admits only the holder of the key. Of several keys with
 Flower itself allows, the one that has been online longest is the client. Any other node is asked
 for its name. Such a name is only a claim: the latest node that makes it takes the client's place. A
 node whose app does not know the question is known by its node id, as long as that id lasts.
+
+Flower logs a traceback at a site whose app does not know a question. As all sites run the same app,
+that of the submission, one is asked first, and if its app does not know, no other is asked. This is
+not so where the names are given: there, nodes without one of them do not take part anyway.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedtide.errors import InvalidInputError
-from fedtide.flower._flwr import OnlineNode, SuperLinkError, is_app_error
+from fedtide.flower._flwr import OnlineNode, SuperLinkError, is_app_error, lacks_query
 from fedtide.flower.protocol import NAME_QUERY, draw_nonce, select_records
 from fedtide.flower.server.node_registry import NodeRegistry
 from fedtide.flower.server.reply_validation import NO_ANSWER, RejectedReplyError, check_sender
@@ -27,6 +31,7 @@ from fedtide.flower.server.transport import Transport
 _PAUSE = 1.0  # seconds between two checks for nodes while there are too few
 _PATIENCE, _LONGEST_PATIENCE = 60.0, 3600.0
 """Seconds until a node that did not tell its name is asked again: at first, and at most."""
+_HEAD_START = 20.0  # seconds for the first node to answer before the others are asked
 
 
 @dataclass
@@ -67,6 +72,9 @@ class Discovery:
         self._transport, self._registry = transport, registry
         self._unknown: dict[int, _Unknown] = {}
         self._round = -1
+        # Whether the sites' app knows the question; None: not known yet.
+        self._app_answers: bool | None = None if registry.open else True
+        self._others_at = math.inf  # when to ask other nodes than the first one
         self._absent = LimitedWarnings("%d further nodes do not take part")
 
     def wait_for_nodes(self, t: int, wanted: int, deadline: float, shut_out: Set[int]) -> None:
@@ -147,7 +155,11 @@ class Discovery:
         """Return whether every node has answered its first question, or used up its time."""
         pending = self._transport.pending
         unknown = self._unknown.values()
-        return not any(node.failures == 0 and node.question in pending for node in unknown)
+        waits = self._app_answers is None and self._transport.clock.tick() < self._others_at
+        return not any(
+            node.failures == 0 and (node.question in pending or (waits and not node.question))
+            for node in unknown
+        )
 
     def _find_unknown(self, nodes: list[OnlineNode]) -> None:
         """Forget nodes that have left, and their questions; add those that have come."""
@@ -176,10 +188,16 @@ class Discovery:
                 continue
             if unknown.lost and self._registry.node_of(unknown.lost) in online:
                 continue
+            if self._app_answers is False:
+                self._bind_unnamed(node.node_id)
+                continue
+            if self._app_answers is None and now < self._others_at < math.inf:
+                continue
             if self._transport.pending.pop(unknown.question, None):
                 self._fail(node.node_id, NO_ANSWER)
             pause = min(_PATIENCE * 2 ** min(unknown.failures, 10), _LONGEST_PATIENCE)
             unknown.ask_at = now + pause
+            self._others_at = min(self._others_at, now + _HEAD_START)
             content = RecordDict({"config": ConfigRecord(draw_nonce())})
             messages.append(
                 Message(content, node.node_id, NAME_QUERY, ttl=pause, group_id=str(t + 1))
@@ -200,8 +218,9 @@ class Discovery:
     def _read_answer(self, node_id: int, reply: Message) -> None:
         """Bind a node to the name in its reply."""
         if reply.has_error() and is_app_error(reply.error):  # its app does not know the query
-            former = self._registry.nodes.get(node_id, f"node-{node_id}")
-            self._bind(node_id, former, registered=False)
+            if lacks_query(reply.error) and self._app_answers is None:
+                self._app_answers = False
+            self._bind_unnamed(node_id)
             return
         try:
             check_sender(reply, node_id)
@@ -211,13 +230,18 @@ class Discovery:
             return
         except (KeyError, ValueError):
             name = None
+        self._app_answers = True
         self._bind(node_id, name if isinstance(name, str) else "", registered=False)
+
+    def _bind_unnamed(self, node_id: int) -> None:
+        former = self._registry.nodes.get(node_id, f"node-{node_id}")
+        self._bind(node_id, former, registered=False)
 
     def _bind(self, node_id: int, name: str, registered: bool) -> None:
         unknown, former = self._unknown[node_id], self._registry.node_of(name)
         reason = self._registry.bind(node_id, name, registered, unknown.activated_at)
         if reason is not None:
-            unknown.ask_at = inf
+            unknown.ask_at = math.inf
             self._fail(node_id, reason)
             return
         del self._unknown[node_id]

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedtide.algorithms import Algorithm
+from fedtide.algorithms import Algorithm, FedAvg
 from fedtide.differential_privacy import Mechanism, make_private, shut_out
 from fedtide.errors import InvalidInputError, printable, quantify
 from fedtide.flower.arrays import ModelWriter, flatten_initial, widen_half
@@ -94,7 +94,7 @@ class FedTide(Strategy):
         close_after: a round ends after this many updates, each valid by itself; None: it waits for
             the replies of all clients that were asked.
         train_metrics_aggr_fn: combines the metrics of the clients whose updates were used; called
-            as by Flower's FedAvg. None: means weighted by samples, and the number of clients.
+            as by Flower's FedAvg. None: medians over the clients, and their number.
         evaluate_metrics_aggr_fn: the same for evaluations.
         ttl: seconds after which an unanswered request is given up; choose a few times what the
             slowest client needs.
@@ -344,6 +344,11 @@ class FedTide(Strategy):
         log.info("\t├──> State: %s", self._state or "in memory only")
         log.info("\t├──> Ledger: %s", ledger)
         log.info("\t└──> Rounds that have ended: %d", self._training.round)
+        if isinstance(self.algorithm, FedAvg) and self.algorithm.weights == "mean":
+            log.info(
+                "FedAvg averages the clients equally; with weights='data' it weighs them by "
+                "num-examples, as Flower's own FedAvg does"
+            )
 
     def _serve_page(self) -> AbstractContextManager[object]:
         """Serve the page and the metrics of the ledger, if a port is given."""
