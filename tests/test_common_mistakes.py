@@ -38,6 +38,7 @@ MISTAKES = [
     ({"participation": {"type": "uniform"}}, "participation.size: missing", "give a whole number"),
     ({"problem": {"type": "dirichlet"}}, "problem.type: unknown 'dirichlet'", "choose one of"),
     # unknown names
+    ({"algorithm": "FedAU"}, "algorithm.type: unknown 'FedAU'", "did you mean 'fedau'"),
     ({"algorithm": "fedua"}, "algorithm.type: unknown 'fedua'", "did you mean 'fedau'"),
     ({"participation": "bernouli"}, "participation.type: unknown 'bernouli'", "'bernoulli'"),
     ({"selection": "unform-of"}, "selection.type: unknown 'unform-of'", "'uniform-of'"),
@@ -67,6 +68,7 @@ MISTAKES = [
     ({"rounds": "many"}, "rounds: 'many' is of type str", "give a whole number"),
     ({"rounds": 2.5}, "rounds: 2.5 is of type float", "give a whole number"),
     ({"rounds": None}, "rounds: None is of type NoneType", "give a whole number"),
+    ({"seed": [1, 2]}, "seed: [1, 2] are several", "seeds"),
     ({"seed": True}, "seed: True is of type bool", "give a whole number"),
     ({"seed": 2**70}, "seed: 1180591620717411303424 is too large", "below 2**63"),
     ({"compile": "never"}, "compile: 'never' is of type str", "give True or False"),

@@ -135,8 +135,10 @@ def first_line(error: BaseException, length: int = 200, with_type: bool = False)
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """Return the hint for an unknown `name`: the closest option, or else all options, if any.
 
-    >>> did_you_mean("fedua", ["fedavg", "fedau"])
-    "did you mean 'fedau'?"
+    Upper and lower case count as equal.
+
+    >>> did_you_mean("fedua", ["fedavg", "fedau"]), did_you_mean("FedAU", ["fedavg", "fedau"])
+    ("did you mean 'fedau'?", "did you mean 'fedau'?")
     >>> did_you_mean("xyz", ["fedavg", "fedau"])
     "choose one of 'fedau', 'fedavg'"
     >>> did_you_mean("xyz", [])
@@ -145,9 +147,10 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     options = sorted(options)
     if not options:
         return "none is known here; remove it"
-    closest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    folded = {option.lower(): option for option in options}
+    closest = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
     if closest:
-        return f"did you mean {closest[0]!r}?"
+        return f"did you mean {folded[closest[0]]!r}?"
     return "choose one of " + ", ".join(repr(option) for option in options)
 
 

@@ -11,15 +11,17 @@ import torch
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import r2_score, roc_auc_score
 from torch import nn
 from torch.nn import functional
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
-from fedtide.problems import Dirichlet, Iid, Metric, SharedPool, Supervised
+from fedtide.problems import Dirichlet, Iid, Metric, SetMetric, SharedPool, Supervised
 from fedtide.problems.losses import LOSSES
 from fedtide.problems.partitions import StoredShards
 from fedtide.problems.weighted_objective import weigh_objective
+from fedtide.simulation.experiment import BUILDER
 
 CPU = torch.device("cpu")
 RNG = np.random.default_rng(0)
@@ -193,6 +195,28 @@ def test_next_token_loss_ignores_padding_and_the_last_output():
         functional.cross_entropy(logits[1, :1], tokens[1, 1:2]),
     ]
     torch.testing.assert_close(LOSSES["next_token"](logits, tokens, mask), torch.stack(expected))
+
+
+def test_the_accuracy_of_the_next_token_is_called_accuracy():
+    """Logits that always say the token after the present one, on tokens that count up or repeat."""
+    successor = nn.Embedding.from_pretrained(torch.eye(9).roll(1, dims=1) * 9, freeze=False)
+    rows = {"x": [[1, 2, 3, 4], [5, 6], [7, 7]], "client": [0, 0, 1]}
+    for metrics in (None, ["accuracy"]):
+        fields = {"model": successor, "target": None, "loss": "next_token", "metrics": metrics}
+        task = prepare(Supervised(rows, test=rows, **fields))
+        assert task.evaluate(task.start).metrics["test_accuracy"] == pytest.approx(2 / 3)
+    with pytest.raises(InvalidInputError, match="the last token is only a target"):
+        prepare(Supervised(rows, **fields | {"model": Shortened}))
+
+
+class Shortened(nn.Embedding):
+    """Logits for all tokens but the last one."""
+
+    def __init__(self):
+        super().__init__(9, 9)
+
+    def forward(self, tokens):
+        return super().forward(tokens[:, :-1])
 
 
 def test_text_labels_are_encoded_in_sorted_order_and_kept():
@@ -518,6 +542,79 @@ def test_a_metric_of_a_file_says_whether_lower_is_better():
     assert "train_mae" in named.evaluate(torch.zeros(4, dtype=torch.float64)).metrics
     with pytest.raises(InvalidInputError, match=r"^metrics: 'mine' needs the keys"):
         regression(metrics={"mine": {"function": "mae"}})
+
+
+class Networks(ft.callbacks.Callback):
+    """Keeps the network of every evaluation."""
+
+    def __init__(self):
+        self.networks = []
+
+    def on_evaluation(self, view):
+        self.networks.append(view.module())
+
+
+def rank_sum(outputs, targets):
+    """The area under the ROC curve, from the ranks of the positive samples (Mann & Whitney)."""
+    ranks = outputs.argsort().argsort() + 1.0
+    positives = targets.sum()
+    pairs = positives * (len(targets) - positives)
+    return (ranks[targets > 0].sum() - positives * (positives + 1) / 2) / pairs
+
+
+def test_metrics_of_the_whole_test_set_are_those_of_scikit_learn_by_hand():
+    table = pd.DataFrame(columns() | {"high": (NUMBERS > 1).astype(float)})
+    metrics = {
+        "auc": SetMetric(rank_sum),
+        "r2_of_logits": SetMetric(lambda outputs, targets: r2_score(targets, outputs)),
+        "accuracy": "accuracy",
+    }
+    problem = regression(table, target="high", loss="bce", test=0.3, metrics=metrics)
+    seen = Networks()
+    result = run(problem, seed=4, callbacks=[seen], evaluation={"every": 1})
+    held_out = table.iloc[result.held_out]
+    assert len(held_out) == sum(round(0.3 * m) for m in np.bincount(OWNERS))
+    inputs = torch.tensor(held_out[["a", "b", "c"]].to_numpy())
+    assert len(seen.networks) == len(result.metrics) == 7
+    for network, row in zip(seen.networks, result.metrics.iter_rows(named=True), strict=True):
+        scores = network(inputs).detach().squeeze(1).numpy()
+        assert row["test_auc"] == pytest.approx(roc_auc_score(held_out["high"], scores))
+        assert row["test_r2_of_logits"] == pytest.approx(r2_score(held_out["high"], scores))
+        assert row["test_accuracy"] == pytest.approx(((scores > 0) == held_out["high"]).mean())
+    assert "train_auc" not in result.metrics.columns
+
+
+def test_metrics_of_the_whole_test_set_in_a_file():
+    problem = regression(metrics={"r2": SetMetric(rank_sum)}, test=0.2)
+    plain = BUILDER.to_plain(problem, in_memory=True)["metrics"]["r2"]
+    assert plain["type"] == "set"
+    mean = {"type": "set", "function": f"{__name__}:mean_error"}
+    task = prepare(regression(metrics={"mean_error": mean, "mae": "mae"}, test=0.2))
+    evaluation = task.evaluate(torch.ones(4, dtype=torch.float64))
+    assert evaluation.metrics["test_mean_error"] == pytest.approx(evaluation.metrics["test_mae"])
+    assert "mean_error" in evaluation.lower_is_better
+    with pytest.raises(InvalidInputError, match=r"^metrics\.mean_error: .*; give test, such as 0"):
+        prepare(regression(metrics={"mean_error": mean}))
+
+
+def mean_error(outputs, targets):
+    return (outputs - targets).abs().mean()
+
+
+def test_metrics_of_the_whole_test_set_get_the_mask_of_sequences():
+    tokens = [[1, 2, 3], [4], [5, 6], [7, 8]]
+    rows = {"x": tokens, "y": tokens, "client": [0, 0, 1, 1]}
+    seen = []
+
+    def count(outputs, targets, mask):
+        seen.append((outputs.shape, targets[mask].tolist()))
+        return mask.sum()
+
+    model = lambda: nn.Sequential(nn.Embedding(9, 2), nn.Linear(2, 9))  # noqa: E731
+    metrics = {"tokens": SetMetric(count)}
+    task = prepare(Supervised(rows, test=rows, model=model, metrics=metrics))
+    assert task.evaluate(task.start).metrics["test_tokens"] == 8
+    assert seen == [((4, 3, 9), [1, 2, 3, 4, 5, 6, 7, 8])]
 
 
 SEQUENCE = {"client": [0, 1], "x": [[1, 1, 1], [2]]}

@@ -181,7 +181,14 @@ SECTIONS = (
     Section("projection", "Projections", base=Projection, types=PROJECTIONS),
     Section("problem", "Problems", base=Problem, types=PROBLEMS),
     Section("loss", "Losses", parts=[_functions(LOSSES)]),
-    Section("metrics", "Metrics", parts=[_functions({n: m.function for n, m in METRICS.items()})]),
+    Section(
+        "metrics",
+        "Metrics",
+        parts=[
+            _functions({n: m.function for n, m in METRICS.items()}),
+            "Of the whole test set: `{auc: {type: set, function: package.module:function}}`.\n",
+        ],
+    ),
     Section("dataset", "Data sets", parts=[*_data_sets()]),
     Section("partition", "Partitions", base=Partition, types=PARTITIONS),
     Section("model", "Models", base=Model, types=MODEL_TYPES),

@@ -14,7 +14,7 @@ from fedtide.problems.partitions import (
     SharedPool,
     SingleClass,
 )
-from fedtide.problems.sample_metrics import Metric
+from fedtide.problems.sample_metrics import Metric, SetMetric
 from fedtide.problems.supervised import Supervised
 from fedtide.problems.synthetic import LowerBound4D, Quadratic, Regression
 
@@ -46,6 +46,7 @@ __all__ = [
     "Problem",
     "Quadratic",
     "Regression",
+    "SetMetric",
     "SharedPool",
     "SingleClass",
     "Supervised",

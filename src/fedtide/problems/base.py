@@ -151,6 +151,8 @@ class Task(ABC):
             sequence are long when unrolled.
         class_names: the classes of the network's outputs, in their order, if they were given as
             text; else None.
+        held_out: the rows of the given samples that were set aside for the test, (n_test,); None:
+            none were.
         evaluated_samples: how many samples an evaluation goes through; 0 if that costs nothing.
         batch_data: the tensors that `batch` reads besides its arguments; see `with_batch_data`.
         seed_family: equal for tasks of one problem, device and dtype that were prepared for
@@ -167,6 +169,7 @@ class Task(ABC):
     fewest_samples: int = 1
     is_recurrent: bool = False
     class_names: tuple[str, ...] | None = None
+    held_out: NDArray[np.int64] | None = None
     evaluated_samples: int = 0
     batch_data: tuple[Tensor, ...] = ()
     seed_family: object = None

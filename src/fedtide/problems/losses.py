@@ -201,10 +201,16 @@ def check_outputs(outputs: Any, target: Tensor, kind: TargetKind | None, classes
     if shape[:-1] == positions and (shape[-1] == classes if one_class else shape[-1] >= classes):
         return
     width = f"C {'=' if one_class else 'at least'} {classes}" if classes else "C tokens"
+    hint = "put the classes last, unlike in torch's cross_entropy (outputs.movedim(1, -1))"
+    if kind == "tokens":
+        hint = (
+            "return logits for every token: the loss compares those of each token with the token "
+            "after it, so that the last token is only a target"
+        )
     raise InvalidInputError(
         f"model: the output for targets of shape {positions} should have shape "
         f"({', '.join(map(str, positions))}, C) with {width}, got {shape}; set the last layer's "
-        "width, and put the classes last, unlike in torch's cross_entropy (outputs.movedim(1, -1))"
+        f"width, and {hint}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Metrics: one number for each sample, averaged over samples, over clients and over classes."""
+"""Metrics: one number for each sample, averaged over samples, or one for the whole test set."""
 
 from __future__ import annotations
 
@@ -50,6 +50,25 @@ class Metric:
     lower_is_better: bool
 
 
+@spec
+class SetMetric:
+    """A metric of all test samples at once, such as AUC, F1 or R²; only `test_NAME` is measured.
+
+    Args:
+        function: takes the outputs (n, ...) and targets (n, ...) of all n test samples and, for
+            sequences, a mask (n, L), as tensors in main memory; returns one number. Outputs (n, 1)
+            for targets (n,) have the shape (n,).
+        lower_is_better: whether a smaller value is better; None: the metric's name decides, which
+            is true of losses and errors and of nothing else.
+
+    >>> from sklearn.metrics import roc_auc_score
+    >>> auc = SetMetric(lambda outputs, targets: roc_auc_score(targets, outputs))
+    """
+
+    function: Callable[..., Any]
+    lower_is_better: bool | None = None
+
+
 def accuracy(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return 1 where the class of the largest logit is the target, else 0.
 
@@ -81,6 +100,9 @@ METRICS: dict[str, Metric] = {
 }
 """The metrics by name."""
 
+_SHIFTED = METRICS | {"accuracy": METRICS["next_token_accuracy"]}
+"""The metrics by name, where outputs predict the next token."""
+
 _BUILT_IN = {*LOSSES.values(), *(metric.function for metric in METRICS.values())}
 
 _RESERVED = ("loss", "client", "round", "samples", "rate", "participation", "weight")
@@ -90,20 +112,21 @@ _PREFIXES = ("train_", "test_", "client_", "personalised_", "class_weighted_")
 DEFAULT_METRICS: dict[str, tuple[str, ...]] = {
     "cross_entropy": ("accuracy",),
     "bce": ("accuracy",),
-    "next_token": ("next_token_accuracy",),
+    "next_token": ("accuracy",),
 }
 """The metrics of each loss where the user names none."""
 
 
 def resolve_metrics(
     given: Sequence[str] | Mapping[str, object] | None, loss: object
-) -> dict[str, Metric]:
+) -> dict[str, Metric | SetMetric]:
     """Return the metrics by name.
 
     Args:
-        given: names in `METRICS`, or by name a `Metric` (in a file a mapping with its fields), a
-            function, a name in `METRICS`, or an import path; None: those that suit the loss.
-        loss: its name, if it has one.
+        given: names in `METRICS`, or by name a `Metric` or `SetMetric` (in a file a mapping with
+            its fields, and `type: set`), a function, a name in `METRICS`, or an import path; None:
+            those that suit the loss.
+        loss: its name, if it has one; "accuracy" with "next_token" is that of the next token.
 
     Raises:
         InvalidInputError: an unknown name, or something that is not a function.
@@ -113,27 +136,37 @@ def resolve_metrics(
     if isinstance(given, str):
         given = (given,)
     named = given if isinstance(given, Mapping) else {_short(name): name for name in given}
-    return {str(name): _resolve(str(name), metric) for name, metric in named.items()}
+    known = _SHIFTED if loss == "next_token" else METRICS
+    return {str(name): _resolve(str(name), metric, known) for name, metric in named.items()}
 
 
-def _resolve(name: str, given: object) -> Metric:
-    """Return one metric."""
+def _resolve(name: str, given: object, known: Mapping[str, Metric]) -> Metric | SetMetric:
+    """Return one metric, whose direction is known."""
     if name in _RESERVED or name.startswith(_PREFIXES):
         raise InvalidInputError(
             f"metrics: {name!r} is the name of another column of the results; choose another"
         )
-    in_file: Mapping[str, Any] = given if isinstance(given, Mapping) else {"function": given}
-    found: object = resolve_function("metrics", in_file.get("function"), METRICS)
-    if isinstance(given, Mapping) and given.keys() != {"function", "lower_is_better"}:
-        raise InvalidInputError(f"metrics: {name!r} needs the keys function and lower_is_better")
-    if isinstance(found, Metric):
-        return replace(found, lower_is_better=in_file.get("lower_is_better", found.lower_is_better))
-    if not callable(found):
+    in_file: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"function": given}
+    is_set = in_file.pop("type", None) == "set"
+    required = {"function"} if is_set else {"function", "lower_is_better"}
+    found: Any = resolve_function("metrics", in_file.get("function"), known)
+    if isinstance(given, Mapping) and not (
+        required <= in_file.keys() <= {"function", "lower_is_better"}
+    ):
+        raise InvalidInputError(
+            f"metrics: {name!r} needs the keys function and lower_is_better, or function and "
+            "`type: set`"
+        )
+    if not callable(found) and not isinstance(found, Metric | SetMetric):
         raise InvalidInputError(
             f"metrics: {name!r} is {found!r:.60}; give a function, its import path, a Metric, or "
             f"one of {', '.join(METRICS)}"
         )
-    return Metric(found, in_file.get("lower_is_better", lower_is_better(name)))
+    lower = in_file.get("lower_is_better", getattr(found, "lower_is_better", None))
+    lower = lower_is_better(name) if lower is None else lower
+    if isinstance(found, Metric | SetMetric):
+        return replace(found, lower_is_better=lower)
+    return SetMetric(found, lower) if is_set else Metric(found, lower)
 
 
 def _short(name: str) -> str:

@@ -81,9 +81,9 @@ class SupervisedProblem(Problem):
         if read.kind == "classes":
             warn_of_gaps(read.train.target, read.classes)
         train, test, shards = read.train, read.test, self._split(read, seed)
-        owners = find_owners(read.test_clients, shards)
+        owners, held_out = find_owners(read.test_clients, shards), None
         if isinstance(self.test, float):
-            train, shards, test, owners = hold_out(train, shards, self.test, seed)
+            train, shards, test, owners, held_out = hold_out(train, shards, self.test, seed)
         pixels = standardisation(read.mean, read.std, device, kept)
         data = SupervisedData(
             train=to_device(train, device, kept, pixels),
@@ -95,6 +95,7 @@ class SupervisedProblem(Problem):
             test_owners=owners,
             names=read.names,
             masks_target=read.masks_target,
+            held_out=held_out,
         )
         outputs = read.classes or int(np.prod(train.target.shape[1:], initial=1))
         shape = train.inputs[0].shape[1:]
@@ -174,9 +175,9 @@ class Supervised(SupervisedProblem):
             function of (outputs, target), with padded sequences (outputs, target, mask), that
             returns the loss of each sample, (B,), from torch operations; also by import path.
         metrics: one or several names such as "accuracy", or by name a function like a loss, or a
-            `Metric`, which says whether lower is better; None: those that suit the loss. For a
-            function its name decides: losses and errors are better when lower, everything else
-            when higher.
+            `Metric`, which says whether lower is better, or a `SetMetric`, which is measured on the
+            whole test set; None: those that suit the loss. For a function its name decides: losses
+            and errors are better when lower, everything else when higher.
         buffers: how running statistics, as of BatchNorm, are handled: "average" over each cohort
             with equal weights, or "local", where every client keeps its own (FedBN).
         normalise: a mean and a standard deviation for pixels / 255; None: (0.5, 0.5). Columns of

@@ -111,6 +111,7 @@ class SupervisedData:
         test_owners: the client whose test part each test sample is in, (n_test,), −1 for none;
             None if clients have no test parts.
         masks_target: whether the mask of padded sequences is also that of the targets.
+        held_out: the rows of the given samples that were set aside for the test, (n_test,).
     """
 
     train: DeviceSamples
@@ -122,6 +123,7 @@ class SupervisedData:
     class_names: tuple[str, ...] | None = None
     test_owners: Ints | None = None
     masks_target: bool = True
+    held_out: Ints | None = None
 
 
 def to_device(
@@ -144,7 +146,7 @@ def to_device(
 
 def hold_out(
     samples: StoredSamples, shards: Shards, share: float, seed: int
-) -> tuple[StoredSamples, Shards, StoredSamples, Ints]:
+) -> tuple[StoredSamples, Shards, StoredSamples, Ints, Ints]:
     """Set aside a share of every client's samples as its test part, at random.
 
     A client with m samples gives up round(share · m), but keeps at least one for training. No two
@@ -160,7 +162,8 @@ def hold_out(
         InvalidInputError: no client would give up a sample, or two clients share one.
 
     Returns:
-        The training samples, who holds which, the test samples, and the owner of each, (n_test,).
+        The training samples, who holds which, the test samples, and the owner and the row of each,
+        (n_test,).
     """
     sizes = shards.sizes
     owners, held = shards.list_pairs()
@@ -185,6 +188,7 @@ def hold_out(
         StoredShards.from_owners(owners[~chosen], len(sizes), shards.names),
         samples.select(held[chosen]),
         owners[chosen],
+        held[chosen],
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from fedtide.problems.base import Evaluation, Task
 from fedtide.problems.datasets.table_columns import Ints
@@ -25,6 +26,7 @@ class EvaluatedTask(Task):
 
     `train_loss`, `test_loss` and `train_M`, `test_M` for every metric M are means over samples;
     `loss` is the objective (1/N) Σ_n F_n(x), or the mean over samples if clients are not evaluated.
+    `test_M` of a `SetMetric` is computed from all test outputs at once.
     If the test set is unbalanced, `test_balanced_accuracy` is the mean of the classes' accuracies,
     unless one of the user's metrics has that name.
 
@@ -36,12 +38,14 @@ class EvaluatedTask(Task):
     Attributes:
         data: the samples, and who holds which.
         functions: the loss and the metrics of each sample, by name.
+        set_functions: the metrics of the whole test set, by name.
         lower_is_better: the names of those for which lower values are better.
         chunk: how many samples a forward pass takes.
     """
 
     data: SupervisedData
     functions: Mapping[str, LossFunction]
+    set_functions: Mapping[str, Callable[..., Any]]
     lower_is_better: frozenset[str]
     chunk: int
 
@@ -57,7 +61,8 @@ class EvaluatedTask(Task):
         own = buffers if buffers is not None and buffers.dim() == 2 else None
         shared = buffers if own is None else own.mean(dim=0)
         train = self._measure(x, data.train, shared)
-        test = {} if data.test is None else self._measure(x, data.test, shared)
+        outputs: list[Any] = []
+        test = {} if data.test is None else self._measure(x, data.test, shared, outputs)
         recalls = self._recalls(data.test, test)
         figures: dict[str, Floats] = {}
         if clients and own is not None:
@@ -68,6 +73,8 @@ class EvaluatedTask(Task):
         metrics = {"loss": figures.get("loss", train["loss"]).mean()}
         metrics |= {f"train_{name}": values.mean() for name, values in train.items()}
         metrics |= {f"test_{name}": values.mean() for name, values in test.items()}
+        if data.test is not None:
+            metrics |= self._measure_set(data.test, outputs)
         if recalls is not None and data.test and are_uneven(data.test.target.cpu().numpy()):
             metrics.setdefault("test_balanced_accuracy", np.nanmean(recalls))
         return Evaluation(
@@ -143,9 +150,16 @@ class EvaluatedTask(Task):
 
     @torch.no_grad()
     def _measure(
-        self, x: Tensor, samples: DeviceSamples, buffers: Tensor | None
+        self,
+        x: Tensor,
+        samples: DeviceSamples,
+        buffers: Tensor | None,
+        kept: list[Any] | None = None,
     ) -> dict[str, Floats]:
-        """Return the loss and each metric of every sample, (n,)."""
+        """Return the loss and each metric of every sample, (n,).
+
+        The outputs of each chunk are added to `kept` if there are metrics of the whole set.
+        """
         forward = self.forward(x, buffers)
         parts: dict[str, list[Tensor]] = {name: [] for name in self.functions}
         for first in range(0, len(samples), self.chunk):
@@ -153,7 +167,22 @@ class EvaluatedTask(Task):
             outputs = forward(chunk)
             for name, function in self.functions.items():
                 parts[name].append(function(outputs, chunk.target, *chunk.masks))
+            if kept is not None and self.set_functions:
+                kept.append(tree_map(lambda output: output.cpu(), outputs))
         return {name: torch.cat(p).double().cpu().numpy() for name, p in parts.items()}
+
+    def _measure_set(self, samples: DeviceSamples, chunks: Sequence[Any]) -> dict[str, float]:
+        """Return the metrics of the whole test set, given the outputs of its chunks."""
+        if not self.set_functions:
+            return {}
+        outputs = tree_map(lambda *parts: torch.cat(parts), *chunks)
+        target, *masks = (part.cpu() for part in (samples.target, *samples.masks))
+        if isinstance(outputs, Tensor) and outputs.shape == (*target.shape, 1):
+            outputs = outputs.squeeze(-1)
+        return {
+            f"test_{name}": float(function(outputs, target, *masks))
+            for name, function in self.set_functions.items()
+        }
 
 
 def evaluation_chunk(module: nn.Module, device: torch.device) -> int:

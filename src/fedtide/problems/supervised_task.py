@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtide.device_copies import to_device_of
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.augmentation import augment
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, BufferMode
@@ -28,7 +29,7 @@ from fedtide.problems.losses import (
 )
 from fedtide.problems.models import FunctionalModel
 from fedtide.problems.partitions import StoredShards
-from fedtide.problems.sample_metrics import Metric, count_all
+from fedtide.problems.sample_metrics import Metric, SetMetric, count_all
 from fedtide.problems.supervised_data import DeviceSamples, Samples, SupervisedData
 from fedtide.problems.supervised_evaluation import (
     EvaluatedTask,
@@ -52,7 +53,7 @@ class SupervisedTask(EvaluatedTask):
         data: samples, and who holds which.
         module: the network, with its initial parameters, on the device and in the dtype of the run.
         loss: of each sample.
-        metrics: of each sample, by name.
+        metrics: of each sample or of the test set, by name.
         buffers: how running statistics are handled.
         augmentations: names of augmentations of the only input, in order.
         pixels: how pixels were standardised; for augmentations.
@@ -71,7 +72,7 @@ class SupervisedTask(EvaluatedTask):
         data: SupervisedData,
         module: nn.Module,
         loss: LossFunction,
-        metrics: Mapping[str, Metric],
+        metrics: Mapping[str, Metric | SetMetric],
         buffers: BufferMode = "average",
         augmentations: Sequence[str] = (),
         pixels: PixelStandardisation | None = None,
@@ -80,7 +81,14 @@ class SupervisedTask(EvaluatedTask):
         self.data = data
         self.batch_data = (*data.train.inputs, data.train.target, *data.train.masks)
         loss = adapt_loss(loss, data.train.target.device, next(module.parameters()).dtype)
-        functions = {"loss": loss, **{name: m.function for name, m in metrics.items()}}
+        each = {name: m.function for name, m in metrics.items() if isinstance(m, Metric)}
+        functions = {"loss": loss, **each}
+        self.set_functions = {n: m.function for n, m in metrics.items() if n not in each}
+        if self.set_functions and data.test is None:
+            name = next(iter(self.set_functions))
+            raise InvalidInputError(
+                f"metrics.{name}: a SetMetric is measured on test samples; give test, such as 0.2"
+            )
         if data.train.masks and not data.masks_target and data.train.target.dim() > 1:
             functions = {name: count_all(function) for name, function in functions.items()}
         self.functions, self._loss = functions, functions["loss"]
@@ -89,7 +97,7 @@ class SupervisedTask(EvaluatedTask):
         self._augmentations, self._pixels = augmentations, pixels
         self.chunk = evaluation_chunk(module, data.train.target.device)
         self.buffer_mode = buffers
-        self.class_names = data.class_names
+        self.class_names, self.held_out = data.class_names, data.held_out
         self.evaluated_samples = len(data.train) + (0 if data.test is None else len(data.test))
         self.population = Population(
             clients=len(data.shards.sizes),

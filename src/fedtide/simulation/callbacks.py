@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 from numpy.typing import NDArray
+from torch import nn
 
 from fedtide.errors import InvalidInputError, did_you_mean, quantify
 from fedtide.metric_direction import lower_is_better
@@ -65,6 +66,14 @@ class RunView:
         """A copy of the current model, or of what the algorithm recommends instead, (d,)."""
         model: NDArray[Any] = self._run.driver.output.detach().cpu().numpy().copy()
         return model
+
+    def module(self) -> nn.Module:
+        """Return the network with the current model in evaluation mode, as `Result.module` does.
+
+        Raises:
+            InvalidInputError: the problem has no network.
+        """
+        return self._run.task.module(self._run.driver.output, self._run.buffer_values)
 
     @property
     def clients(self) -> pl.DataFrame:

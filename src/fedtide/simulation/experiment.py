@@ -26,7 +26,7 @@ from fedtide.participation import (
     Schedule,
     Selection,
 )
-from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
+from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem, SetMetric
 from fedtide.problems.datasets.catalogue import KNOWN
 from fedtide.problems.models.network_building import MODEL_TYPES
 from fedtide.problems.weighted_objective import Objective
@@ -51,7 +51,7 @@ BUILDER = Builder(
         Projection: PROJECTIONS,
         LearningRateSchedule: SCHEDULES,
     },
-    named_only=MODEL_TYPES,
+    named_only=MODEL_TYPES | {"set": SetMetric},
 )
 """Builds every class that an experiment file can name."""
 
@@ -239,6 +239,8 @@ class Experiment:
         """Return the experiment described by plain data (a parsed file), objects, or a mixture."""
         refuse_unknown_fields(plain, fields(cls))
         _refuse_dataset(plain.get("problem"))
+        if isinstance(plain.get("seed"), list | tuple):
+            raise InvalidInputError(f"seed: {plain['seed']!r:.60} are several; give them as seeds")
         experiment: Experiment = BUILDER.build(cls, dict(plain))
         return experiment
 

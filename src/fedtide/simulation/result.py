@@ -48,6 +48,8 @@ class Result:
         network: the trained network, for `module`; None: the problem has none.
         classes: the class names, in the order of the network's outputs; None: the target is not
             text.
+        held_out: the rows of `Supervised.train`, counted from 0, that `test` as a share has set
+            aside; None: it is not a share.
     """
 
     model: NDArray[Any]
@@ -65,6 +67,7 @@ class Result:
     stopped: str = ""
     network: nn.Module | None = None
     classes: tuple[str, ...] | None = None
+    held_out: NDArray[np.int64] | None = None
 
     def __repr__(self) -> str:
         last = _last_metrics(self.metrics)

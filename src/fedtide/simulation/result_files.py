@@ -64,6 +64,7 @@ def collect_result(
         stopped=run.stopped,
         network=_network(run),
         classes=run.task.class_names,
+        held_out=run.task.held_out,
     )
 
 

@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import is_dataclass
+from functools import partial
 from typing import Any
 
 from fedtide.errors import InvalidInputError, did_you_mean, error_prefix
@@ -25,6 +26,9 @@ from fedtide.spec.plain import to_plain
 
 Registries = Mapping[type, Mapping[str, type]]
 """For each base class, the classes derived from it by their `type` name."""
+
+
+_NAMED = 4  # types that the message on a missing field names
 
 
 class Builder:
@@ -109,6 +113,12 @@ class Builder:
             ]
         return []
 
+    def describe(self, cls: type, name: str) -> str:
+        """Return what a field of a dataclass takes, with a few of its registered types."""
+        field = fields(cls)[name]
+        known = [*self.registries.get(origin(field.kind), ())][:_NAMED]
+        return ", such as ".join(filter(None, (field.describe(), ", ".join(map(repr, known)))))
+
     def _classes_of(self, kind: Any) -> list[type]:
         """Return the dataclasses whose objects a field with this annotation may hold."""
         found: list[type] = []
@@ -157,7 +167,7 @@ class Builder:
         known = fields(cls)
         refuse_unknown_keys(value, known, path)
         required = [name for name, field in known.items() if field.is_required]
-        refuse_missing_keys(value, required, path, cls)
+        refuse_missing_keys(value, required, path, partial(self.describe, cls))
         built = {
             key: self.build(known[key].kind, one, _join(path, key)) for key, one in value.items()
         }
@@ -192,14 +202,22 @@ def refuse_unknown_keys(
 
 
 def refuse_missing_keys(
-    given: Collection[Any], required: Iterable[str], path: str = "", cls: type | None = None
+    given: Collection[Any],
+    required: Iterable[str],
+    path: str,
+    describe: Callable[[str], str],
 ) -> None:
-    """Raise InvalidInputError if the mapping at this path lacks required fields of `cls`."""
+    """Raise InvalidInputError if the mapping at this path lacks required keys.
+
+    Args:
+        given: the keys of the mapping.
+        required: the keys that it must have.
+        path: of the mapping.
+        describe: returns what a key takes.
+    """
     if missing := [name for name in required if name not in given]:
         first, *others = (_join(path, name) for name in missing)
-        hint = f"values to it and to {', '.join(others)}"
-        if not others:
-            hint = "a value" if cls is None else fields(cls)[missing[0]].describe()
+        hint = f"values to it and to {', '.join(others)}" if others else describe(missing[0])
         raise InvalidInputError(f"{first}: missing; give {hint}")
 
 

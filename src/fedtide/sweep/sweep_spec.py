@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +99,13 @@ class Sweep:
         common = {key: value for key, value in plain.items() if key not in SWEEP_KEYS}
         name = str(plain.get("name", name))
         if all(plain.get(key) is None for key in SWEEP_KEYS):
-            refuse_missing_keys(common, REQUIRED)
+            _refuse_missing(common)
             run = SweepRun("", Experiment.from_dict(common), {"seed": plain.get("seed", 0)})
             return cls(name, (run,), (), (), None, plain)
         if common.keys() >= {*REQUIRED}:
             Experiment.from_dict(common)  # also checks what every method replaces
         configurations = tuple(_configurations(plain, common))
-        refuse_missing_keys({key for one in configurations for key in one.resolve()}, REQUIRED)
+        _refuse_missing({key for one in configurations for key in one.resolve()})
         seeds = tuple(_parse_seeds(plain))
         strategy = build_strategy(plain.get("strategy"))
         first = configurations
@@ -135,6 +136,10 @@ class Sweep:
             for searched, best in found
         }
         return plain | {"methods": methods}
+
+
+def _refuse_missing(given: Collection[str]) -> None:
+    refuse_missing_keys(given, REQUIRED, "", partial(BUILDER.describe, Experiment))
 
 
 def _list_values(values: Any) -> Any:
