@@ -142,7 +142,7 @@ def amplified_scaffold_learning_rate_limit(
 ) -> LearningRates:
     """Return the largest γ of Theorem 1, and the largest η for that γ.
 
-        γ <= √p_sample / (60 L I P),    γ η <= p_sample / (60 L I P)
+        γ <= √(p_sample) / (60 L I P),    γ η <= p_sample / (60 L I P)
 
     In the available copy of the paper both numerators are damaged. They are read from the braces
     that are left, and from Corollary 1, whose R is proportional to 1 / p_sample.

@@ -37,13 +37,14 @@ def divergence_constants(
     """Return the constants of (5) to (7) for clients whose gradients differ by constants.
 
     For F_n(x) = ½ (x − e_n)ᵀ A (x − e_n), h_n = ∇F_n(x) − ∇f(x) = A (ē − e_n) does not depend on
-    x, and the least constants are
+    x, and the least constants, `between_sq`, `within_sq`, `irregularity_sq`, `divergence_sq` and
+    `weight_norm_sq`, are
 
-        β̃² = max_t ‖Σ_n q_t^n h_n‖²                        between_sq       (5)
-        ν̃² = max_t Σ_n q_t^n ‖h_n − Σ_m q_t^m h_m‖²          within_sq        (6)
-        δ̃² = max over windows ‖Σ_n q̄_n h_n‖²                irregularity_sq  (7)
-        d² = max_n ‖h_n‖²                                   divergence_sq
-        ρ² = max_t Σ_n (q_t^n)²                             weight_norm_sq
+        β̃² = max_t ‖Σ_n q_t^n h_n‖²    (5)
+        ν̃² = max_t Σ_n q_t^n ‖h_n − Σ_m q_t^m h_m‖²    (6)
+        δ̃² = max over windows ‖Σ_n q̄_n h_n‖²    (7)
+        d² = max_n ‖h_n‖²
+        ρ² = max_t Σ_n (q_t^n)²
 
     Args:
         gradients: the clients' gradients anywhere, (N, d); their mean is subtracted.
