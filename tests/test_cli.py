@@ -173,7 +173,7 @@ def test_a_run_without_any_participant_says_so_wherever_it_is_shown(fedtide, cap
     assert "participation: no client took part in any round" in caplog.text
     for command in ("compare", "report"):
         out = fedtide(command, "runs")[1]
-        assert "small, seed 0: participation: no client took part" in out
+        assert "fedavg, seed 0: participation: no client took part" in out
     assert "no client took part" in Path("runs/report.html").read_text()
 
 

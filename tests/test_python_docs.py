@@ -25,7 +25,7 @@ def test_the_blocks_of_the_page_run(tmp_path, monkeypatch, capsys):
     assert names["stopped"].stopped
     assert names["stopped"].metrics["round"][-1] < 40
     assert Path("runs/stopped/summary.json").exists()
-    assert "FedAU, seeds 1, 2" in capsys.readouterr().out
+    assert "fedau, seeds 1, 2" in capsys.readouterr().out
 
 
 def test_the_tracked_run_of_the_page_runs(tmp_path, monkeypatch):

@@ -15,9 +15,9 @@ FIELDS = {
     "trainer": "reference",
 }
 METHODS = {
-    "plain": {"type": "fedavg"},
+    "fedavg": {"type": "fedavg"},
     "fedau": {"type": "fedau", "cutoff": 9},
-    "known": {"type": "known-rates"},
+    "known-rates": {"type": "known-rates"},
 }
 
 

@@ -12,14 +12,14 @@ import fedtide as ft
 from fedtide.cli.main import app
 from fedtide.report.comparison import (
     Column,
-    compare_runs,
+    compare_conditions,
     comparison_table,
     format_cell,
 )
 from fedtide.report.figures.run_comparison import comparison_figure
-from fedtide.report.grouping import group_by_method
+from fedtide.report.grouping import arrange
 from fedtide.report.loading import load_runs
-from fedtide.report.page import make_sections
+from fedtide.report.page import make_report
 from fedtide.sweep import Sweep, run_sweep
 
 FIELDS = {
@@ -56,22 +56,25 @@ def last(folder, run, figure):
 
 
 def test_a_row_has_the_mean_and_standard_deviation_over_the_seeds(folder):
-    table = compare_runs(load_runs([folder]))
-    assert table["method"].to_list() == ["a", "b", "c"]
+    table = compare_conditions(arrange(load_runs([folder])))
+    assert table["method"].to_list() == ["a", "b", "c"]  # the names of the experiments
     assert table["seeds"].to_list() == [2, 2, 1]
-    for method in "ab":
-        losses = [last(folder, f"{method}-{seed}", "loss") for seed in (1, 2)]
-        row = table.filter(pl.col("method") == method).row(0, named=True)
+    for name in "ab":
+        losses = [last(folder, f"{name}-{seed}", "loss") for seed in (1, 2)]
+        row = table.filter(pl.col("method") == name).row(0, named=True)
         assert row["loss"] == pytest.approx(np.mean(losses))
         assert row["loss_std"] == pytest.approx(np.std(losses, ddof=1))
     assert table["loss_std"][2] == 0
+
+
+LRS = {"z": 1.0, "c": 2.0, "a": 3.0, "m": 4.0}
 
 
 @pytest.fixture(scope="module")
 def sweep_folder(tmp_path_factory):
     """Return the folder of a sweep whose methods are not in the order of the alphabet."""
     folder = tmp_path_factory.mktemp("sweep")
-    methods = {name: {"algorithm": "fedavg", "rounds": i} for i, name in enumerate("zcam", 1)}
+    methods = {name: {"algorithm": {"type": "fedavg", "server_lr": lr}} for name, lr in LRS.items()}
     fields = {"seeds": [1, 10, 2], "methods": methods, "grid": {"local.lr": [0.05, 0.01]}}
     run_sweep(Sweep.from_dict(FIELDS | fields), folder / "sweep", workers=1)
     shutil.rmtree(folder / "sweep" / "c" / "local.lr=0.01" / "seed-1")
@@ -79,16 +82,17 @@ def sweep_folder(tmp_path_factory):
 
 
 def methods_of(*folders):
-    return list(group_by_method(load_runs(folders)))
+    (groups,) = arrange(load_runs(folders)).values()
+    return list(groups)
 
 
 def test_methods_are_in_the_order_of_their_sweep(sweep_folder):
-    both = [f"{name} local.lr={lr}" for name in "zcam" for lr in (0.01, 0.05)]
+    both = [f"{name}, lr {lr}" for name in LRS for lr in (0.01, 0.05)]
     assert methods_of(sweep_folder / "sweep") == methods_of(sweep_folder) == both
     assert ft.compare(sweep_folder).frame["method"].to_list() == both
     runs = load_runs([sweep_folder])
     assert [run.experiment["seed"] for run in runs][:5] == [1, 2, 10, 1, 2]
-    (section,) = make_sections(runs)
+    (section,) = make_report(runs).sections
     assert list(section.groups) == [row.method for row in section.target.rows] == both
 
 
@@ -105,19 +109,18 @@ def test_problems_are_compared_in_tables_and_panels_of_their_own(two_problems):
     output = CliRunner().invoke(app, ["compare", *map(str, two_problems)]).output
     titles = ["regression, objective uniform", "regression, objective [5.0, 1.0, 1.0, 1.0, 1.0]"]
     assert [line for line in output.splitlines() if line in titles] == titles
-    rows = [
-        words[0] for line in output.splitlines() if (words := line.split()) and words[0] in "abcz"
-    ]
+    words = [line.split()[0] for line in output.splitlines() if line.strip()]
+    rows = [word for word in words if word in set("abcz")]
     assert rows == ["a", "b", "c", "a", "z"]
     comparison = ft.compare(*two_problems)
-    assert comparison.frame["problem"].to_list() == [titles[0]] * 3 + [titles[1]] * 2
+    assert comparison.frame["condition"].to_list() == [titles[0]] * 3 + [titles[1]] * 2
     assert comparison.frame["method"].to_list() == rows
     assert [line for line in repr(comparison).splitlines() if line in titles] == titles
     axes = comparison.plot().axes
     assert len(axes) == 6
     assert [axes[i].get_title().splitlines()[0] for i in (0, 3)] == titles
     drawn = [[line.get_label() for line in axes[i].get_lines()] for i in (0, 3)]
-    assert drawn == [["a", "b", "c"], ["a", "z"]]
+    assert drawn == [rows[:3], rows[3:]]
 
 
 def absolute(outputs, targets):
@@ -126,16 +129,17 @@ def absolute(outputs, targets):
 
 def test_the_test_loss_is_compared_if_there_is_no_other_test_metric(tested_runs):
     folder = tested_runs(loss="mse", model=nn.Linear(1, 1))
-    runs = load_runs([folder])
-    headings = [str(column.header) for column in comparison_table(runs).columns]
+    conditions = arrange(load_runs([folder]))
+    (groups,) = conditions.values()
+    headings = [str(column.header) for column in comparison_table(groups).columns]
     assert headings[1:3] == ["test\nloss", "worst\ntenth"]
-    rows = {row["method"]: row for row in compare_runs(runs).iter_rows(named=True)}
+    rows = {row["method"]: row for row in compare_conditions(conditions).iter_rows(named=True)}
     for method in ("fedavg", "mifa"):
         clients = pl.read_parquet(folder / method / "clients.parquet")["test_loss"]
         assert rows[method]["test_loss"] == pytest.approx(last(folder, method, "test_loss"))
         assert rows[method]["client_test_loss_worst_tenth"] == pytest.approx(clients.max())
-    assert comparison_figure(runs).axes[0].get_ylabel() == "test loss"
-    (section,) = make_sections(runs)
+    assert comparison_figure(conditions).axes[0].get_ylabel() == "test loss"
+    (section,) = make_report(load_runs([folder])).sections
     assert section.target.metric == "test_loss"
     drawn = [figure.name for figure in section.figures["learning"]]
     assert drawn == ["curves-test_loss", "curves-loss"]
@@ -147,7 +151,8 @@ def always(outputs, targets):
 
 def test_own_metrics_that_are_shares_are_in_per_cent(tested_runs):
     metrics = {"balanced_accuracy": always}
-    table = comparison_table(load_runs([tested_runs(loss="mse", metrics=metrics)]))
+    runs = load_runs([tested_runs(loss="mse", metrics=metrics)])
+    table = comparison_table(*arrange(runs).values())
     cells = {str(column.header): next(iter(column.cells)) for column in table.columns}
     assert cells["test\nbalanced_accuracy %"] == cells["worst\ntenth %"] == "84.9"
 

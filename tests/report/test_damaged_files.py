@@ -31,7 +31,7 @@ DAMAGES = {
 def runs(runs_folder, tmp_path, monkeypatch):
     """Return a folder with copies of two runs."""
     monkeypatch.chdir(tmp_path)
-    for name in ("plain", "fedau"):
+    for name in ("fedavg", "fedau"):
         shutil.copytree(runs_folder / name / "seed-1", tmp_path / "runs" / name)
     return tmp_path / "runs"
 
@@ -54,10 +54,10 @@ def command(*arguments):
     ],
 )
 def test_a_damaged_file_is_named_and_the_other_runs_are_kept(name, damage, runs):
-    DAMAGES[damage](runs / "plain" / name)
+    DAMAGES[damage](runs / "fedavg" / name)
     finished, (damaged,) = find_runs([runs])
-    assert [run.method for run in finished] == ["fedau"]
-    assert damaged.folder.path.name == "plain"
+    assert [run.fields["algorithm"] for run in finished] == ["fedau"]
+    assert damaged.folder.path.name == "fedavg"
     if (name, damage) == ("summary.json", "deleted"):
         assert damaged.state == "unfinished"
         return
@@ -69,21 +69,21 @@ def test_a_damaged_file_is_named_and_the_other_runs_are_kept(name, damage, runs)
 @pytest.mark.parametrize("damage", ["emptied", "garbage", "replaced"])
 def test_whoever_reads_a_damaged_note_of_a_failure_says_so(damage, runs):
     """The table of a sweep, trackers and papers read it through the folder."""
-    (runs / "plain" / "summary.json").unlink()
-    (runs / "plain" / "failure.json").write_text('{"sentence": "local.lr: too high"}')
-    assert RunFolder(runs / "plain").read_failure() == Failure("local.lr: too high")
-    DAMAGES[damage](runs / "plain" / "failure.json")
-    with pytest.raises(ft.InvalidInputError, match=r"^out: .*plain has a failure.json .*; start"):
-        RunFolder(runs / "plain").read_failure()
+    (runs / "fedavg" / "summary.json").unlink()
+    (runs / "fedavg" / "failure.json").write_text('{"sentence": "local.lr: too high"}')
+    assert RunFolder(runs / "fedavg").read_failure() == Failure("local.lr: too high")
+    DAMAGES[damage](runs / "fedavg" / "failure.json")
+    with pytest.raises(ft.InvalidInputError, match=r"^out: .*fedavg has a failure.json .*; start"):
+        RunFolder(runs / "fedavg").read_failure()
 
 
 def test_a_log_with_damaged_content_is_named_when_it_is_read(runs):
     """Its end, which describes the columns, is intact."""
-    file = runs / "plain" / "participation.parquet"
+    file = runs / "fedavg" / "participation.parquet"
     content = bytearray(file.read_bytes())
     content[4 : len(content) // 2] = bytes(len(content) // 2 - 4)
     file.write_bytes(content)
-    finished, incomplete = find_runs([runs / "plain"])
+    finished, incomplete = find_runs([runs / "fedavg"])
     assert incomplete == [] or incomplete[0].message.startswith("participation.parquet ")
     for run in finished:
         with pytest.raises(ft.InvalidInputError, match=r"^participation.parquet is damaged .*; "):
@@ -91,14 +91,14 @@ def test_a_log_with_damaged_content_is_named_when_it_is_read(runs):
 
 
 def test_a_comparison_does_not_leave_out_a_damaged_run(runs):
-    (runs / "plain" / "metrics.parquet").write_bytes(b"")
+    (runs / "fedavg" / "metrics.parquet").write_bytes(b"")
     error = command("compare", runs).exception
     assert isinstance(error, ft.InvalidInputError)
-    assert f"{Path('runs/plain')}: metrics.parquet is damaged" in str(error)
+    assert f"{Path('runs/fedavg')}: metrics.parquet is damaged" in str(error)
 
 
 def test_results_of_before_directions_were_recorded_can_be_read(runs):
-    (runs / "plain" / "summary.json").write_text('{"rounds": 40, "metrics": {}}')
-    (run,) = (r for r in load_runs([runs]) if r.method == "plain")
+    (runs / "fedavg" / "summary.json").write_text('{"rounds": 40, "metrics": {}}')
+    (run,) = (r for r in load_runs([runs]) if r.fields["algorithm"] == "fedavg")
     assert isinstance(run, LoadedRun)
     assert run.lower_is_better("mse")

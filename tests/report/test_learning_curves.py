@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 from matplotlib.ticker import PercentFormatter
 
+from fedtide.plotting.curves import scale_values
 from fedtide.plotting.style import method_styles, new_figure
 from fedtide.report.figures.learning_curves import (
     client_figures,
@@ -31,6 +32,7 @@ def drawn(metric, *curves, is_lower):
     groups = {f"m{i}": [run_with(metric, curve, is_lower)] for i, curve in enumerate(curves)}
     _, (panel,) = new_figure(3.0)
     draw_curves(panel, groups, metric, method_styles(groups))
+    scale_values([panel], metric, is_lower)
     return panel
 
 
@@ -52,6 +54,18 @@ def test_every_value_of_an_own_metric_is_within_the_axes(metric, curves, is_lowe
     assert low <= np.min(curves)
     assert high >= np.max(curves)
     assert not is_in_percent(panel)
+
+
+def test_a_band_on_a_logarithmic_axis_and_the_axis_end_at_the_data():
+    """A mean of 1 ± 1.56 over two seeds ended far below both."""
+    group = [run_with("loss", [2.0, loss], True, seed) for seed, loss in enumerate([0.4, 2.0])]
+    _, (panel,) = new_figure(3.0)
+    draw_curves(panel, {"m": group}, "loss", method_styles(["m"]))
+    scale_values([panel], "loss", is_lower=True)
+    band = panel.collections[0].get_paths()[0].vertices[:, 1]
+    assert band.min() == 0.4
+    low, high = np.log(panel.get_ylim())
+    assert low > np.log(0.4) - 0.1 * (high - low)
 
 
 def distribution(*seeds):
@@ -93,7 +107,9 @@ def test_errors_have_a_logarithmic_axis_if_all_are_positive(values, scale):
 def test_shares_are_shown_in_per_cent_and_end_at_1(values, percent):
     panel = drawn("test_accuracy", values, is_lower=False)
     assert is_in_percent(panel) == percent
-    assert (panel.get_ylim()[1] <= 1.0) == percent
+    low, high = panel.get_ylim()
+    assert (high <= 1.0) == percent
+    assert low <= min(values)
 
 
 def test_methods_of_which_a_run_has_no_value_of_the_clients_are_not_drawn():
@@ -129,7 +145,7 @@ def test_clients_of_one_rate_are_one_dot(rate):
 
 def test_cohort_sizes_cover_every_round(runs_folder):
     length = 40
-    (run,) = load_runs([runs_folder / "plain" / "seed-1"])
+    (run,) = load_runs([runs_folder / "fedavg" / "seed-1"])
     log = pl.read_parquet(run.folder.participation).filter(pl.col("round") < length)
     used = log.filter(pl.col("stage") == "used")["round"].to_list()
     run = replace(run, participation=log, ended=length)

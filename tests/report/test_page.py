@@ -4,6 +4,7 @@ import re
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import product
 
 import numpy as np
 import polars as pl
@@ -13,9 +14,9 @@ from typer.testing import CliRunner
 import fedtide as ft
 from fedtide.cli.main import app
 from fedtide.report import write_report
-from fedtide.report.grouping import group_by_method
+from fedtide.report.grouping import arrange
 from fedtide.report.loading import load_runs
-from fedtide.report.page import make_sections, render_page
+from fedtide.report.page import make_report, render_page
 from fedtide.report.verdict import verdict
 
 
@@ -78,13 +79,13 @@ def folder(runs_folder, tmp_path_factory):
 def one_run(runs_folder, tmp_path, monkeypatch):
     """Return a copy of one run, in the current folder."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(runs_folder / "plain" / "seed-1", tmp_path / "one")
+    shutil.copytree(runs_folder / "fedavg" / "seed-1", tmp_path / "one")
     return tmp_path / "one"
 
 
 def test_the_page_is_self_contained_and_names_every_method(folder):
     text = Outline(folder / "page.html").text
-    for words in ("plain", "fedau", "known", "Who took part in which round", "L1 skew"):
+    for words in ("fedavg", "fedau", "known-rates", "Who took part in which round", "L1 skew"):
         assert words in text
 
 
@@ -124,24 +125,52 @@ def test_failed_and_unfinished_runs_are_listed(one_run, tmp_path):
 @pytest.mark.usefixtures("undrawn")
 def test_each_problem_has_its_own_section(one_run, fields, tmp_path):
     problem = fields["problem"] | {"features": 4}
-    other = fields | {"problem": problem, "name": "other", "seed": 3, "rounds": 3}
+    other = fields | {"problem": problem, "seed": 3}
     ft.simulate(**other, algorithm="fedavg", out=tmp_path / "other")
-    sections = make_sections(load_runs([tmp_path]))
+    sections = make_report(load_runs([tmp_path])).sections
     assert {section.name: list(section.groups) for section in sections} == {
-        "regression, features 3": ["plain"],
-        "regression, features 4": ["other"],
+        "regression, features 3": ["fedavg"],
+        "regression, features 4": ["fedavg"],
     }
     report("one", "other", "--html", "page.html")
     page = Outline(tmp_path / "page.html")
-    assert "2 different problems" in page.text
-    assert page.levels[:3] == [1, 2, 3]
+    assert "under 2 conditions" in page.text
+    assert page.levels[:4] == [1, 2, 2, 3]
     assert (np.diff(page.levels) <= 1).all()
-    with pytest.raises(ft.InvalidInputError, match=r"^target: .*2 different problems; "):
-        report("one", "other", "--target", "loss=1")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_methods_are_ranked_under_each_condition(fields, tmp_path):
+    """The panels show all conditions on the same axes, and a method in the same colour."""
+    for rates, algorithm, seed in product((0.5, 0.9), ("fedavg", "fedau"), (1, 2)):
+        run = fields | {"participation": {"type": "bernoulli", "rates": rates}, "rounds": 8}
+        out = tmp_path / f"{rates}-{algorithm}-{seed}"
+        ft.simulate(**run, algorithm=algorithm, seed=seed, out=out)
+    found = make_report(runs := load_runs([tmp_path]))
+    (figure,) = found.overview
+    assert [section.name for section in found.sections] == [
+        "regression, rates 0.5",
+        "regression, rates 0.9",
+    ]
+    colours = []
+    for section, panel in zip(found.sections, figure.figure.axes, strict=True):
+        ends = {
+            method: np.mean([run.metrics["loss"][-1] for run in group])
+            for method, group in section.groups.items()
+        }
+        assert set(ends) == {"fedavg", "fedau"}
+        assert verdict(section.groups).startswith(f"{min(ends, key=ends.get)} ends with the best")
+        assert panel.get_title() == section.name
+        colours.append({line.get_label(): line.get_color() for line in panel.get_lines()})
+    assert colours[0] == colours[1]
+    assert len({panel.get_ylim() for panel in figure.figure.axes}) == 1
+    assert set(ft.compare(tmp_path).frame["condition"]) == {s.name for s in found.sections}
+    (alone,) = make_report([run for run in runs if run.fields["algorithm"] == "fedau"]).sections
+    assert list(alone.groups) == ["fedau, rates 0.5", "fedau, rates 0.9"]
 
 
 def test_the_verdict_names_the_best_method(runs_folder):
-    groups = group_by_method(load_runs([runs_folder]))
+    (groups,) = arrange(load_runs([runs_folder])).values()
     ends = {m: [run.metrics["loss"][-1] for run in group] for m, group in groups.items()}
     best = min(ends, key=lambda method: sum(ends[method]))
     assert verdict(groups).startswith(f"{best} ends with the best loss: {sum(ends[best]) / 2:.4f}")
@@ -192,7 +221,7 @@ def test_several_gaps_are_judged_together(ending):
     """3 ± 4.303/√3 is clear alone; among three, 3 ± 7.649/√3 = 4.42 is not."""
     ends = [8.0, 10.0, 12.0]  # of gaps 2, 3 and 4 on seeds that differ
     groups = ending(best=[6.0, 7.0, 8.0], b=ends, c=ends, d=[100.0, 101.0, 102.0])
-    assert verdict(groups).endswith("Not clearly worse, compared seed by seed: b, c.")
+    assert verdict(groups).endswith("Not clearly worse, compared seed by seed: b; c.")
 
 
 def test_the_verdict_needs_two_common_seeds(ending):
@@ -212,18 +241,18 @@ def test_runs_without_an_update_have_no_empty_figures(fields, tmp_path):
     """
     for name, lr in (("bad", 1e12), ("good", 0.05), ("none", 1e200)):
         local = fields["local"] | {"lr": lr}
-        changed = fields | {"name": name, "local": local, "on_nonfinite": "drop"}
+        changed = fields | {"local": local, "on_nonfinite": "drop"}
         ft.simulate(**changed, algorithm="fedavg", out=tmp_path / "all" / name)
-    (section,) = make_sections(load_runs([tmp_path / "all"]))
+    (section,) = make_report(load_runs([tmp_path / "all"])).sections
     assert [len(section.figures[key]) for key in ("participation", "influence")] == [6, 3]
     report(tmp_path / "all")
     text = " ".join(Outline(tmp_path / "all" / "report.html").text.split())
     assert re.search(r"0\.0–4\.\d clients per round", text)
     assert "0 clients in every round." in text
-    (section,) = make_sections(load_runs([tmp_path / "all" / "none"]))
-    assert section.figures["influence"] == []
-    page = render_page([section], [])
-    assert "Without influence and L1 skew: none. None of their updates was used." in page
+    alone = make_report(load_runs([tmp_path / "all" / "none"]))
+    assert alone.sections[0].figures["influence"] == []
+    page = render_page(alone)
+    assert "Without influence and L1 skew: fedavg. None of their updates was used." in page
 
 
 @pytest.mark.filterwarnings("error")
@@ -238,15 +267,14 @@ def test_runs_that_diverged_have_a_page(tmp_path):
                 local={"steps": 2, "lr": lr},
                 rounds=3,
                 on_nonfinite="drop",
-                name=method,
                 seed=seed,
                 out=tmp_path / f"{method}-{seed}",
             )
     report(tmp_path)
     text = Outline(tmp_path / "report.html").text
-    assert "Diverged: bad (2 of 2 seeds)." in text
+    assert "Diverged: fedavg, lr 1e+12 (2 of 2 seeds)." in text
     assert "± nan" not in text
-    assert "bad 2 diverged" in " ".join(text.split())
+    assert "fedavg, lr 1e+12 2 diverged" in " ".join(text.split())
     assert "nan" not in text.lower().split("the experiment")[0]
 
 

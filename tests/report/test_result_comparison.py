@@ -1,6 +1,5 @@
 """`ft.compare` on results and folders, against the comparison of the folders."""
 
-import re
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
@@ -11,7 +10,8 @@ from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
 import fedtide as ft
-from fedtide.report.comparison import compare_runs
+from fedtide.report.comparison import compare_conditions
+from fedtide.report.grouping import arrange
 from fedtide.report.loading import load_runs
 
 SPEED = ["rounds_per_second", "rounds_per_second_std"]
@@ -29,7 +29,7 @@ def pair(fields, tmp_path_factory):
 
 def test_results_compare_as_their_folders_do(pair):
     a, b, folder = pair
-    wanted = compare_runs(load_runs([folder]))
+    wanted = compare_conditions(arrange(load_runs([folder]))).sort("method")
     for compared in (
         ft.compare(a, b),
         ft.compare(folder),
@@ -46,8 +46,8 @@ def test_results_in_memory_are_named_by_their_method(fields):
     compared = ft.compare(a, b, c)
     assert compared.frame["method"].to_list() == [
         "fedavg",
-        "fedau (algorithm.cutoff=3)",
-        "fedau (algorithm.cutoff=9)",
+        "fedau, cutoff 3",
+        "fedau, cutoff 9",
     ]
     assert isinstance(compared.plot(), Figure)
 
@@ -134,6 +134,8 @@ def test_seeds_with_equal_objects_of_a_class_of_a_notebook_are_one_method(short)
     others = [run(again, 1), run(again, 2), run(mine, 1, server_lr=0.5)]
     compared = ft.compare(*by_hand, *others)
     assert compared.frame["seeds"].to_list() == [3, 2, 1]
-    names = ["=".join(re.split("[=,]", name)[:2]) for name in compared.frame["method"]]
-    labels = [f"Mine (algorithm.type=Mine at {id(cls):#x}" for cls in (mine, again, mine)]
-    assert [name.removesuffix(")") for name in names] == labels
+    assert compared.frame["method"].to_list() == [
+        "Mine, server_lr 1 in argument 1",
+        "Mine, server_lr 1 in argument 4",
+        "Mine, server_lr 0.5",
+    ]

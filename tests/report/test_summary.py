@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 
 import fedtide as ft
 from fedtide.cli.main import app
-from fedtide.report.grouping import group_by_method
+from fedtide.plotting.curves import smooth
+from fedtide.report.grouping import arrange
 from fedtide.report.loading import load_runs
-from fedtide.report.page import make_sections, render_page
+from fedtide.report.page import make_report, render_page
 from fedtide.report.summary import (
     client_influence,
     l1_skew,
     measure_target,
-    smooth,
 )
 from fedtide.report.weight_replay import history
 
@@ -26,7 +26,8 @@ P = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
 
 @pytest.fixture(scope="module")
 def groups(runs_folder):
-    return group_by_method(load_runs([runs_folder]))
+    (groups,) = arrange(load_runs([runs_folder])).values()
+    return groups
 
 
 def counts(run):
@@ -40,8 +41,8 @@ def counts(run):
 def test_weights_over_time_are_those_of_each_method(groups):
     """Plain averaging gives N / |S_t|, known rates 1 / p_n; both scaled by their means."""
     wanted = {
-        "plain": lambda there: 8 * there / np.maximum(there.sum(axis=1, keepdims=True), 1),
-        "known": lambda there: there / P,
+        "fedavg": lambda there: 8 * there / np.maximum(there.sum(axis=1, keepdims=True), 1),
+        "known-rates": lambda there: there / P,
     }
     for method, weigh in wanted.items():
         run = groups[method][0]
@@ -88,7 +89,7 @@ def test_weights_over_time_are_known_for_rates_by_name(fields, tmp_path):
     )
     run = fields | {"problem": problem, "participation": {"type": "bernoulli", "rates": rates}}
     ft.simulate(**run, algorithm={"type": "known-rates", "rates": rates}, out=tmp_path / "named")
-    (section,) = make_sections(load_runs([tmp_path / "named"]))
+    (section,) = make_report(load_runs([tmp_path / "named"])).sections
     assert "weights-time" in [one.name for one in section.figures["influence"]]
     (loaded,) = load_runs([tmp_path / "named"])
     found = history(loaded)
@@ -100,7 +101,7 @@ def test_weights_over_time_are_known_for_rates_by_name(fields, tmp_path):
 def test_an_error_in_a_method_of_ones_own_is_shown(fields, tmp_path):
     ft.simulate(**fields, algorithm=NeedsTheModel(), name="own", out=tmp_path, progress=False)
     with pytest.raises(RuntimeError, match="shape"):
-        make_sections(load_runs([tmp_path]))
+        make_report(load_runs([tmp_path]))
 
 
 def test_weights_over_time_of_own_methods_are_those_of_the_run_or_none(fields, tmp_path):
@@ -110,9 +111,9 @@ def test_weights_over_time_of_own_methods_are_those_of_the_run_or_none(fields, t
     }
     for name, method in methods.items():
         ft.simulate(**fields, algorithm=method, name=name, out=tmp_path / name, progress=False)
-    found = {run.method: history(run) for run in load_runs([tmp_path])}
+    found = {run.folder.path.name: history(run) for run in load_runs([tmp_path])}
     assert [name for name, one in found.items() if one is not None] == ["never clips"]
-    make_sections(load_runs([tmp_path]))
+    make_report(load_runs([tmp_path]))
 
 
 @pytest.mark.parametrize(
@@ -135,23 +136,23 @@ def test_weights_over_time_leave_out_updates_that_a_mechanism_refuses(fields, pr
 
 
 def test_influence_is_the_share_in_what_moved_the_model(groups):
-    run = groups["plain"][0]
+    run = groups["fedavg"][0]
     there = counts(run)
     shares = (there / np.maximum(there.sum(axis=1, keepdims=True), 1)).sum(axis=0)
     assert np.allclose(client_influence(run), shares / shares.sum())
     assert l1_skew(run) == pytest.approx(np.abs(shares / shares.sum() - 1 / 8).sum())
     known = (there / P).sum(axis=0)
-    assert np.allclose(client_influence(groups["known"][0]), known / known.sum())
+    assert np.allclose(client_influence(groups["known-rates"][0]), known / known.sum())
 
 
 def test_influence_is_where_a_run_ends_and_unknown_where_absent_clients_count(tmp_path):
     """On ½ x² and ½ (x − 1)² runs end at the influence of client 1, who comes one round in four."""
     ends = {"fedavg": 0.25, "mifa": 0.5, "scaffold": 0.5, "central-sgd": 0.5}
-    ends |= {"wait-for-all": 0.5, "wait-for-all gradient": 0.25}
+    ends |= {"wait-for-all, mode steps": 0.5, "wait-for-all, mode gradient": 0.25}
     problem = ft.problems.Quadratic(matrices=[[[1.0]]] * 2, centers=[[0.0], [1.0]])
     for name, end in ends.items():
-        kind, _, mode = name.partition(" ")
-        settings = {"period": 4, "mode": mode or "steps"} if kind == "wait-for-all" else {}
+        kind, _, mode = name.partition(", mode ")
+        settings = {"period": 4, "mode": mode} if kind == "wait-for-all" else {}
         result = ft.simulate(
             problem=problem,
             participation=ft.participation.Table(weights=[[1, 0], [1, 0], [1, 0], [0, 1]] * 100),
@@ -164,31 +165,31 @@ def test_influence_is_where_a_run_ends_and_unknown_where_absent_clients_count(tm
             out=tmp_path / name,
         )
         assert result.iterates[-40:].mean() == pytest.approx(end, abs=0.03)
-    groups = group_by_method(load_runs([tmp_path]))
+    (groups,) = arrange(load_runs([tmp_path])).values()
     shares = client_influence(groups["fedavg"][0])
     assert shares.tolist() == pytest.approx([0.75, 0.25])
     for name in set(ends) - {"fedavg"}:
         run = groups[name][0]
         assert (client_influence(run), l1_skew(run), history(run)) == (None, None, None)
-    page = render_page(make_sections(load_runs([tmp_path])), [])
+    page = render_page(make_report(load_runs([tmp_path])))
     missing = sorted(set(ends) - {"fedavg"})
-    assert f"Without influence and L1 skew: {', '.join(missing)}. Clients count in rounds" in page
+    assert f"Without influence and L1 skew: {'; '.join(missing)}. Clients count in rounds" in page
     assert page.count(">—<") == len(missing) + 1  # what central-sgd exchanges are its data
-    (alone,) = make_sections([groups["mifa"][0]])
-    assert alone.figures["influence"] == []
-    assert "Without influence and L1 skew: mifa." in render_page([alone], [])
+    report = make_report([groups["mifa"][0]])
+    assert report.sections[0].figures["influence"] == []
+    assert "Without influence and L1 skew: mifa." in render_page(report)
 
 
 def test_the_influence_of_a_class_that_is_not_available_is_unknown(groups):
-    run = groups["plain"][0]
+    run = groups["fedavg"][0]
     gone = replace(run, experiment=run.experiment | {"algorithm": {"type": "gone:Method"}})
     assert (client_influence(gone), history(gone)) == (None, None)
-    (section,) = make_sections([gone])
-    assert "Without influence and L1 skew: plain. The class" in render_page([section], [])
+    page = render_page(make_report([gone]))
+    assert "Without influence and L1 skew: Method. The class" in page
 
 
 def test_a_target_is_reached_at_the_first_evaluation_that_meets_it(groups):
-    level = 0.5 * groups["plain"][0].metrics["loss"][0]
+    level = 0.5 * groups["fedavg"][0].metrics["loss"][0]
     rows = {row.method: row for row in measure_target(groups, f"loss={level}").rows}
     for method, group in groups.items():
         rounds, updates = [], []
@@ -205,19 +206,19 @@ def test_a_target_is_reached_at_the_first_evaluation_that_meets_it(groups):
 
 def test_what_is_exchanged_for_a_target_are_models_updates_and_corrections(fields, tmp_path):
     """Three coefficients and no constant: FedAvg's clients exchange 2 · 3 numbers, SCAFFOLD's 9."""
-    algorithms = {"fedavg": "fedavg", "scaffold": "scaffold", "central": "central-sgd"}
-    for name, algorithm in algorithms.items():
-        ft.simulate(**fields, algorithm=algorithm, name=name, out=tmp_path / name)
+    for name in ("fedavg", "scaffold", "central-sgd"):
+        ft.simulate(**fields, algorithm=name, out=tmp_path / name)
     runs = load_runs([tmp_path])
-    rows = {row.method: row for row in measure_target(group_by_method(runs)).rows}
+    (groups,) = arrange(runs).values()
+    rows = {row.method: row for row in measure_target(groups).rows}
     for name, numbers in (("fedavg", 6), ("scaffold", 9)):
         assert rows[name].exchanged == (4 * numbers * rows[name].updates[0], 0)
         assert rows[name].exchanged[0] > 0
-    assert rows["central"].exchanged is None
-    page = render_page(make_sections(runs), [])
+    assert rows["central-sgd"].exchanged is None
+    page = render_page(make_report(runs))
     shown = {name: re.findall(rf'row">{name}</th>.*>(.*)</td></tr>', page)[0] for name in rows}
     sizes = {name: f"{rows[name].exchanged[0] / 1e3:,.1f}" for name in ("fedavg", "scaffold")}
-    assert shown == sizes | {"central": "—"}
+    assert shown == sizes | {"central-sgd": "—"}
     assert ">kB exchanged</th>" in page
 
 
@@ -236,14 +237,15 @@ def test_a_bad_target_is_refused_with_a_hint(wanted, word, groups):
 
 def test_methods_of_one_name_that_differ_in_long_values_stay_apart(groups):
     """Their rates begin alike; the labels show where they differ, and no run is lost."""
-    run = groups["plain"][0]
+    run = groups["fedavg"][0]
     runs = []
     for last in (0.25, 0.75):
         rates = [0.5] * 99 + [last]
         experiment = run.experiment | {"participation": {"type": "bernoulli", "rates": rates}}
         runs.append(replace(run, experiment=experiment))
-    first, second = group_by_method(runs)
-    assert first.startswith("plain (participation.rates=")
+    (groups,) = arrange(runs).values()
+    first, second = groups
+    assert first.startswith("fedavg, rates …")
     assert ("0.25" in first, "0.75" in second) == (True, True)
 
 

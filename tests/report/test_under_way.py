@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import fedtide as ft
 from fedtide.callbacks import Callback
 from fedtide.cli.main import app
-from fedtide.report.comparison import compare_runs
-from fedtide.report.grouping import group_by_method
+from fedtide.report.comparison import compare_conditions
+from fedtide.report.grouping import arrange
 from fedtide.report.loading import find_runs, load_runs
 
 
@@ -77,11 +77,12 @@ def test_a_run_under_way_is_the_beginning_of_the_whole(under_way, fields, tmp_pa
 
 @pytest.mark.usefixtures("undrawn")
 def test_its_name_says_how_far_it_is_in_tables_and_on_the_page(under_way):
-    assert list(group_by_method(load_runs([under_way]))) == ["live (round 16 of 40)"]
-    assert "live (round 16 of 40)" in command("compare", under_way)
+    (groups,) = arrange(load_runs([under_way])).values()
+    assert list(groups) == ["fedau (round 16 of 40)"]
+    assert "fedau (round 16 of 40)" in command("compare", under_way)
     command("report", under_way)
     page = (under_way / "report.html").read_text()
-    assert "live (round 16 of 40)" in page
+    assert "fedau (round 16 of 40)" in page
     assert 'http-equiv="refresh"' not in page
 
 
@@ -91,7 +92,8 @@ def test_a_mean_over_seeds_does_not_mix_runs_under_way_with_finished_ones(fields
     begin(fields, 33, tmp_path / "seed-2", seed=2)
     shown, incomplete = find_runs([tmp_path])
     assert [run.ended for run in shown] == [15, 30]
-    assert list(group_by_method(shown)) == ["run (round 16 of 40)"]
+    (groups,) = arrange(shown).values()
+    assert list(groups) == ["fedau (round 16 of 40)"]
     assert incomplete == []
     command("report", tmp_path)
     same = fields | {"algorithm": "fedau", "checkpoint": {"every": 5}}
@@ -111,7 +113,7 @@ def test_a_stopped_run_is_reported_over_its_own_rounds(fields, tmp_path):
     stopped, whole = load_runs([tmp_path])
     assert stopped.is_finished
     assert len(stopped.cohort_sizes) == stopped.ended == 14
-    table = compare_runs([stopped, whole])
+    table = compare_conditions(arrange([stopped, whole]))
     assert table["seeds"].to_list() == [2]
     assert table["loss"][0] == pytest.approx(
         np.mean([stopped.metrics["loss"][-1], whole.metrics["loss"][-1]])
@@ -135,10 +137,10 @@ def test_watching_rewrites_the_page_until_the_run_has_ended(
     ((seconds, first),) = seen
     assert seconds == 2
     assert '<meta http-equiv="refresh" content="2' in first
-    assert "live (round 16 of 40)" in first
+    assert "fedau (round 16 of 40)" in first
     last = page.read_text()
     assert "refresh" not in last
-    assert "live (round" not in last
+    assert "fedau (round" not in last
 
 
 def test_a_folder_that_finishes_while_it_is_read_is_read(under_way, fields, monkeypatch, tmp_path):

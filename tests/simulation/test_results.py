@@ -49,7 +49,7 @@ def test_the_summary_of_seeds_has_means_and_standard_deviations(fields):
     results = ft.simulate(**fields, name="mine", seeds=SEEDS)
     losses = np.array([result.metrics["loss"][-1] for result in results])
     lines = results.summary().splitlines()
-    assert lines[0] == "mine: FedAvg, seeds 4, 2, 7"
+    assert lines[0] == "fedavg, seeds 4, 2, 7"
     (line,) = [line for line in lines if line.split()[0] == "loss"]
     assert line.split()[1:] == [f"{losses.mean():.4g}", "±", f"{losses.std(ddof=1):.2g}"]
 
@@ -77,10 +77,10 @@ def test_the_texts_of_a_run_name_its_method_metrics_speed_and_trainer(regression
     result = ft.simulate(**regression)
     loss = f"{result.metrics['loss'][-1]:.4g}"
     text = result.summary()
-    assert text.splitlines()[0] == "FedAvg, seed 3, 12 rounds"
+    assert text.splitlines()[0] == "fedavg, seed 3, 12 rounds"
     assert f"loss                     {loss}" in text
     assert "rounds/s, trainer reference, as requested" in text
-    assert repr(result) == f"Result(FedAvg, 12 rounds: loss {loss})"
+    assert repr(result) == f"Result(fedavg, 12 rounds: loss {loss})"
 
 
 def test_a_figure_shows_the_values_of_a_metric(fields):

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from fedtide.cli.options import RunFolders, print_warnings
+from fedtide.cli.options import RunFolders
 from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import FIGURE_SUFFIXES, save_figure
-from fedtide.report.comparison import print_comparison
+from fedtide.report.comparison import print_comparison, print_warnings
 from fedtide.report.figures.run_comparison import comparison_figure
+from fedtide.report.grouping import arrange
 from fedtide.report.loading import find_repeats, load_runs
 from fedtide.report.table_file import TABLE_SUFFIXES, write_table
 from fedtide.validation import expand_home, require_suffix
@@ -34,8 +35,8 @@ def compare_command(
 
     Methods appear in the order of the folders, those of a sweep in the order of its file. A method
     without a finished run is shown up to its last evaluation, and its name says so. If runs have
-    the same experiment and seed, only the first is shown. Each problem has its own table, because
-    losses and accuracies of different problems are not comparable.
+    the same experiment and seed, only the first is shown. Each condition, such as a problem or a
+    participation, has its own table.
 
     Worst tenth: the mean over the tenth of the clients with the lowest test accuracy. Spread: the
     standard deviation over the clients. Class-weighted: the accuracies of the classes on the common
@@ -51,15 +52,16 @@ def compare_command(
         table = expand_home(table)
         require_suffix("table", table, TABLE_SUFFIXES)
     runs = load_runs(folders)
+    conditions = arrange(runs)
     console = new_console()
-    print_comparison(runs, console)
-    print_warnings(runs, console)
+    print_comparison(conditions, console)
+    print_warnings(conditions, console)
     if repeats := find_repeats(runs):
         first = f"{repeats[0].folder.path} {repeats[0].message}"
         more = f", and {len(repeats) - 1:,} more likewise" if len(repeats) > 1 else ""
         text = f"not in the table: {first}{more}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     if table is not None:
-        write_table(runs, table)
+        write_table(conditions, table)
     if figure is not None:
-        save_figure(comparison_figure(runs), figure)
+        save_figure(comparison_figure(conditions), figure)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedtide.errors import first_line
-from fedtide.report.loading import LoadedRun
 from fedtide.sweep import SweepRun
 from fedtide.sweep.sweep_runner import OnRunEnd
 from fedtide.tracking import make_tracker
@@ -77,14 +74,6 @@ def runs_folder(name: str) -> Path:
 def split_names(text: str | None) -> list[str] | None:
     """Return the names in a comma-separated list; None for None."""
     return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
-
-
-def print_warnings(runs: Iterable[LoadedRun], console: Console) -> None:
-    """Print the warnings of runs, such as that the loss diverged."""
-    for run in runs:
-        for sentence in run.warnings:
-            text = f"{run.method}, seed {run.experiment['seed']}: {sentence}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def track_runs(wanted: str | None, out: Path, name: str) -> OnRunEnd | None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedtide.atomic_io import make_folder
-from fedtide.cli.options import RunFolders, print_warnings
+from fedtide.cli.options import RunFolders
 from fedtide.errors import Interrupted
 from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import save_figure
-from fedtide.report.comparison import comparison_table
-from fedtide.report.loading import OmittedRun, find_repeats, find_runs
-from fedtide.report.page import Section, check_page, make_sections, read_sections, write_page
+from fedtide.report.comparison import print_comparison, print_warnings
+from fedtide.report.loading import find_runs
+from fedtide.report.page import Report, check_page, make_report, read_report, write_page
 from fedtide.validation import expand_home
 
 
@@ -65,8 +66,8 @@ def report_command(
 
     The report is a single HTML file that needs no network. The seeds of a method are drawn as a
     mean with a band. A method without a finished run is shown up to the round that its runs have
-    reached. Other unfinished and failed runs are listed. Each problem has its own section, because
-    losses and accuracies of different problems are not comparable.
+    reached. Other unfinished and failed runs are listed. Each condition, such as a problem or a
+    participation, has its own table, verdict and figures, and a figure has the curves of all.
 
     Example: fedtide report runs/digits --html digits.html
     """
@@ -75,12 +76,12 @@ def report_command(
     check_page(html)
     if watch is not None:
         _watch(folders, target, smooth, html, watch)
-    sections, omitted = read_sections(folders, target, smooth)
-    write_page(html, sections, omitted)
+    report = read_report(folders, target, smooth)
+    write_page(html, report)
     if figures is not None:
         figures = expand_home(figures)
-        _save_figures(sections, figures)
-    _print_summary(sections, omitted)
+        _save_figures(report, figures)
+    _print_summary(report)
     print(f"report: {html}" + (f"; figures: {figures}" if figures else ""))
 
 
@@ -92,8 +93,7 @@ def _watch(
         while True:
             shown, omitted = find_runs(folders)
             if shown:
-                listed = omitted + find_repeats(shown)
-                write_page(html, make_sections(shown, target, smooth), listed, seconds)
+                write_page(html, make_report(shown, omitted, target, smooth), seconds)
             ended = all(run.is_finished for run in shown)
             if ended and all(run.state != "unfinished" for run in omitted):
                 return
@@ -104,25 +104,22 @@ def _watch(
         raise typer.Exit from None
 
 
-def _save_figures(sections: Sequence[Section], folder: Path) -> None:
-    """Save every figure as PNG and PDF; several sections get numbered folders."""
-    for number, section in enumerate(sections, 1):
-        below = folder / str(number) if len(sections) > 1 else folder
+def _save_figures(report: Report, folder: Path) -> None:
+    """Save every figure as PNG and PDF; those of several conditions in numbered folders."""
+    of_sections = [[*chain(*section.figures.values())] for section in report.sections]
+    several = len(of_sections) > 1
+    for number, figures in enumerate([report.overview, *of_sections]):
+        below = folder / str(number) if several and number else folder
         make_folder(below, field="figures")
-        for one in (figure for group in section.figures.values() for figure in group):
-            for form in ("png", "pdf"):
-                save_figure(one.figure, below / f"{one.name}.{form}", dpi=200, field="figures")
+        for one, form in product(figures, ("png", "pdf")):
+            save_figure(one.figure, below / f"{one.name}.{form}", dpi=200, field="figures")
 
 
-def _print_summary(sections: Sequence[Section], omitted: Sequence[OmittedRun]) -> None:
+def _print_summary(report: Report) -> None:
     console = new_console()
-    for section in sections:
-        if len(sections) > 1:
-            console.print(section.name, markup=False)
-        runs = [run for group in section.groups.values() for run in group]
-        console.print(comparison_table(runs))
-        print_warnings(runs, console)
-    if omitted:
-        states = Counter(run.state for run in omitted)
+    print_comparison(report.conditions, console)
+    print_warnings(report.conditions, console)
+    if report.omitted:
+        states = Counter(run.state for run in report.omitted)
         counts = " and ".join(f"{number} {state}" for state, number in sorted(states.items()))
         console.print(f"not in the figures: {counts}")

@@ -15,6 +15,7 @@ from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import save_figure
 from fedtide.report.comparison import print_comparison
 from fedtide.report.figures.run_comparison import comparison_figure
+from fedtide.report.grouping import arrange
 from fedtide.report.loading import load_runs
 from fedtide.simulation.progress import ProgressBars
 from fedtide.sweep import Sweep, run_sweep
@@ -79,10 +80,10 @@ def run_command(
             progress=bars,
             done=track_runs(track, out, sweep.name),
         )
-    runs = load_runs(frame["folder"])
-    print_comparison(runs, new_console())
+    conditions = arrange(load_runs(frame["folder"]))
+    print_comparison(conditions, new_console())
     figure = out / "comparison.png"
-    save_figure(comparison_figure(runs), figure)
+    save_figure(comparison_figure(conditions), figure)
     print(f"runs and figure: {out}, {figure}")
 
 

@@ -8,19 +8,20 @@ from typing import Annotated
 import polars as pl
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from fedtide.cli.options import ForceResume, Overrides, Track, Workers, runs_folder, track_runs
 from fedtide.examples import find_example
 from fedtide.plotting.console import new_console
-from fedtide.plotting.wide_table import WideTable
+from fedtide.report.comparison import print_comparison
+from fedtide.report.grouping import arrange
+from fedtide.report.loading import load_runs
 from fedtide.simulation.progress import ProgressBars
 from fedtide.sweep import Sweep, run_sweep
 from fedtide.sweep.result_table import RESULTS_FILE
 from fedtide.sweep.sweep_spec import BEST_FILE
 from fedtide.validation import expand_home
 
-_MAX_ROWS = 40  # configurations printed; the file has all
+_MOST = 5  # failures printed; the file has all
 
 
 def sweep_command(
@@ -74,31 +75,22 @@ def sweep_command(
 
 
 def _print_results(frame: pl.DataFrame, console: Console) -> None:
-    """Print a numbered row per configuration: its fields, the number of runs, and mean metrics."""
-    fields = frame.columns[1 : frame.columns.index("seed")]
-    metrics = [name for name in ("loss", "test_accuracy") if name in frame.columns]
-    grouped = frame.group_by(fields or [pl.lit("all").alias("runs")], maintain_order=True).agg(
-        (pl.col("status") == "done").sum().alias("done"),
-        (pl.col("status") == "failed").sum().alias("failed"),
-        *(pl.col(name).mean() for name in metrics),
-    )
-    if "best" in fields:
-        grouped = grouped.sort("best", descending=True, maintain_order=True)
-    table = WideTable()
-    table.add_column("#", justify="right")
-    for name in grouped.columns:
-        table.add_column(escape(name), justify="left" if name in fields else "right")
-    for number, row in enumerate(grouped.head(_MAX_ROWS).rows(), start=1):
-        table.add_row(str(number), *(escape(_format_cell(value)) for value in row))
-    console.print(table)
-    if len(grouped) > _MAX_ROWS:
-        console.print(f"and {len(grouped) - _MAX_ROWS} more")
-    failed = frame.filter(pl.col("status") == "failed").select("run", "error").head(5)
-    for run, error in failed.rows():
+    """Print the comparison of the finished runs, or of the best ones of a search, and failures."""
+    done = frame.filter(pl.col("status") == "done")
+    if len(done):
+        best = done.filter("best") if "best" in done.columns else done
+        shown = {Path(folder).resolve() for folder in best["folder"]}
+        conditions = {
+            condition: {
+                method: group
+                for method, group in groups.items()
+                if group[0].folder.path.resolve() in shown
+            }
+            for condition, groups in arrange(load_runs(done["folder"])).items()
+        }
+        print_comparison({name: kept for name, kept in conditions.items() if kept}, console)
+    failed = frame.filter(pl.col("status") == "failed")
+    for run, error in failed.select("run", "error").head(_MOST).rows():
         console.print(f"failed: {run}: {error}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _format_cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "✓" if value else ""
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    if len(failed) > _MOST:
+        console.print(f"and {len(failed) - _MOST:,} more")

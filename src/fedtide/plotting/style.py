@@ -14,7 +14,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import (
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    PercentFormatter,
+    StrMethodFormatter,
+)
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -93,11 +99,13 @@ def new_figure(
     width: float = 5.6,
     width_ratios: Sequence[float] | None = None,
     rows: int = 1,
+    share: bool = False,
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure, sized in inches, and its panels row by row.
 
-    Panels in one row share their vertical axis, unless `width_ratios` are given. Titles and labels
-    may contain names that users chose, so they are not read as formulas.
+    Panels in one row share their vertical axis, unless `width_ratios` are given; with `share` all
+    panels share both axes. Titles and labels may contain names that users chose, so they are not
+    read as formulas.
     """
     with mpl.rc_context(STYLE):
         figure = ShownFigure(figsize=(width, height), layout="constrained")
@@ -105,7 +113,8 @@ def new_figure(
             rows,
             columns,
             squeeze=False,
-            sharey=columns > 1 and rows == 1 and width_ratios is None,
+            sharex=share,
+            sharey=share or (columns > 1 and rows == 1 and width_ratios is None),
             width_ratios=width_ratios,
         )
     for panel in panels.flat:
@@ -117,8 +126,9 @@ def new_figure(
 def method_styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the colour and line style of each method.
 
-    They depend on the names, not on their order. Adding a method changes the style of another only
-    if both prefer the same colour.
+    They depend on the names, not on their order; labels such as "fedau, cutoff 5" prefer the colour
+    of their first part. Adding a method changes the style of another only if both prefer the same
+    colour.
 
     >>> method_styles(["fedau", "fedavg"])["fedavg"]
     {'color': '#0072B2', 'linestyle': '-'}
@@ -138,8 +148,8 @@ def method_styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def _preferred_colour(method: str) -> int:
-    digest = sha256(method.encode()).digest()
-    return _USUAL_COLOURS.get(method, digest[0] % len(COLOURS))
+    name = re.split(", | \\(", method)[0]
+    return _USUAL_COLOURS.get(name, sha256(name.encode()).digest()[0] % len(COLOURS))
 
 
 def shorten(name: str, most: int = 18) -> str:
@@ -203,6 +213,15 @@ def plain_logarithms(axis: Axis) -> None:
     axis.set_major_locator(_PlainLogLocator())
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def percentages(axis: Axis) -> None:
+    """Show the shares on an axis in per cent, and nothing below 0 or above 100 %."""
+    axes = axis.axes
+    is_x = axis is axes.xaxis
+    low, high = axes.get_xlim() if is_x else axes.get_ylim()
+    (axes.set_xlim if is_x else axes.set_ylim)(max(0.0, low), min(1.0, high))
+    axis.set_major_formatter(PercentFormatter(1.0))
 
 
 def thin_out(values: Floats) -> tuple[Floats, Floats]:

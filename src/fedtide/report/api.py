@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedtide.errors import InvalidInputError
-from fedtide.report.page import check_page, read_sections, write_page
+from fedtide.report.page import check_page, read_report, write_page
 from fedtide.simulation import Result, Results
 from fedtide.validation import expand_home
 
@@ -31,7 +31,7 @@ def write_report(
     page = expand_home(page)
     check_page(page)
     folders = [folder for run in runs for folder in _folders(run)]
-    write_page(page, *read_sections(folders, target, smooth))
+    write_page(page, read_report(folders, target, smooth))
     return page
 
 

@@ -13,8 +13,7 @@ from rich.markup import escape
 
 from fedtide.metric_direction import is_share
 from fedtide.plotting.wide_table import WideTable
-from fedtide.report.grouping import group_by_method, split_by_problem
-from fedtide.report.loading import LoadedRun
+from fedtide.report.grouping import Conditions, Groups
 from fedtide.report.summary import mean_and_std, own_test_metrics
 
 
@@ -69,15 +68,15 @@ Kalogerias 2025, equation 3), which is what plain averaging minimises.
 _KEYS = {column.key for column in COLUMNS}
 
 
-def weights_clients(runs: Iterable[LoadedRun]) -> bool:
-    """Return whether the objective of any run weights clients."""
-    return any(run.experiment.get("objective", "uniform") != "uniform" for run in runs)
+def weights_clients(groups: Groups) -> bool:
+    """Return whether the objective weights clients."""
+    first = next(iter(groups.values()))[0]
+    return bool(first.experiment.get("objective", "uniform") != "uniform")
 
 
-def compare_runs(runs: Iterable[LoadedRun]) -> pl.DataFrame:
+def compare_methods(groups: Groups) -> pl.DataFrame:
     """Return one row per method: `method`, `seeds`, then the mean and `_std` of each column."""
     rows = []
-    groups = group_by_method(runs)
     found = dict.fromkeys(
         key for group in groups.values() for run in group for key in run.metrics.columns
     )
@@ -92,16 +91,15 @@ def compare_runs(runs: Iterable[LoadedRun]) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def compare_problems(runs: Iterable[LoadedRun]) -> pl.DataFrame:
-    """Return the rows of `compare_runs`, after the `problem` if there are several."""
-    problems = split_by_problem(runs)
-    frames = [compare_runs(group) for _, group in problems]
-    if len(problems) > 1:
-        frames = [
-            frame.select(pl.lit(name).alias("problem"), pl.all())
-            for (name, _), frame in zip(problems, frames, strict=True)
-        ]
-    return pl.concat(frames, how="diagonal_relaxed")
+def compare_conditions(conditions: Conditions) -> pl.DataFrame:
+    """Return the rows of `compare_methods`, after the `condition` if there are several."""
+    frames = {name: compare_methods(groups) for name, groups in conditions.items()}
+    if len(frames) > 1:
+        frames = {
+            name: frame.select(pl.lit(name).alias("condition"), pl.all())
+            for name, frame in frames.items()
+        }
+    return pl.concat(frames.values(), how="diagonal_relaxed")
 
 
 def shown_columns(frame: pl.DataFrame, weighted: bool = False) -> list[Column]:
@@ -141,13 +139,13 @@ def _columns(keys: Iterable[str]) -> list[Column]:
     return [*own, *COLUMNS]
 
 
-def comparison_table(runs: Iterable[LoadedRun]) -> WideTable:
-    """Return the comparison of runs of one problem as a table for a terminal.
+def comparison_table(groups: Groups) -> WideTable:
+    """Return the comparison of methods as a table for a terminal.
 
     It is split into several blocks if the terminal is narrow.
     """
     table = WideTable()
-    rows = comparison_cells(runs)
+    rows = comparison_cells(groups)
     for title in rows[0]:
         table.add_column(escape(title), justify="right" if table.columns else "left")
     for row in rows:
@@ -155,24 +153,35 @@ def comparison_table(runs: Iterable[LoadedRun]) -> WideTable:
     return table
 
 
-def comparison_cells(runs: Iterable[LoadedRun]) -> list[dict[str, str]]:
-    """Return the comparison of runs of one problem as text: cells by title, for each method."""
-    runs = list(runs)
-    frame = compare_runs(runs)
-    columns = shown_columns(frame, weights_clients(runs))
+def comparison_cells(groups: Groups) -> list[dict[str, str]]:
+    """Return the comparison of methods as text: cells by title, for each method."""
+    frame = compare_methods(groups)
+    columns = shown_columns(frame, weights_clients(groups))
     return [
         {"\nmethod": row["method"]} | {one.title: format_cell(row, one) for one in columns}
         for row in frame.iter_rows(named=True)
     ]
 
 
-def print_comparison(runs: Iterable[LoadedRun], console: Console) -> None:
-    """Print a table for each problem, under the problem's name if there are several."""
-    problems = split_by_problem(runs)
-    for number, (name, group) in enumerate(problems):
-        if len(problems) > 1:
+def print_comparison(conditions: Conditions, console: Console) -> None:
+    """Print a table for each condition, under its name if there are several."""
+    for number, (name, groups) in enumerate(conditions.items()):
+        if len(conditions) > 1:
             console.print("\n" * (number > 0) + name, markup=False)
-        console.print(comparison_table(group))
+        console.print(comparison_table(groups))
+
+
+def print_warnings(conditions: Conditions, console: Console) -> None:
+    """Print the warnings of runs, such as that the loss diverged."""
+    for groups in conditions.values():
+        for text in list_warnings(groups):
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def list_warnings(groups: Groups) -> list[str]:
+    """Return the warnings of runs, each with its method and seed."""
+    runs = [(method, run) for method, group in groups.items() for run in group]
+    return [f"{m}, seed {r.experiment['seed']}: {text}" for m, r in runs for text in r.warnings]
 
 
 def format_cell(row: dict[str, Any], column: Column) -> str:

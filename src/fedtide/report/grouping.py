@@ -1,151 +1,107 @@
-"""Groups runs by method and problem, and names the groups by what tells them apart."""
+"""Arranges runs by condition and method: methods are compared under equal conditions only."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from os.path import commonprefix
-from typing import Any
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 
 from fedtide.report.loading import LoadedRun
-from fedtide.simulation.experiment_files import flatten
+from fedtide.simulation.run_labels import label_method, label_runs, show_value
 from fedtide.spec import canonical, without_addresses
 
 Groups = Mapping[str, Sequence[LoadedRun]]
-"""The runs of each method, one per seed."""
+"""The runs of each method, one per seed, by the label of the method."""
 
-_MAX_VALUE_LENGTH = 60  # characters of a value in a method's label
-_MAX_FIELDS = 3  # in a method's label
+Conditions = Mapping[str, Groups]
+"""The methods that were run under each condition, by the label of the condition."""
+
+_METHOD = re.compile(
+    r"(algorithm|privacy|local\.lr|local\.schedule|evaluation|on_nonfinite|record_iterates|version)"
+    r"(\.|$)"
+)
+"""The fields that make up a method; all others are its conditions."""
+
+_PROBLEM = re.compile(r"(problem|objective)(\.|$)")
 
 
-def group_by_method(runs: Iterable[LoadedRun]) -> dict[str, list[LoadedRun]]:
-    """Return the runs of each method, one per seed, in the order in which the methods appear.
+def arrange(runs: Iterable[LoadedRun]) -> dict[str, dict[str, list[LoadedRun]]]:
+    """Return the runs of each method under each condition, one per seed, in the order given.
 
     Runs belong to one method if they differ only in the seed and in how they were executed, and
-    used the same data and code. Methods with the same name are told apart by the fields in which
-    they differ. The name of a method whose runs are under way says how far they have got.
+    used the same data and code. What is no part of a method, such as the problem and the
+    participation, is its condition. If there is no condition under which several methods were run,
+    all runs of a problem are compared with one another, and what differs is part of their labels.
+    Methods go by the names of their experiments if these differ, and otherwise by their types;
+    fields in which methods of one name differ follow it.
+    The label of a method whose runs are under way says how far they have got.
     """
-    groups: dict[str, dict[int, LoadedRun]] = {}
+    runs = list(runs)
+    found = _split(runs, lambda field: not _METHOD.match(field))
+    if all(len(groups) == 1 for groups in found.values()):
+        found = _split(runs, lambda field: bool(_PROBLEM.match(field)))
+    return found
+
+
+def _split(
+    runs: Sequence[LoadedRun], is_condition: Callable[[str], bool]
+) -> dict[str, dict[str, list[LoadedRun]]]:
+    found: dict[str, dict[str, dict[int, LoadedRun]]] = {}
     for run in runs:
-        groups.setdefault(run.identity, {}).setdefault(run.experiment["seed"], run)
-    distinct = [list(group.values()) for group in groups.values()]
-    labels = _labels([group[0] for group in distinct])
-    labels = [label + _how_far(group) for label, group in zip(labels, distinct, strict=True)]
-    return dict(zip(labels, distinct, strict=True))
+        condition = {name: value for name, value in run.fields.items() if is_condition(name)}
+        # objects may differ only because they were created again for each run
+        of = found.setdefault(without_addresses(canonical(condition)), {})
+        of.setdefault(run.identity, {}).setdefault(run.experiment["seed"], run)
+    groups = [[[*seeds.values()] for seeds in methods.values()] for methods in found.values()]
+    every = [group for of in groups for group in of]
+    named = any(len({group[0].experiment["name"] for group in of}) > 1 for of in groups)
+    name = _given_name if named else _method_name
+    methods = iter(_label(every, name, lambda field: not is_condition(field)))
+    first = [of[0] for of in groups]
+    conditions = _tell_apart(_label(first, _problem_name, is_condition), first)
+    return {
+        condition: {
+            method + _how_far(group): group
+            for method, group in zip(_tell_apart([*islice(methods, len(of))], of), of, strict=True)
+        }
+        for condition, of in zip(conditions, groups, strict=True)
+    }
 
 
-def split_by_problem(runs: Iterable[LoadedRun]) -> list[tuple[str, list[LoadedRun]]]:
-    """Return the runs of each problem with its name, in the order in which they appear.
-
-    Losses and accuracies of different problems, or objectives, are not comparable.
-    """
-    groups: dict[str, list[LoadedRun]] = {}
-    for run in runs:
-        key = canonical(_describe_problem(run))
-        groups.setdefault(key, []).append(run)
-    names = _name_problems([_describe_problem(group[0]) for group in groups.values()])
-    return list(zip(names, groups.values(), strict=True))
+def _label(
+    groups: Sequence[Sequence[LoadedRun]],
+    name: Callable[[LoadedRun], str],
+    counts: Callable[[str], bool],
+) -> list[str]:
+    """Return a label for each group, made of a name and of the fields that count."""
+    firsts = [group[0] for group in groups]
+    fields = [{key: v for key, v in run.fields.items() if counts(key)} for run in firsts]
+    return label_runs([name(run) for run in firsts], fields)
 
 
-def _describe_problem(run: LoadedRun) -> dict[str, Any]:
-    """Return the problem and its objective as plain data.
-
-    What these cannot describe is represented by its name: it may differ only because it was
-    created again for each run.
-    """
-    problem = json.loads(without_addresses(json.dumps(run.experiment["problem"], default=str)))
-    if not isinstance(problem, Mapping):
-        problem = {"type": problem}
-    return {"problem": problem, "objective": run.experiment.get("objective")}
+def _given_name(run: LoadedRun) -> str:
+    return run.name or str(run.experiment["name"])
 
 
-def _name_problems(problems: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return each problem's data set or type, with up to four fields in which they differ."""
-    flat = flatten_alike(problems)
-    kind = ("problem.dataset", "problem.type")
-    fields = [field for field in differing_fields(flat) if field not in kind][:4]
-    shown = {f: abbreviate([str(one.get(f)) for one in flat], 30) for f in fields}
-    names = []
-    for i, one in enumerate(flat):
-        details = [f"{f.removeprefix('problem.')} {shown[f][i]}" for f in fields if f in one]
-        name = one.get("problem.dataset") or one["problem.type"]
-        names.append(", ".join([str(name), *details]))
-    return names
+def _method_name(run: LoadedRun) -> str:
+    return run.name or label_method(run.experiment)
+
+
+def _problem_name(run: LoadedRun) -> str:
+    return show_value(run.fields.get("problem.dataset") or run.fields["problem"])
+
+
+def _tell_apart(labels: Sequence[str], groups: Sequence[Sequence[LoadedRun]]) -> list[str]:
+    """Return the labels, equal ones followed by the folder of the first run."""
+    count = Counter(labels)
+    return [
+        f"{label} in {group[0].folder.path}" if count[label] > 1 else label
+        for label, group in zip(labels, groups, strict=True)
+    ]
 
 
 def _how_far(group: Sequence[LoadedRun]) -> str:
     """Return the last evaluated round of the slowest run if runs are under way."""
     rounds = [int(run.metrics["round"][-1]) for run in group if not run.is_finished]
     return f" (round {min(rounds):,} of {group[0].experiment['rounds']:,})" if rounds else ""
-
-
-def _labels(runs: Sequence[LoadedRun]) -> list[str]:
-    """Return a distinct name for each run: equal names get the fields in which they differ."""
-    same: dict[str, list[LoadedRun]] = {}
-    for run in runs:
-        same.setdefault(run.method, []).append(run)
-    details = {name: iter(_differences(group)) for name, group in same.items()}
-    labels = [
-        f"{run.method} ({next(details[run.method])})" if len(same[run.method]) > 1 else run.method
-        for run in runs
-    ]
-    repeated = {label for label in labels if labels.count(label) > 1}
-    return [
-        f"{label} in {run.folder.path}" if label in repeated else label
-        for run, label in zip(runs, labels, strict=True)
-    ]
-
-
-def _differences(runs: Sequence[LoadedRun]) -> list[str]:
-    """Return for each run its values of the fields in which the runs differ, shortened."""
-    flat = flatten_alike([run.fields for run in runs])
-    fields = differing_fields(flat)
-    values = {
-        name: abbreviate([str(one.get(name, "none")) for one in flat], _MAX_VALUE_LENGTH)
-        for name in fields[:_MAX_FIELDS]
-    }
-    more = f", and {len(fields) - _MAX_FIELDS} more" if len(fields) > _MAX_FIELDS else ""
-    return [
-        ", ".join(f"{name}={shown[i]}" for name, shown in values.items()) + more
-        for i in range(len(runs))
-    ]
-
-
-def abbreviate(values: Sequence[str], most: int) -> list[str]:
-    """Shorten texts to about `most` characters each, from shortly before where they differ.
-
-    >>> abbreviate(["aaaaaaaaab", "aaaaaaaaac", "a"], 6)
-    ['…aab', '…aac', 'a']
-    """
-    long = [value for value in values if len(value) > most]
-    common = len(commonprefix(long)) if len(set(long)) > 1 else 0  # noqa: RUF071 - characters
-    begin = max(0, common - most // 2 + 1)
-    return [
-        value
-        if len(value) <= most
-        else "…" * (begin > 0) + value[begin : begin + most - 2] + "…" * (begin + most < len(value))
-        for value in values
-    ]
-
-
-def differing_fields(flat: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the fields whose values are not the same in all mappings."""
-    fields = dict.fromkeys(field for one in flat for field in one)
-    return [field for field in fields if len({str(one.get(field)) for one in flat}) > 1]
-
-
-def flatten_alike(
-    plains: Sequence[Mapping[str, Any]], without: Sequence[str] = ()
-) -> list[dict[str, Any]]:
-    """Return the dotted names and values of each mapping's fields; `without` names keys to skip.
-
-    A mapping stays whole if another one has something other than a mapping in its place.
-
-    >>> flatten_alike([{"rates": 0.1, "seed": 3}, {"rates": {"north": 0.1}}], without=["seed"])
-    [{'rates': 0.1}, {'rates': {'north': 0.1}}]
-    >>> flatten_alike([{"local": {"lr": 0.1}}])
-    [{'local.lr': 0.1}]
-    """
-    kept = [{key: plain[key] for key in plain if key not in without} for plain in plains]
-    whole = {name for plain in kept for name, _ in flatten(plain)}
-    return [dict(flatten(plain, whole)) for plain in kept]

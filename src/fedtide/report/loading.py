@@ -24,6 +24,7 @@ from fedtide.simulation.experiment import BUILDER, HOW, Experiment
 from fedtide.simulation.experiment_files import read_yaml
 from fedtide.simulation.inputs import Fingerprints
 from fedtide.simulation.run_folder import RunFolder, UnreadableFileError, numbered, read_frame
+from fedtide.simulation.run_labels import list_fields
 from fedtide.spec import canonical, fields
 from fedtide.validation import expand_home
 
@@ -51,6 +52,7 @@ class LoadedRun:
         is_finished: whether it has finished.
         given: the algorithm of a run in memory; None: `experiment` describes it.
         dimension: d, the number of parameters that are trained; None if it is not recorded.
+        name: what the user calls its method; empty: its label says what it is.
     """
 
     folder: RunFolder
@@ -66,24 +68,21 @@ class LoadedRun:
     is_finished: bool = True
     given: Algorithm[Any] | None = None
     dimension: int | None = None
+    name: str = ""
 
-    @property
+    @cached_property
     def fields(self) -> dict[str, Any]:
-        """The fields that all runs of the same method share, whatever their seeds."""
-        kept = {key: v for key, v in self.experiment.items() if key not in ("seed", *HOW)}
+        """The dotted fields, and their values, that runs share which differ only in the seed."""
+        kept = {k: v for k, v in self.experiment.items() if k not in ("name", "seed", *HOW)}
         code_and_files = {**self.fingerprints.get("files", {}), **self.fingerprints.get("code", {})}
         hashes = {"data": self.fingerprints.get("data"), **code_and_files}
-        return kept | {"version": {name: value and value[:12] for name, value in hashes.items()}}
+        version = {name: value[:12] for name, value in hashes.items() if value}
+        return dict(list_fields(kept | {"version": version}))
 
     @cached_property
     def identity(self) -> str:
-        """A text that is equal for all runs of one method."""
-        return canonical(self.fields)
-
-    @property
-    def method(self) -> str:
-        """The name of the method."""
-        return str(self.experiment["name"])
+        """A text that is equal for runs that differ only in the seed."""
+        return canonical([self.name, self.fields])
 
     @cached_property
     def algorithm(self) -> Algorithm[Any] | None:

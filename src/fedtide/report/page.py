@@ -19,24 +19,22 @@ from fedtide.plotting.saving import figure_svg
 from fedtide.plotting.style import DASHES, Styles, method_styles
 from fedtide.provenance import versions
 from fedtide.report.comparison import (
-    compare_runs,
+    compare_methods,
     format_cell,
     format_mean,
+    list_warnings,
     shown_columns,
     weights_clients,
 )
 from fedtide.report.figures import ReportFigure
 from fedtide.report.figures.client_influence import influence_figures
-from fedtide.report.figures.learning_curves import client_figures, learning_figures
-from fedtide.report.figures.participation_raster import participation_figures
-from fedtide.report.grouping import (
-    Groups,
-    abbreviate,
-    differing_fields,
-    flatten_alike,
-    group_by_method,
-    split_by_problem,
+from fedtide.report.figures.learning_curves import (
+    client_figures,
+    condition_figures,
+    learning_figures,
 )
+from fedtide.report.figures.participation_raster import participation_figures
+from fedtide.report.grouping import Conditions, Groups, arrange
 from fedtide.report.loading import LoadedRun, OmittedRun, find_repeats, find_runs
 from fedtide.report.summary import (
     Target,
@@ -46,6 +44,7 @@ from fedtide.report.summary import (
     unique_participation,
 )
 from fedtide.report.verdict import verdict
+from fedtide.simulation.run_labels import abbreviate, show_value
 from fedtide.validation import PAGE_SUFFIXES, require_suffix
 from fedtide.yaml_text import dump
 
@@ -57,6 +56,7 @@ _LINE = Markup(
 )
 _STYLE = """
 .tiles { max-width: 46rem; }
+figure > h2 { border: 0; padding: 0; }
 figure.wide { grid-column: 1 / -1; max-width: 52rem; }
 figure svg { min-width: 20rem; }
 figure.wide svg { min-width: 38rem; }
@@ -69,13 +69,13 @@ _MAX_VALUE_LENGTH = 1500  # characters of a resolved value, such as a list of ra
 
 @dataclass(frozen=True)
 class Section:
-    """The part of the report about one problem.
+    """The part of a report about one condition.
 
     Args:
-        name: distinguishes the problem from the others.
+        name: the label of the condition.
         groups: its runs, by method.
         target: what it takes the methods to reach a level of a metric.
-        styles: of its methods; a method name has the same style in every section.
+        styles: of the methods.
         figures: its figures, by heading.
     """
 
@@ -86,34 +86,57 @@ class Section:
     figures: Mapping[str, Sequence[ReportFigure]]
 
 
-def make_sections(
-    runs: Sequence[LoadedRun], wanted: str | None = None, smooth: float = 0.0
-) -> list[Section]:
-    """Return one section per problem, because metrics of different problems are not comparable.
+@dataclass(frozen=True)
+class Report:
+    """What a page shows.
 
     Args:
-        runs: finished runs.
-        wanted: a target, METRIC=LEVEL; None: the level that all methods of a problem reach.
+        sections: one for each condition, because methods are compared under equal conditions.
+        overview: figures of all conditions, if there are several.
+        omitted: the runs that are not shown in any figure.
+    """
+
+    sections: Sequence[Section]
+    overview: Sequence[ReportFigure]
+    omitted: Sequence[OmittedRun]
+
+    @property
+    def conditions(self) -> Conditions:
+        """The runs that are shown."""
+        return {section.name: section.groups for section in self.sections}
+
+
+def make_report(
+    runs: Sequence[LoadedRun],
+    omitted: Sequence[OmittedRun] = (),
+    wanted: str | None = None,
+    smooth: float = 0.0,
+) -> Report:
+    """Return a report on these runs.
+
+    Args:
+        runs: finished runs, or runs under way.
+        omitted: other runs, which are listed; so are repeated ones among `runs`.
+        wanted: a target, METRIC=LEVEL; None: under each condition, the level that all methods
+            reach.
         smooth: the share of the evaluations over which curves are averaged.
 
     Raises:
-        InvalidInputError: there are no runs, some run lacks the metric of the target, a target is
-            given for several problems, or the share is outside [0, 1].
+        InvalidInputError: there are no runs, some run lacks the metric of the target, or the share
+            is outside [0, 1].
     """
     if not 0 <= smooth <= 1:
         raise InvalidInputError(f"smooth: {smooth} is not a share from 0 to 1; give 0.01")
-    problems = split_by_problem(runs)
-    if not problems:
-        raise InvalidInputError("report: no finished run to show; wait for one or run one")
-    if wanted and len(problems) > 1:
-        raise InvalidInputError(
-            f"target: {wanted!r} is ambiguous, the runs are of {len(problems)} different "
-            "problems; give the folders of one problem"
-        )
-    by_method = [group_by_method(group) for _, group in problems]
-    styles = method_styles(method for groups in by_method for method in groups)
+    if not runs:
+        why = "report: no finished run to show; wait for one or run one"
+        if omitted:
+            message = omitted[0].message or "the run has not ended; continue it with --resume"
+            why = f"report: no run to show; {omitted[0].folder.path}: {message}"
+        raise InvalidInputError(why)
+    conditions = arrange(runs)
+    styles = method_styles(method for groups in conditions.values() for method in groups)
     sections = []
-    for (name, _), groups in zip(problems, by_method, strict=True):
+    for name, groups in conditions.items():
         figures = {
             "learning": learning_figures(groups, styles, smooth),
             "participation": participation_figures(groups),
@@ -121,27 +144,36 @@ def make_sections(
             "clients": client_figures(groups, styles),
         }
         sections.append(Section(name, groups, measure_target(groups, wanted), styles, figures))
-    return sections
+    overview = condition_figures(conditions, styles, smooth)
+    return Report(sections, overview, [*omitted, *find_repeats(runs)])
 
 
-def render_page(
-    sections: Sequence[Section],
-    omitted: Sequence[OmittedRun],
-    refresh: float | None = None,
-) -> str:
-    """Return the HTML of a report with these sections and a list of the omitted runs.
+def read_report(
+    folders: Iterable[str | Path], wanted: str | None = None, smooth: float = 0.0
+) -> Report:
+    """Return a report on the runs in these folders.
+
+    Raises:
+        InvalidInputError: as for `find_runs` and `make_report`.
+    """
+    return make_report(*find_runs(folders), wanted, smooth)
+
+
+def render_page(report: Report, refresh: float | None = None) -> str:
+    """Return the HTML of a report.
 
     Args:
-        sections: the sections.
-        omitted: the runs that are not shown in any figure.
+        report: what it shows.
         refresh: the seconds after which a browser reloads the page; None: it does not.
     """
+    sections = report.sections
     return render_template(
         "fedtide.report",
         "report.html.jinja",
         _title(sections),
         _STYLE,
-        omitted=[_describe_omitted(run) for run in omitted],
+        omitted=[_describe_omitted(run) for run in report.omitted],
+        overview=report.overview,
         refresh=refresh,
         runs=sum(len(group) for section in sections for group in section.groups.values()),
         sections=[_content(section) for section in sections],
@@ -156,22 +188,6 @@ def _describe_omitted(run: OmittedRun) -> list[str]:
     return [str(run.folder.path), run.state, rounds, why]
 
 
-def read_sections(
-    folders: Iterable[str | Path], wanted: str | None = None, smooth: float = 0.0
-) -> tuple[list[Section], list[OmittedRun]]:
-    """Return the sections of a report on the runs in these folders, and the runs left out.
-
-    Raises:
-        InvalidInputError: as for `find_runs` and `make_sections`, or there is no run to show.
-    """
-    shown, omitted = find_runs(folders)
-    if omitted and not shown:
-        first = omitted[0]
-        message = first.message or "the run has not ended; continue it with --resume"
-        raise InvalidInputError(f"report: no run to show; {first.folder.path}: {message}")
-    return make_sections(shown, wanted, smooth), omitted + find_repeats(shown)
-
-
 def check_page(html: Path) -> None:
     """Raise InvalidInputError unless this can be the path of a page."""
     require_suffix("html", html, PAGE_SUFFIXES)
@@ -179,26 +195,21 @@ def check_page(html: Path) -> None:
         raise InvalidInputError(f"html: {html} is a folder; give a file, such as report.html")
 
 
-def write_page(
-    html: Path,
-    sections: Sequence[Section],
-    omitted: Sequence[OmittedRun],
-    refresh: float | None = None,
-) -> None:
+def write_page(html: Path, report: Report, refresh: float | None = None) -> None:
     """Write the page of a report; see `render_page`.
 
     Raises:
         InvalidInputError: the file cannot be written.
     """
     make_folder(html.parent, field="html")
-    page = render_page(sections, omitted, refresh)
+    page = render_page(report, refresh)
     write_text(html, page, field="html", hint="choose another file")
 
 
 def _title(sections: Sequence[Section]) -> str:
-    names = ", ".join(dict.fromkeys(section.name for section in sections))
     methods = dict.fromkeys(method for section in sections for method in section.groups)
-    listed = ", ".join(methods)
+    listed = "; ".join(methods)
+    names = sections[0].name if len(sections) == 1 else f"{len(sections)} conditions"
     return f"{names}: {listed if len(listed) <= 60 else f'{len(methods)} methods'}"
 
 
@@ -232,7 +243,7 @@ def _content(section: Section) -> dict[str, Any]:
         "verdict": verdict(groups),
         "tiles": tiles,
         **_comparison(groups, section.styles),
-        "warnings": _warnings(groups),
+        "warnings": list_warnings(groups),
         "without_influence": _without_influence(groups),
         **_target(target),
         "figures": section.figures,
@@ -242,16 +253,10 @@ def _content(section: Section) -> dict[str, Any]:
     }
 
 
-def _warnings(groups: Groups) -> list[str]:
-    """Return the warnings of runs, each with its method and seed."""
-    runs = [(method, run) for method, group in groups.items() for run in group]
-    return [f"{m}, seed {r.experiment['seed']}: {text}" for m, r in runs for text in r.warnings]
-
-
 def _comparison(groups: Groups, styles: Styles) -> dict[str, Any]:
     """Return the head and rows of the comparison, with the L1 skew as the last column."""
-    frame = compare_runs(run for group in groups.values() for run in group)
-    weighted = weights_clients(run for group in groups.values() for run in group)
+    frame = compare_methods(groups)
+    weighted = weights_clients(groups)
     columns = shown_columns(frame, weighted)
     rows = []
     for row, (method, group) in zip(frame.iter_rows(named=True), groups.items(), strict=True):
@@ -260,7 +265,7 @@ def _comparison(groups: Groups, styles: Styles) -> dict[str, Any]:
         cells = [str(len(group)), *(format_cell(row, column) for column in columns), skew_cell]
         look = styles[method]
         line = _LINE.format(colour=look["color"], dashes=_DASHES[look["linestyle"]])
-        rows.append([line + method, *cells])
+        rows.append([line + _unbroken(method), *cells])
     titles = ["seeds", *(column.title.replace("\n", " ") for column in columns), "L1 skew"]
     heads = ["method", *((title, "n") for title in titles)]
     return {
@@ -281,7 +286,12 @@ def _without_influence(groups: Groups) -> dict[str, str]:
             reasons["absent"].append(method)
         elif all(client_influence(run) is None for run in group):
             reasons["unused"].append(method)
-    return {reason: ", ".join(names) for reason, names in reasons.items()}
+    return {reason: "; ".join(names) for reason, names in reasons.items()}
+
+
+def _unbroken(label: str) -> str:
+    """Return a label that is broken only between its parts."""
+    return label.replace(" ", "\N{NO-BREAK SPACE}").replace(",\N{NO-BREAK SPACE}", ", ")
 
 
 def _target(target: Target) -> dict[str, Any]:
@@ -293,7 +303,7 @@ def _target(target: Target) -> dict[str, Any]:
     titles = ["runs that reach it", "rounds", "updates"]
     rows = [
         [
-            row.method,
+            _unbroken(row.method),
             f"{row.reached} of {row.runs}",
             _format_count(*row.rounds),
             _format_count(*row.updates),
@@ -344,13 +354,18 @@ def _format_mean_sizes(groups: Groups) -> str:
 
 def _differing_settings(groups: Groups) -> tuple[list[str], list[list[str]]]:
     """Return head and rows of the fields in which methods differ; empty if they do not."""
-    experiments = [group[0].experiment for group in groups.values()]
-    flat = flatten_alike(experiments, without=("seed", "name"))
-    fields = differing_fields(flat)
-    columns = [abbreviate([str(one.get(f, "")) for one in flat], 60) for f in fields]
-    if not fields:
+    listed = [group[0].fields for group in groups.values()]
+    columns = {
+        field: {i: show_value(one.get(field, "")) for i, one in enumerate(listed)}
+        for field in dict.fromkeys(field for one in listed for field in one)
+    }
+    differing = {f: abbreviate(c, 60) for f, c in columns.items() if len({*c.values()}) > 1}
+    if not differing:
         return [], []
-    return ["method", *fields], [list(row) for row in zip(groups, *columns, strict=True)]
+    rows = zip(
+        map(_unbroken, groups), *(column.values() for column in differing.values()), strict=True
+    )
+    return ["method", *differing], [list(row) for row in rows]
 
 
 def _format_experiment(run: LoadedRun) -> str:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from logging import getLogger
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from fedtide.errors import InvalidInputError
-from fedtide.report.comparison import compare_problems, print_comparison
+from fedtide.report.comparison import compare_conditions, print_comparison
 from fedtide.report.figures.run_comparison import comparison_figure
+from fedtide.report.grouping import arrange
 from fedtide.report.loading import LoadedRun, find_repeats, load_runs
 from fedtide.report.table_file import write_table
 from fedtide.simulation import Result, Results
 from fedtide.simulation.run_folder import RunFolder
-from fedtide.spec import without_addresses
+from fedtide.simulation.run_labels import label_method
 from fedtide.validation import expand_home
 
 _logger = getLogger("fedtide")
@@ -28,34 +28,32 @@ _logger = getLogger("fedtide")
 Comparable = Result | Results | str | Path
 """What can be compared: results, or folders with runs."""
 
-_DEFAULT_NAME = "run"
 _WIDTH = 120  # of the table as text, in characters
 
 
 class Comparison:
     """Runs side by side: one row per method, mean ± standard deviation over its seeds.
 
-    Each problem has its own table and its own row of panels, because losses and accuracies of
-    different problems are not comparable.
+    Each condition, such as a problem or a participation, has its own table and row of panels.
 
     Args:
         runs: the runs.
     """
 
     def __init__(self, runs: Iterable[LoadedRun]) -> None:
-        self._runs = list(runs)
+        self._conditions = arrange(runs)
 
     @property
     def frame(self) -> pl.DataFrame:
         """One row per method: `method`, `seeds`, then the mean and `_std` of each column.
 
-        If the runs are of several problems, the first column is the `problem`.
+        If there are several conditions, the first column is the `condition`.
         """
-        return compare_problems(self._runs)
+        return compare_conditions(self._conditions)
 
     def plot(self) -> Figure:
         """Return a figure of the learning curves, the participation, and the clients' weights."""
-        return comparison_figure(self._runs)
+        return comparison_figure(self._conditions)
 
     def write_table(self, file: str | Path) -> Path:
         """Write the table, as `fedtide compare --table` does, and return its path.
@@ -68,13 +66,13 @@ class Comparison:
             InvalidInputError: another suffix, or the file cannot be written.
         """
         file = expand_home(file)
-        write_table(self._runs, file)
+        write_table(self._conditions, file)
         return file
 
     def __repr__(self) -> str:
         console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_jupyter=False)
         with console.capture() as captured:
-            print_comparison(self._runs, console)
+            print_comparison(self._conditions, console)
         return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
@@ -86,7 +84,7 @@ def compare(*runs: Comparable, **labelled: Comparable) -> Comparison:
 
     Args:
         runs: results, results of several seeds, or folders with runs; a method is called by the
-            name of its experiment, or else by its type.
+            type of its algorithm and the fields that differ.
         labelled: the same, with the name of the method as keyword.
 
     Raises:
@@ -110,29 +108,31 @@ def compare(*runs: Comparable, **labelled: Comparable) -> Comparison:
     >>> ft.compare(*results).frame.select("method", "seeds").rows()
     [('fedavg', 2), ('fedau', 2)]
     """
-    given = [(None, one) for one in runs] + list(labelled.items())
-    loaded = [(label, run) for label, one in given for run in _load(one)]
-    if not loaded:
-        raise InvalidInputError("runs: nothing to compare; give results or folders of runs")
+    given = [*(("", one) for one in runs), *labelled.items()]
     found = [
-        replace(run, experiment={**run.experiment, "name": label or _name(run.experiment)})
-        for label, run in loaded
+        replace(run, name=name)
+        for number, (name, one) in enumerate(given, start=1)
+        for run in _load(one, f"argument {number}")
     ]
+    if not found:
+        raise InvalidInputError("runs: nothing to compare; give results or folders of runs")
     if repeats := find_repeats(found):
-        listed = [f"{run.experiment['name']}, seed {run.experiment['seed']}" for run in repeats]
+        methods = [label_method(run.experiment) for run in repeats]
+        seeds = [run.experiment["seed"] for run in repeats]
         _logger.warning(
             "compare: left out, because an earlier run has the same experiment and seed: %s",
-            "; ".join(listed),
+            "; ".join(f"{m}, seed {s}" for m, s in zip(methods, seeds, strict=True)),
         )
     return Comparison(found)
 
 
-def _load(one: Comparable) -> Iterator[LoadedRun]:
-    """Yield the runs of one argument."""
+def _load(one: Comparable, where: str) -> Iterator[LoadedRun]:
+    """Yield the runs of one argument; `where` stands for the folder of those in memory."""
     if isinstance(one, Result):
-        yield _from_result(one)
+        yield _from_result(one, where)
     elif isinstance(one, Results):
-        yield from map(_from_result, one)
+        for result in one:
+            yield _from_result(result, where)
     elif isinstance(one, str | Path):
         yield from load_runs([one])
     else:
@@ -141,9 +141,9 @@ def _load(one: Comparable) -> Iterator[LoadedRun]:
         )
 
 
-def _from_result(result: Result) -> LoadedRun:
+def _from_result(result: Result, where: str) -> LoadedRun:
     return LoadedRun(
-        folder=RunFolder(result.out or "memory"),
+        folder=RunFolder(result.out or where),
         experiment=dict(result.plain),
         metrics=result.metrics,
         clients=result.clients,
@@ -153,12 +153,3 @@ def _from_result(result: Result) -> LoadedRun:
         given=result.experiment.algorithm,
         dimension=len(result.model),
     )
-
-
-def _name(plain: Mapping[str, Any]) -> str:
-    """Return the name of an experiment, or that of its method if it has none of its own."""
-    name, algorithm = plain["name"], plain["algorithm"]
-    if name != _DEFAULT_NAME:
-        return str(name)
-    method = algorithm.get("type", name) if isinstance(algorithm, Mapping) else algorithm
-    return without_addresses(str(method))

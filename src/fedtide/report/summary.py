@@ -233,19 +233,6 @@ def client_metric(run: LoadedRun) -> str | None:
     return next((column for column in ("accuracy", "loss") if column in columns), None)
 
 
-def smooth(values: Floats, share: float) -> Floats:
-    """Return the moving average over a share of the entries, which is how the papers smooth curves.
-
-    >>> smooth(np.array([0.0, 3.0, 6.0, 9.0]), 0.5)
-    array([0. , 1.5, 4.5, 7.5])
-    """
-    width = max(1, round(share * len(values)))
-    ends = range(1, len(values) + 1)
-    # window by window, so that a diverged loss spoils only the windows that contain it
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.array([values[max(0, end - width) : end].mean() for end in ends])
-
-
 def bin_by_rate(run: LoadedRun, column: str, bins: int) -> tuple[Floats, Floats]:
     """Return the mean rate and the mean of a column in groups of similar participation rate.
 
@@ -274,4 +261,4 @@ def unique_participation(groups: Groups) -> list[tuple[str, LoadedRun]]:
     for method, group in groups.items():
         key = f"{participation_key(group[0])} {group[0].cohort_sizes.sum()}"
         found.setdefault(key, ([], group[0]))[0].append(method)
-    return [(", ".join(methods), run) for methods, run in found.values()]
+    return [("; ".join(methods), run) for methods, run in found.values()]

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedtide.atomic_io import write_text
-from fedtide.report.comparison import COLUMNS, compare_problems, comparison_cells
-from fedtide.report.grouping import split_by_problem
-from fedtide.report.loading import LoadedRun
+from fedtide.report.comparison import COLUMNS, compare_conditions, comparison_cells
+from fedtide.report.grouping import Conditions
 from fedtide.validation import require_suffix
 
 TABLE_SUFFIXES = (".csv", ".md", ".tex")
@@ -20,11 +19,11 @@ _SPEED = next(column.title for column in COLUMNS if column.key == "rounds_per_se
 Rows = list[list[str]]
 
 
-def write_table(runs: Iterable[LoadedRun], path: Path) -> None:
+def write_table(conditions: Conditions, path: Path) -> None:
     """Write the comparison of runs as CSV, Markdown or LaTeX, chosen by the suffix of `path`.
 
-    CSV has separate columns for means and standard deviations. If the runs are of several problems,
-    the first column is the `problem`.
+    CSV has separate columns for means and standard deviations. If there are several conditions, the
+    first column is the `condition`.
 
     Raises:
         InvalidInputError: another suffix, or the file cannot be written.
@@ -32,19 +31,19 @@ def write_table(runs: Iterable[LoadedRun], path: Path) -> None:
     require_suffix("table", path, TABLE_SUFFIXES)
     suffix = path.suffix.lower()
     if suffix == ".csv":
-        text = compare_problems(runs).write_csv()
+        text = compare_conditions(conditions).write_csv()
     else:
-        text = _to_latex(_read_rows(runs)) if suffix == ".tex" else _to_markdown(_read_rows(runs))
+        rows = _read_rows(conditions)
+        text = _to_latex(rows) if suffix == ".tex" else _to_markdown(rows)
     write_text(path, text, field="table", hint="choose another place")
 
 
-def _read_rows(runs: Iterable[LoadedRun]) -> Rows:
+def _read_rows(conditions: Conditions) -> Rows:
     """Return the titles, followed by a row per method, as text."""
-    problems = split_by_problem(runs)
     rows = [
-        ({"problem": name} if len(problems) > 1 else {}) | cells
-        for name, group in problems
-        for cells in comparison_cells(group)
+        ({"condition": name} if len(conditions) > 1 else {}) | cells
+        for name, groups in conditions.items()
+        for cells in comparison_cells(groups)
     ]
     titles = [title for title in dict.fromkeys(t for row in rows for t in row) if title != _SPEED]
     heads = [title.replace("\n", " ").strip() for title in titles]
@@ -86,7 +85,7 @@ def _to_latex(rows: Rows) -> str:
     return "\n".join([*begin, heads, r"\midrule", *lines, *end])
 
 
-_TEXTS = ("problem", "method")  # all other columns are aligned on the right
+_TEXTS = ("condition", "method")  # all other columns are aligned on the right
 
 _MARKDOWN = {ord(mark): rf"\{mark}" for mark in r"\`*<|"}
 _LATEX = {ord(mark): rf"\{mark}" for mark in "&%$#_{}"} | {

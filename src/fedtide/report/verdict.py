@@ -76,7 +76,7 @@ def _is_above_zero(gaps: Floats, level: float) -> bool:
 def _enumerate(names: Sequence[str]) -> str:
     """Return up to four names, and how many more there are."""
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more
+    return "; ".join(names[:4]) + more
 
 
 def _format_level(metric: str, values: Mapping[int, float]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +70,16 @@ def put(plain: dict[str, Any], keys: list[str], value: Any) -> None:
     plain[keys[-1]] = value
 
 
-def flatten(
-    plain: Mapping[str, Any], whole: Container[str] = (), path: str = ""
-) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and the value of every field; keys in `whole` are not flattened.
+def flatten(plain: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of every field.
 
     >>> dict(flatten({"local": {"lr": 0.1}, "seed": 3}))
     {'local.lr': 0.1, 'seed': 3}
     """
     for key, value in plain.items():
         name = f"{path}{key}"
-        if isinstance(value, Mapping) and name not in whole:
-            yield from flatten(value, whole, f"{name}.")
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{name}.")
         else:
             yield name, value
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedtide.errors import InvalidInputError, did_you_mean, quantify
-from fedtide.metric_direction import is_share
+from fedtide.metric_direction import lower_is_better
 from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.run_labels import label_method
 from fedtide.summary_text import Summary
 
 if TYPE_CHECKING:
@@ -73,11 +74,11 @@ class Result:
         last = _last_metrics(self.metrics)
         shown = [name for name in ("test_accuracy", "loss") if name in last] or list(last)[:2]
         values = ", ".join(f"{name} {last[name]:.4g}" for name in shown)
-        return f"Result({_describe(self.experiment)}, {self._rounds()}: {values})"
+        return f"Result({label_method(self.plain)}, {self._rounds()}: {values})"
 
     def summary(self) -> Summary:
         """Return the method, rounds, last metrics, speed and trainer as a short text."""
-        lines = [f"{_describe(self.experiment)}, seed {self.experiment.seed}, {self._rounds()}"]
+        lines = [f"{label_method(self.plain)}, seed {self.experiment.seed}, {self._rounds()}"]
         if self.stopped:
             lines.append(f"stopped early: {self.stopped}")
         last = _last_metrics(self.metrics)
@@ -95,7 +96,7 @@ class Result:
         Raises:
             InvalidInputError: the run has no such metric.
         """
-        return _plot([self.metrics], metric)
+        return _plot([self], metric)
 
     def module(self, model: NDArray[np.floating] | None = None) -> nn.Module:
         """Return the trained network in evaluation mode.
@@ -177,7 +178,7 @@ class Results(Sequence[Result]):
 
         If only some seeds have a metric, such as balanced accuracy, the text says how many.
         """
-        lines = [f"{_describe(self[0].experiment)}, seeds {', '.join(map(str, self.seeds))}"]
+        lines = [f"{label_method(self[0].plain)}, seeds {', '.join(map(str, self.seeds))}"]
         stopped = [(seed, run.stopped) for seed, run in self._by_seed() if run.stopped]
         lines += [f"seed {seed} stopped early: {reason}" for seed, reason in stopped]
         last = [_last_metrics(run.metrics) for run in self]
@@ -203,16 +204,10 @@ class Results(Sequence[Result]):
         Raises:
             InvalidInputError: no run has such a metric.
         """
-        return _plot([run.metrics for run in self], metric)
+        return _plot(self, metric)
 
     def _by_seed(self) -> Iterator[tuple[int, Result]]:
         return zip(self.seeds, self, strict=True)
-
-
-def _describe(experiment: Experiment) -> str:
-    """Return the method of an experiment, after its name unless that is the default."""
-    method = type(experiment.algorithm).__name__
-    return method if experiment.name == "run" else f"{experiment.name}: {method}"
 
 
 def _last_metrics(metrics: pl.DataFrame) -> Mapping[str, float]:
@@ -227,36 +222,22 @@ def _last_metrics(metrics: pl.DataFrame) -> Mapping[str, float]:
     }
 
 
-def _plot(tables: Sequence[pl.DataFrame], metric: str | None) -> Figure:
+def _plot(runs: Sequence[Result], metric: str | None) -> Figure:
     """Draw a metric of runs that differ in the seed; several are drawn as a mean with a band."""
-    from matplotlib.ticker import PercentFormatter
+    from fedtide.plotting.curves import draw_curve, scale_values
+    from fedtide.plotting.style import method_styles, new_figure
 
-    from fedtide.plotting.style import COLOURS, label_rounds, new_figure
-
-    columns = dict.fromkeys(name for table in tables for name in table.columns)
-    known = [name for name in columns if name != "round"]
+    known = [n for n in dict.fromkeys(n for r in runs for n in r.metrics.columns) if n != "round"]
     if metric is None:
         metric = "test_accuracy" if "test_accuracy" in known else known[0]
     if metric not in known:
         raise InvalidInputError(f"metric: the run has no {metric!r}; {did_you_mean(metric, known)}")
-    tables = [table for table in tables if metric in table.columns]
-    rows = pl.concat([table.select("round", pl.col(metric).cast(pl.Float64)) for table in tables])
-    curve = rows.group_by("round").agg(
-        pl.col(metric).mean().alias("mean"),
-        pl.col(metric).std().fill_null(0.0).alias("std"),
-        pl.len().alias("runs"),
-    )
-    curve = curve.filter(pl.col("runs") == len(tables))  # seeds may have been stopped early
-    rounds, mean, std = (curve.sort("round")[name].to_numpy() for name in ("round", "mean", "std"))
+    tables = [run.metrics for run in runs if metric in run.metrics.columns]
+    label = label_method(runs[0].plain)
     figure, (panel,) = new_figure(3.2)
-    if len(tables) > 1:
-        low, high = mean - std, mean + std
-        panel.fill_between(rounds, low, high, color=COLOURS[0], alpha=0.15, lw=0)
-        panel.set_title(f"Mean ± standard deviation over {len(tables)} seeds")
-    panel.plot(rounds, mean, color=COLOURS[0], lw=1.6)
-    label_rounds(panel)
+    draw_curve(panel, tables, metric, label, method_styles([label])[label])
+    scale_values([panel], metric, lower_is_better(metric))
+    seeds = f": mean ± standard deviation over {len(tables)} seeds" if len(tables) > 1 else ""
+    panel.set_title(f"{label}{seeds}")
     panel.set_ylabel(metric.replace("_", " "))
-    panel.grid(alpha=0.25)
-    if is_share(metric) and not ((mean < 0) | (mean > 1)).any():
-        panel.yaxis.set_major_formatter(PercentFormatter(1.0))
     return figure

@@ -231,7 +231,7 @@ class Configuration:
         return {key: resolved[key] for key in keys}
 
     def run(self, seed: Any, name: str) -> SweepRun:
-        """Return the run of one seed; `name` labels a configuration without a label.
+        """Return the run of one seed; without a method, it has the `name` of its sweep.
 
         Raises:
             InvalidInputError: an invalid value; the message says which part of the file set it.
@@ -239,7 +239,7 @@ class Configuration:
         if not self.label:
             require_folder_name("name", name)
         label = self.label or name
-        plain = self.resolve() | {"seed": seed, "name": label.replace("/", " ")}
+        plain = self.resolve() | {"seed": seed, "name": self.method or name}
         try:
             experiment = Experiment.from_dict(plain)
         except InvalidInputError as error:

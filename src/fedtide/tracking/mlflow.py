@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.errors import InvalidInputError, MissingExtraError, first_line
+from fedtide.report.grouping import arrange
 from fedtide.report.loading import load_runs
 from fedtide.simulation.run_folder import RunFolder
 from fedtide.tracking.base import Row, TrackedRun, Tracker, finite_metrics, read_speed
@@ -130,7 +131,7 @@ class MlflowTracker(Tracker):
         self._client.log_artifact(self._run_id, str(folder.model), "model")
         from fedtide.report.figures.run_comparison import comparison_figure  # imports Matplotlib
 
-        figure = comparison_figure(load_runs([folder.path]))
+        figure = comparison_figure(arrange(load_runs([folder.path])))
         self._client.log_figure(self._run_id, figure, "figures/run.png")
 
 

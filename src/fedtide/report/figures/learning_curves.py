@@ -2,43 +2,43 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import Any
 
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from fedtide.metric_direction import is_share
+from fedtide.plotting.curves import draw_curve, scale_values
 from fedtide.plotting.style import (
     Floats,
     Styles,
-    label_rounds,
     new_figure,
+    percentages,
     place_legend,
     plain_logarithms,
     thin_out,
 )
 from fedtide.report.figures import ReportFigure
-from fedtide.report.grouping import Groups
+from fedtide.report.grouping import Conditions, Groups
 from fedtide.report.loading import LoadedRun
 from fedtide.report.summary import (
     bin_by_rate,
     client_metric,
     count_seeds,
+    headline_metric,
     lower_is_better,
     own_test_metrics,
-    smooth,
 )
 
 _NAMES = {"test_accuracy": "test accuracy", "loss": "training loss, mean over clients"}
 _BINS = 10
 """The largest number of groups of clients with similar participation rates."""
-_CUT = " The axis leaves out the lowest values."
+_COLUMNS = 3  # of panels
 _RARELY = (
     " Groups with less than half a participation per client are drawn at half a participation, as "
     "the axis has no 0."
@@ -59,29 +59,51 @@ def learning_figures(groups: Groups, styles: Styles, share: float) -> list[Repor
     """
     runs = [run for group in groups.values() for run in group]
     wanted = ("test_accuracy", *own_test_metrics(runs[0].metrics.columns), "loss")
-    shown = [m for m in wanted if all(m in run.metrics.columns for run in runs)]
-    is_single = max(map(len, groups.values())) == 1
-    caption = (
-        "One seed." if is_single else f"Mean ± one standard deviation over {count_seeds(groups)}."
-    )
-    caption += (
-        f" Smoothed over {100 * share:.3g}% of the evaluations, as in the papers." if share else ""
-    )
     found = []
-    for metric in shown:
-        figure, (panel,) = new_figure(3.2)
-        draw_curves(panel, groups, metric, styles, share)
-        place_legend(panel)
-        title = _capitalise(_name(metric))
-        cut = _CUT if _leaves_out_low_values(panel) else ""
-        found.append(ReportFigure(f"curves-{metric}", title, caption + cut, figure))
+    for metric in wanted:
+        if all(metric in run.metrics.columns for run in runs):
+            figure, (panel,) = new_figure(3.2)
+            draw_curves(panel, groups, metric, styles, share)
+            scale_values([panel], metric, lower_is_better(groups, metric))
+            place_legend(panel)
+            title, caption = _capitalise(_name(metric)), _describe_curves(groups, share)
+            found.append(ReportFigure(f"curves-{metric}", title, caption, figure))
     return found
 
 
-def _leaves_out_low_values(panel: Axes) -> bool:
-    """Return whether a curve continues below the lower limit of the axis."""
-    values = np.concatenate([np.asarray(line.get_ydata()) for line in panel.get_lines()])
-    return bool((values[np.isfinite(values)] < panel.get_ylim()[0]).any())
+def condition_figures(conditions: Conditions, styles: Styles, share: float) -> list[ReportFigure]:
+    """Return the learning curves under all conditions side by side; none if there is only one.
+
+    The panels share their axes if all runs are of one problem.
+    """
+    if len(conditions) == 1:
+        return []
+    listed = [group for groups in conditions.values() for group in groups.values()]
+    every = {str(number): group for number, group in enumerate(listed)}
+    metric, count = headline_metric(every), len(conditions)
+    is_alike = len({str(group[0].experiment["problem"]) for group in listed}) == 1
+    columns = min(_COLUMNS, count)
+    rows = -(-count // columns)
+    figure, panels = new_figure(2.6 * rows, columns, 3.4 * columns, rows=rows, share=is_alike)
+    for number, (panel, (name, groups)) in enumerate(zip(panels, conditions.items(), strict=False)):
+        draw_curves(panel, groups, metric, styles, share)
+        panel.set_title(textwrap.fill(name, 42))
+        panel.tick_params(labelbottom=number >= count - columns or not is_alike)
+        panel.set_xlabel("round" if number >= count - columns else "")
+        panel.set_ylabel("" if number % columns else _name(metric))
+    for panel in panels[count:]:
+        panel.remove()
+    scale_values(panels[:count], metric, lower_is_better(every, metric))
+    place_legend(*panels[:count])
+    title = f"{_capitalise(_name(metric))} under each condition"
+    return [ReportFigure("conditions", title, _describe_curves(every, share), figure)]
+
+
+def _describe_curves(groups: Groups, share: float) -> str:
+    is_single = max(map(len, groups.values())) == 1
+    seeds = "One seed" if is_single else f"Mean ± one standard deviation over {count_seeds(groups)}"
+    smoothed = f" Smoothed over {100 * share:.3g}% of the evaluations, as in the papers."
+    return f"{seeds}.{smoothed if share else ''}"
 
 
 def _name(metric: str) -> str:
@@ -105,58 +127,9 @@ def draw_curves(
         styles: of the methods.
         share: the fraction of the evaluations to smooth over.
     """
-    shown = []
     for method, group in groups.items():
-        style = styles[method]
-        rounds, values = _align(group, metric, share)
-        with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
-            mean, std = values.mean(axis=0), values.std(axis=0, ddof=1 if len(group) > 1 else 0)
-            panel.fill_between(
-                rounds, mean - std, mean + std, color=style["color"], alpha=0.15, lw=0
-            )
-        finite = mean[np.isfinite(mean)]
-        marker = "o" if len(finite) == 1 else ""  # a single point has no line
-        panel.plot(rounds, mean, label=method, lw=1.6, marker=marker, ms=3.5, **style)
-        shown.append(finite)
-    label_rounds(panel)
+        draw_curve(panel, [run.metrics for run in group], metric, method, styles[method], share)
     panel.set_ylabel(_name(metric))
-    panel.grid(alpha=0.25)
-    _scale_values(panel, metric, shown, lower_is_better(groups, metric))
-
-
-def _scale_values(panel: Axes, metric: str, curves: Sequence[Floats], is_lower: bool) -> None:
-    """Show shares in per cent, and positive values that are better when lower on a log axis.
-
-    Args:
-        panel: with the curves.
-        metric: its name.
-        curves: the finite values of each curve.
-        is_lower: whether a smaller value is better.
-    """
-    values = np.concatenate(curves)
-    if is_share(metric) and ((values >= 0) & (values <= 1)).all():
-        panel.yaxis.set_major_formatter(PercentFormatter(1.0))
-        if values.size and not is_lower:  # cut off the first rounds, where most is gained
-            low = min(float(np.quantile(curve, 0.15)) for curve in curves if len(curve))
-            panel.set_ylim(max(0.0, low - 0.02), min(1.0, panel.get_ylim()[1]))
-    elif is_lower and (values > 0).all():
-        plain_logarithms(panel.yaxis)
-        if values.size:
-            panel.set_ylim(bottom=0.7 * max(float(values.min()), 1e-12))  # a band may reach below 0
-
-
-def _align(group: Sequence[LoadedRun], metric: str, share: float) -> tuple[Floats, Floats]:
-    """Return the rounds in which all runs were evaluated, and the values, one row per run."""
-    rounds = [run.metrics["round"].to_numpy() for run in group]
-    common = reduce(np.intersect1d, rounds)
-    values = [_values(run, metric, share) for run in group]
-    rows = [v[np.isin(r, common)] for v, r in zip(values, rounds, strict=True)]
-    return common, np.array(rows)
-
-
-def _values(run: LoadedRun, metric: str, share: float) -> Floats:
-    values: Floats = run.metrics[metric].to_numpy().astype(np.float64)
-    return smooth(values, share) if share else values
 
 
 def client_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
@@ -237,8 +210,12 @@ def _draw(groups: Groups, styles: Styles, column: str, curve: _Curve, x: str, y:
         look = {"drawstyle": "steps-post"}
     for method, group in groups.items():
         panel.plot(*curve(group, column), label=method, lw=1.5, **look, **styles[method])
-    if curve is _curve_by_rate:
+    if curve is _distribution:
+        percentages(panel.yaxis)
+    else:
         plain_logarithms(panel.xaxis)
+    if is_share(column):
+        percentages(panel.xaxis if curve is _distribution else panel.yaxis)
     panel.set_xlabel(x)
     panel.set_ylabel(y)
     panel.grid(alpha=0.25)
