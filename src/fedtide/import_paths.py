@@ -10,6 +10,7 @@ not a sandbox: an own module is imported, whatever it does.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -183,12 +184,16 @@ def _refusal(module: str, path: str, field: str) -> InvalidInputError:
     )
 
 
-def import_path_of(thing: Any) -> str:
+def import_path_of(thing: Any, in_main: bool = False) -> str:
     """Return the import path of a class or function.
 
+    Args:
+        thing: the class or function.
+        in_main: whether it may be one of a notebook or script whose source can be read; only that
+            process can find it at its path.
+
     Raises:
-        InvalidInputError: it has none, such as a lambda or a class defined in a notebook or script,
-            or `import_object` would refuse it.
+        InvalidInputError: it has none, such as a lambda, or `import_object` would refuse it.
 
     >>> import_path_of(InvalidInputError)
     'fedtide.errors:InvalidInputError'
@@ -202,14 +207,34 @@ def import_path_of(thing: Any) -> str:
         found = reduce(getattr, name.split("."), sys.modules[str(module)])
     except (KeyError, AttributeError):
         found = None
-    if found is not thing or module in ("__main__", "__mp_main__"):
+    is_main = module in ("__main__", "__mp_main__")
+    if found is not thing or (is_main and not (in_main and source_of(thing))):
         raise InvalidInputError(
             f"out: {name} of {module} has no import path; define it at the top level of a module "
-            "(a .py file that is imported), give an object instead of a class or function, or run "
-            "without a folder"
+            "(a .py file that is imported) or of a cell of a notebook, give an object instead of a "
+            "class or function, or run without a folder"
         )
+    if is_main:
+        return f"__main__:{name}"
     _require_known_home(thing, str(module), f"{module}:{name}", "out")
     return f"{module}:{name}"
+
+
+def source_of(thing: Any) -> str:
+    """Return the source of a class or function of the main module; empty if there is none.
+
+    In a notebook it is the last cell that defines this name: `inspect` does not find its classes.
+    """
+    for cell in reversed(getattr(sys.modules["__main__"], "In", ())):
+        with suppress(SyntaxError):
+            for node in ast.parse(cell).body:
+                if getattr(node, "name", None) == thing.__qualname__:
+                    decorators = getattr(node, "decorator_list", [])
+                    first = min(part.lineno for part in [node, *decorators])
+                    return "\n".join(cell.splitlines()[first - 1 : node.end_lineno])
+    with suppress(OSError, TypeError):
+        return inspect.getsource(thing)
+    return ""
 
 
 def code_name(thing: Any) -> str:
@@ -221,4 +246,4 @@ def code_name(thing: Any) -> str:
     module, name = thing.__module__.replace("__mp_main__", "__main__"), thing.__qualname__
     interactive = module == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
     local = "<" in name and not module.startswith("torch.")  # a lambda, or what a function defines
-    return import_path_of(thing) if local or interactive else f"{module}:{name}"
+    return import_path_of(thing, in_main=True) if local or interactive else f"{module}:{name}"

@@ -29,9 +29,10 @@ def test_a_report_of_results_is_the_page_of_the_command(tmp_path, monkeypatch):
     assert (tmp_path / "python.html").read_text() == (tmp_path / "command.html").read_text()
 
 
-def test_a_result_in_memory_and_another_suffix_are_refused(tmp_path):
-    result = ft.simulate(**RUN)
-    with pytest.raises(ft.InvalidInputError, match=r"^runs: .*; give the run out="):
-        write_report(tmp_path / "page.html", result)
+def test_a_page_of_results_in_memory_and_another_suffix(tmp_path):
+    results = [ft.simulate(**RUN | {"algorithm": name}, seeds=[1, 2]) for name in ("mifa", "fedau")]
+    page = write_report(tmp_path / "page.html", *results).read_text()
+    assert "mifa" in page
+    assert "fedau" in page
     with pytest.raises(ft.InvalidInputError, match=r"^html: "):
-        write_report(tmp_path / "page.txt", result)
+        write_report(tmp_path / "page.txt", *results)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedtide.errors import InvalidInputError
-from fedtide.report.page import check_page, read_report, write_page
+from fedtide.report.loading import LoadedRun, find_runs
+from fedtide.report.page import check_page, make_report, write_page
+from fedtide.report.result_comparison import load_result
 from fedtide.simulation import Result, Results
 from fedtide.validation import expand_home
 
@@ -20,26 +21,24 @@ def write_report(
 
     Args:
         page: the file, such as "report.html"; ~ is the home folder, also in `runs`.
-        runs: folders with runs, or results of runs with a folder.
+        runs: results, results of several seeds, or folders with runs.
         target: METRIC=LEVEL, such as "test_accuracy=0.9", to report what it takes to reach it.
         smooth: the share of the evaluations over which curves are averaged.
 
     Raises:
-        InvalidInputError: there is no run, a result has no folder, a folder cannot be read, or the
-            page cannot be written.
+        InvalidInputError: there is no run, a folder cannot be read, or the page cannot be written.
     """
     page = expand_home(page)
     check_page(page)
-    folders = [folder for run in runs for folder in _folders(run)]
-    write_page(page, read_report(folders, target, smooth))
+    each = [result for one in runs for result in (one if isinstance(one, Results) else [one])]
+    folders, loaded = list[str | Path](), list[LoadedRun]()
+    for number, one in enumerate(each, start=1):
+        if not isinstance(one, Result):
+            folders.append(one)
+        elif one.out is not None:
+            folders.append(one.out)
+        else:
+            loaded.append(load_result(one, f"result {number}"))
+    shown, omitted = find_runs(folders)
+    write_page(page, make_report([*shown, *loaded], omitted, target, smooth))
     return page
-
-
-def _folders(run: str | Path | Result | Results) -> list[Path]:
-    if isinstance(run, Results):
-        return [folder for result in run for folder in _folders(result)]
-    if not isinstance(run, Result):
-        return [Path(run)]
-    if run.out is None:
-        raise InvalidInputError("runs: a result in memory has no log to report; give the run out=")
-    return [run.out]

@@ -18,10 +18,11 @@ Conditions = Mapping[str, Groups]
 """The methods that were run under each condition, by the label of the condition."""
 
 _METHOD = re.compile(
-    r"(algorithm|privacy|local\.lr|local\.schedule|evaluation|on_nonfinite|record_iterates|version)"
-    r"(\.|$)"
+    r"(algorithm|privacy|local\.lr|local\.schedule|evaluation|on_nonfinite|record_iterates|version"
+    r"|problem\.model\.sha256)(\.|$)"
 )
-"""The fields that make up a method; all others are its conditions."""
+"""The fields that make up a method, with the initial weights of a network that was given as an
+object; all others are its conditions."""
 
 _PROBLEM = re.compile(r"(problem|objective)(\.|$)")
 
@@ -40,7 +41,7 @@ def arrange(runs: Iterable[LoadedRun]) -> dict[str, dict[str, list[LoadedRun]]]:
     runs = list(runs)
     found = _split(runs, lambda field: not _METHOD.match(field))
     if all(len(groups) == 1 for groups in found.values()):
-        found = _split(runs, lambda field: bool(_PROBLEM.match(field)))
+        found = _split(runs, lambda field: bool(_PROBLEM.match(field) and not _METHOD.match(field)))
     return found
 
 

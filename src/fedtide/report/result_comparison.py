@@ -129,10 +129,10 @@ def compare(*runs: Comparable, **labelled: Comparable) -> Comparison:
 def _load(one: Comparable, where: str) -> Iterator[LoadedRun]:
     """Yield the runs of one argument; `where` stands for the folder of those in memory."""
     if isinstance(one, Result):
-        yield _from_result(one, where)
+        yield load_result(one, where)
     elif isinstance(one, Results):
         for result in one:
-            yield _from_result(result, where)
+            yield load_result(result, where)
     elif isinstance(one, str | Path):
         yield from load_runs([one])
     else:
@@ -141,7 +141,8 @@ def _load(one: Comparable, where: str) -> Iterator[LoadedRun]:
         )
 
 
-def _from_result(result: Result, where: str) -> LoadedRun:
+def load_result(result: Result, where: str) -> LoadedRun:
+    """Return a result as a run to compare; `where` stands for its folder if it has none."""
     return LoadedRun(
         folder=RunFolder(result.out or where),
         experiment=dict(result.plain),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -30,10 +31,12 @@ from fedtide.simulation.progress import Progress, ProgressBars, StatusReporter
 from fedtide.simulation.result import Result, Results
 from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.simulation.runner import execute
-from fedtide.spec import session
+from fedtide.spec import is_network, session, visit
 from fedtide.training import LocalTraining
 from fedtide.training.trainers.select import TrainerName
 from fedtide.validation import require_whole_number
+
+_logger = logging.getLogger("fedtide")
 
 _EVALUATE, _CHECKPOINTS = Evaluate(), Checkpoints()  # the defaults of `simulate`
 
@@ -152,6 +155,11 @@ def simulate(
     if seeds is None:
         return _execute([experiment], [out], *how)[0]
     runs = [replace(experiment, seed=one) for one in _check_seeds(seeds, seed)]
+    if len(runs) > 1 and any(is_network(part) for _, _, part in visit(experiment.problem)):
+        _logger.warning(
+            "model: a network given as an object has the same initial weights under every seed, so "
+            "intervals leave out their effect; give its class or a function that makes it"
+        )
     folders = [None if out is None else Path(out) / f"seed-{run.seed}" for run in runs]
     return Results(_execute(runs, folders, *how))
 

@@ -13,7 +13,7 @@ from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.problems import Problem, Task
 from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.simulation.experiment import Experiment
-from fedtide.spec import PROCESS, Session, hash_code, hash_files, is_changeable, key
+from fedtide.spec import PROCESS, Session, hash_code, hash_files, is_changeable, key, main_source
 
 Fingerprints = Mapping[str, Any]
 """SHA-256 hashes. `data`: of the problem's data, or None; `files`: of the files that the
@@ -81,8 +81,17 @@ def fingerprint_experiment(experiment: Experiment) -> Fingerprints:
         data = Session.current().once(("data", key(problem)), problem.fingerprint)
     names = ("participation", "selection", "dropout")
     reading = {name: getattr(experiment, name) for name in names}
-    code = hash_code((*reading.values(), problem, experiment.algorithm, experiment.local))
-    return {"data": data, "files": hash_files(reading), "code": code}
+    return {"data": data, "files": hash_files(reading), "code": hash_code(_parts(experiment))}
+
+
+def experiment_source(experiment: Experiment) -> str:
+    """Return the source of what an experiment uses and the notebook or script itself defines."""
+    return main_source(_parts(experiment))
+
+
+def _parts(experiment: Experiment) -> list[Any]:
+    names = ("participation", "selection", "dropout", "problem", "algorithm", "local")
+    return [getattr(experiment, name) for name in names]
 
 
 def list_changes(before: Fingerprints, now: Fingerprints) -> list[str]:

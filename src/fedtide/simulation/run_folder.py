@@ -70,6 +70,7 @@ class RunFolder:
         self.path = expand_home(path)
         self.experiment = self.path / "experiment.yaml"
         self.fingerprints = self.path / "fingerprints.json"
+        self.source = self.path / "source.py"
         self.metrics = self.path / "metrics.parquet"
         self.live_metrics = self.path / "metrics.jsonl"
         self.participation = self.path / "participation.parquet"
@@ -82,8 +83,9 @@ class RunFolder:
         self.log_parts = self.path / "log"
         self.log_chain = ""
         # what a run killed at its start may leave behind
-        drafts = (draft_path(self.fingerprints), draft_path(self.experiment))
-        self._initial_files = (self.path / LOCK_FILE, self.fingerprints, *drafts)
+        initial = (self.source, self.fingerprints)
+        drafts = map(draft_path, (*initial, self.experiment))
+        self._initial_files = (self.path / LOCK_FILE, *initial, *drafts)
 
     @property
     def finished(self) -> bool:
@@ -201,11 +203,16 @@ class RunFolder:
 
     @contextmanager
     def lock(
-        self, experiment: dict[str, Any], resume: Resume, fingerprints: Fingerprints
+        self,
+        experiment: dict[str, Any],
+        resume: Resume,
+        fingerprints: Fingerprints,
+        source: str = "",
     ) -> Iterator[None]:
         """Create the folder for this experiment and lock it against other processes.
 
-        The fingerprints are written when a run begins, and when it continues with changed ones.
+        The fingerprints, and the source of what the notebook or script defines, are written when a
+        run begins, and when it continues with changed ones.
 
         Raises:
             InvalidInputError: as for `check`, or the folder is in use or cannot be written.
@@ -215,6 +222,8 @@ class RunFolder:
             if not self.has_ended(experiment["rounds"]) and not (
                 self.fingerprints.exists() and self.read_json(self.fingerprints) == fingerprints
             ):
+                if source:
+                    write_text(self.source, f"# Defined by the notebook or script.\n\n{source}\n")
                 write_json(self.fingerprints, dict(fingerprints))
             if not self.experiment.exists():
                 write_yaml(self.experiment, experiment)

@@ -19,7 +19,7 @@ from fedtide.simulation.cluster.ray_cluster import RayCluster
 from fedtide.simulation.divergence import DivergenceError
 from fedtide.simulation.early_end import Failure, Interruption
 from fedtide.simulation.experiment import Experiment
-from fedtide.simulation.inputs import fingerprint_experiment
+from fedtide.simulation.inputs import experiment_source, fingerprint_experiment
 from fedtide.simulation.loop import Run
 from fedtide.simulation.result import Result
 from fedtide.simulation.result_files import (
@@ -103,7 +103,7 @@ def _in_folder(
     folder.log_chain = "" if checkpoint is None else checkpoint.facts["log"]
     del checkpoint  # which may be larger than all else
     tell = _teller(run, [_FolderCallback(run, folder), *callbacks], folder.path)
-    with folder.lock(plain, resume, fingerprints):
+    with folder.lock(plain, resume, fingerprints, experiment_source(experiment)):
         has_ended = folder.has_ended(experiment.rounds)
         if folder.finished and not has_ended:
             _reopen(run, folder)

@@ -27,6 +27,7 @@ from fedtide.spec.identity import (
     hash_files,
     is_changeable,
     key,
+    main_source,
     session,
 )
 from fedtide.spec.plain import (
@@ -67,6 +68,7 @@ __all__ = [
     "is_network",
     "key",
     "kind_of",
+    "main_source",
     "refuse_missing_keys",
     "refuse_unknown_keys",
     "session",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedtide.errors import InvalidInputError
-from fedtide.import_paths import LIBRARIES, import_object
+from fedtide.import_paths import LIBRARIES, import_object, source_of
 from fedtide.spec.content import fingerprint, hash_file, is_network
 from fedtide.spec.visit import Kind, visit
 from fedtide.validation import expand_home
@@ -160,31 +161,48 @@ def hash_files(thing: Any, path: str = "") -> dict[str, str]:
 
 
 def hash_code(things: Iterable[Any]) -> dict[str, str]:
-    """Return the hash of every module outside of the libraries that defines what objects use."""
-    modules = {
-        module
-        for thing in things
-        for _, kind, part in visit(thing)
-        if kind in (Kind.SPEC, Kind.CODE)
-        for module in _modules(part)
-    }
-    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)}
-    return {name: hash_file(file) for name, file in files.items() if file and Path(file).is_file()}
+    """Return the hash of every module outside of the libraries that defines what objects use.
+
+    Of a notebook, it is the hash of the classes and functions that they use.
+    """
+    things = list(things)
+    modules = {*map(_module, _code(things))}
+    own = sorted(name for name in modules if name.partition(".")[0] not in LIBRARIES)
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in own}
+    found = {name: hash_file(file) for name, file in files.items() if file and Path(file).is_file()}
+    if "__main__" not in found and (source := main_source(things)):
+        found["__main__"] = hashlib.sha256(source.encode()).hexdigest()
+    return found
 
 
-def _modules(thing: Any) -> set[str]:
-    """Return the modules that define the behaviour of an object, a class or a function."""
+def main_source(things: Iterable[Any]) -> str:
+    """Return the source of what objects use and the notebook or script itself defines."""
+    own = [thing for thing in _code(things) if _module(thing) == "__main__"]
+    return "\n\n\n".join(dict.fromkeys(filter(None, map(source_of, own))))
+
+
+def _module(thing: Any) -> str:
+    return getattr(thing, "__module__", None) or "builtins"
+
+
+def _code(things: Iterable[Any]) -> Iterator[Any]:
+    """Yield the classes and functions that define the behaviour of objects."""
+    for thing in things:
+        for _, kind, part in visit(thing):
+            if kind in (Kind.SPEC, Kind.CODE):
+                yield from _definitions(part)
+
+
+def _definitions(thing: Any) -> Iterable[Any]:
+    """Return the classes and functions that define an object, a class or a function."""
     if isinstance(thing, str):
         try:
             thing = import_object(thing, "path")
         except InvalidInputError:  # other text with a colon, or fails again when used
-            return set()
+            return []
     if is_network(thing):
-        defined = [cls for layer in thing.modules() for cls in type(layer).__mro__]
-    elif isinstance(thing, type) or not hasattr(thing, "__qualname__"):
+        return [cls for layer in thing.modules() for cls in type(layer).__mro__]
+    if isinstance(thing, type) or not hasattr(thing, "__qualname__"):
         cls: type = thing if isinstance(thing, type) else type(thing)
-        defined = [*cls.__mro__]
-    else:
-        defined = [thing]
-    names = {getattr(one, "__module__", None) or "builtins" for one in defined}
-    return {name for name in names if name.partition(".")[0] not in LIBRARIES}
+        return cls.__mro__
+    return [thing]

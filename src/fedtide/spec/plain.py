@@ -81,7 +81,7 @@ def _to_plain(
     if kind is Kind.DATA or is_network(thing):
         return describe(thing)
     if kind is Kind.CODE:
-        return thing if isinstance(thing, str) else import_path_of(thing)
+        return thing if isinstance(thing, str) else import_path_of(thing, in_main=not in_memory)
     if kind is Kind.SPEC:
         name = inner(name_type(type(thing)), ANYTHING)
         head = {} if name is None else {"type": name}
