@@ -491,7 +491,7 @@ def main() -> None:
         page, text = PAGE.read_text(encoding="utf-8"), render(load_verdicts(laws.verdicts))
         begin, end = f"<!-- {laws.name}: begin -->", f"<!-- {laws.name}: end -->"
         before, rest = page.split(begin)
-        page = f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}"
+        page = f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}"
         PAGE.write_text(page, encoding="utf-8")
 
 

@@ -159,5 +159,5 @@ def write(orders: dict[str, Sequence[str]]) -> None:
     for table, order in orders.items():
         begin, end = f"<!-- {table}: begin -->", f"<!-- {table}: end -->"
         before, rest = page.split(begin)
-        page = f"{before}{begin}\n\n{render(table, order)}\n\n{end}{rest.split(end)[1]}"
+        page = f"{before}{begin}\n{render(table, order)}\n{end}{rest.split(end)[1]}"
     PAGE.write_text(page, encoding="utf-8")
