@@ -351,22 +351,18 @@ SHOWN = (
     "output: weights t",
     "ρ = 1: the whole debt",
     "ρ = 0.4",
-    "ρ = 1 / √(1 + CV²) of a client's intervals",
-    "no credit",
     "a debt at most 1.1 N / ρ",
     "F3AST, β = 0.01",
     "F3AST, β = 0.03, preconditioned, weights t²",
     "frequencies of the longest interval",
     "FedAvg, amplified by 1.5 over the strongest period",
     "FedAvg",
-    "FedAvg, preconditioned, weights t²",
     "control variates",
     "control variates, weights 1, as in MIFA",
     "control variates, weights N / S, as in FedVARP",
     "control variates in the local steps, as in SCAFFOLD",
-    "control variates, output: the last iterate",
 )
-"""The variants in the table of the page: one for each choice."""
+"""The variants in the table of the page; the record has more."""
 
 ALIKE = ("FedAvg", "FedAvg, output: weights t²", "Auto")
 """The variants that are compared when all clients hold the same data."""
