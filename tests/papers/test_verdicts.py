@@ -105,7 +105,7 @@ def test_claim_must_hold_in_every_case_and_against_every_method():
     assert judge_table(both, table, cases=["x"]).outcome == HOLDS
     result = judge_table(both, whole, cases=["x", "y"])
     assert result.outcome == FAILS
-    assert result.summary.startswith("of 4 comparisons 1 fails, 3 hold; weakest: a − b (y) = -0.90")
+    assert result.summary.startswith("of 4: 1 fails, 3 hold; weakest: a − b (y) = -0.90")
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def render_results(records: Iterable[Record], stem: str = "results") -> dict[str
     }
     for number, title in _PAPERS.items():
         own = [one for one in judged if one.paper.name.startswith(number)]
+        said: dict[str, str] = {}
         pages[number] = render_markdown(
             "fedtide.papers",
             "paper_results.md.jinja",
@@ -64,7 +65,8 @@ def render_results(records: Iterable[Record], stem: str = "results") -> dict[str
             number=number,
             title=title,
             counts=_count_claims(own),
-            sections=[_section(one) for one in own],
+            sections=[_section(one, said) for one in own if not one.waiting],
+            waiting=[one for one in own if one.waiting],
         )
     return pages
 
@@ -113,7 +115,15 @@ def _headline_table(judged: Iterable[JudgedExperiment], stem: str) -> str:
             scale = "full" if first.decisive is first.full else "laptop"
             counts = ", ".join(f"{n} {outcome}" for outcome, n in more.items() if n)
             link = _link(one.paper.name, stem)
-            rows.append((link, _statement(first), scale, _verdict(first.decisive), counts))
+            rows.append(
+                (
+                    link,
+                    _statement(first, one.paper.reference),
+                    scale,
+                    _verdict(first.decisive),
+                    counts,
+                )
+            )
     return markdown_table(["experiment", "claim", "scale", "verdict", "its other claims"], rows)
 
 
@@ -152,9 +162,11 @@ def _link(name: str, stem: str) -> str:
     return f"[{name}]({stem}-{name[:3]}.md#{name.replace('/', '')})"
 
 
-def _statement(ruling: Ruling) -> str:
+def _statement(ruling: Ruling, experiment: str) -> str:
+    """Return what a claim says and, unless it is that of the whole experiment, its reference."""
     claim = ruling.claim
-    return claim.statement + (f" ({claim.reference})" if claim.reference else "")
+    known = not claim.reference or claim.reference in experiment
+    return claim.statement + ("" if known else f" ({claim.reference})")
 
 
 def _verdict(verdict: Verdict) -> str:
@@ -162,16 +174,16 @@ def _verdict(verdict: Verdict) -> str:
     return f"{outcome}: {verdict.summary}" if verdict.summary else outcome
 
 
-def _section(one: JudgedExperiment) -> dict[str, Any]:
-    """Return the section of one experiment: its numbers, verdicts and remarks."""
+def _section(one: JudgedExperiment, said: dict[str, str]) -> dict[str, Any]:
+    """Return the section of one experiment: its numbers, verdicts and remarks.
+
+    Args:
+        one: the experiment.
+        said: the first experiment on the page with these remarks; those of this one are added.
+    """
     paper = one.paper
     if not any(row.records for rows in one.rows.values() for row in rows):
-        wait = "1 claim waits" if one.waiting == 1 else f"{one.waiting} claims wait"
-        no_data = f"No data here: {paper.no_data}. {wait} for it."
-        return {
-            "paper": paper,
-            "missing": no_data if one.waiting else "Not run with the planned settings.",
-        }
+        return {"paper": paper, "missing": True}
     stopped = [
         f"{row.label} ({'full scale' if scale == 'paper' else scale}): {row.stopped}"
         for scale, rows in one.rows.items()
@@ -180,17 +192,24 @@ def _section(one: JudgedExperiment) -> dict[str, Any]:
     ]
     return {
         "paper": paper,
-        "missing": "",
+        "missing": False,
         "seeds": {_SCALE_NAMES[scale]: _seeds(rows) for scale, rows in one.rows.items()},
         "numbers": _number_table(paper, one.rows),
-        "verdicts": _ruling_table(one.rulings),
+        "verdicts": _ruling_table(one.rulings, paper.reference),
         "remarks": {
-            "Unknown, and the substitute": " ".join(paper.unknown),
-            "Where paper and program differ": " ".join(paper.choices),
-            "Notes": " ".join(paper.notes),
+            "Unknown, and the substitute": _once(paper.unknown, paper.name, said),
+            "Where paper and program differ": _once(paper.choices, paper.name, said),
+            "Notes": _once(paper.notes, paper.name, said),
             "Stopped early": "; ".join(stopped),
         },
     }
+
+
+def _once(remarks: Sequence[str], name: str, said: dict[str, str]) -> str:
+    """Return the remarks as text, or the earlier experiment that has the same."""
+    text = " ".join(remarks)
+    first = said.setdefault(text, name)
+    return text if first == name or not text else f"As in {first}."
 
 
 _SCALE_NAMES = {"paper": "full scale", "laptop": "laptop"}
@@ -205,7 +224,7 @@ def _seeds(rows: Sequence[Row]) -> str:
 def _number_table(paper: PaperExperiment, rows: Mapping[Scale, Sequence[Row]]) -> str:
     """Return what is published and measured, by case and method or, if shorter, by measure.
 
-    Nothing is shown of a case or a method without numbers, or of a measure that nobody published.
+    Only measures and cases of which something is published are shown.
     """
     cells: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
     by_measure: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
@@ -232,8 +251,12 @@ def _texts(
 ) -> Iterable[tuple[Row, str, str]]:
     """Yield all numbers of a measure with their rows and where they are from."""
     small = {(row.case, row.method): row for row in rows.get("laptop", ())}
-    for row in rows["paper"]:
-        for table, source in ((paper.published, "published"), (paper.program, "authors' program")):
+    tables = ((paper.published, "published"), (paper.program, "authors' program"))
+    known = {
+        row.case for row in rows["paper"] for t, _ in tables if format_number(paper, t, row, name)
+    }
+    for row in (row for row in rows["paper"] if row.case in known):
+        for table, source in tables:
             if text := format_number(paper, table, row, name):
                 yield row, source, text
         for scale, of in (("paper", row), ("laptop", small.get((row.case, row.method)))):
@@ -241,7 +264,7 @@ def _texts(
                 yield row, _SCALE_NAMES[scale], format_measured(paper, of, name)
 
 
-def _ruling_table(rulings: Sequence[Ruling]) -> str:
+def _ruling_table(rulings: Sequence[Ruling], experiment: str) -> str:
     """Return each claim with its verdicts and, where it is decided, since when and why."""
     rows = []
     for ruling in rulings:
@@ -250,7 +273,7 @@ def _ruling_table(rulings: Sequence[Ruling]) -> str:
             "" if one is None else _verdict(one) + (ruling.since if one is ruling.decisive else "")
             for one in both
         ]
-        text = _statement(ruling) + (f" [check: {claim.check}]" if claim.check else "")
+        text = _statement(ruling, experiment) + (f" [check: {claim.check}]" if claim.check else "")
         if ruling.decisive.outcome == "not reproduced":
             text += f". Why not: {claim.why or 'not known'}"
         rows.append((text, *cells))

@@ -172,14 +172,15 @@ def _summarise(claim: Claim, compared: Sequence[Comparison]) -> str:
         return shown.text
     states = [one.state for one in compared]
     counts = [f"{n} {verbs[n > 1]}" for s, verbs in _VERBS.items() if (n := states.count(s))]
-    return f"of {len(compared)} comparisons {', '.join(counts)}; {which}: {shown.text}"
+    found = f"all {counts[0]}" if len(counts) == 1 else f"of {len(states)}: {', '.join(counts)}"
+    return f"{found}; {which}: {shown.text}"
 
 
 _VERBS: dict[State, tuple[str, str]] = {  # the weakest first; for one and for several
     "fails": ("fails", "fail"),
-    "undecided": ("is undecided", "are undecided"),
+    "undecided": ("undecided", "undecided"),
     "holds": ("holds", "hold"),
-    "not run": ("was not run", "were not run"),
+    "not run": ("not run", "not run"),
 }
 
 
