@@ -79,13 +79,6 @@ def test_the_largest_offset_is_counted_exactly() -> None:
     assert found == [[0], [1], [1], [2]]
 
 
-@pytest.mark.parametrize(("on", "off"), [(1.0, 1.0), (0.0, 0.0), (0.0, 1.0)])
-def test_on_and_off_probabilities_of_zero_and_one(on: float, off: float) -> None:
-    running = GroupCycle(2, 1, 0, on, off).begin(Population(clients=4), seed=0)
-    expected = [0, 1] * int(on) + [2, 3] * int(off)
-    assert running.round(0).clients.tolist() == expected
-
-
 @given(labels=st.lists(st.sampled_from(["north", "east", "Süd", ""]), min_size=1, max_size=12))
 def test_groups_may_be_texts_and_take_turns_in_sorted_order(labels: list[str]) -> None:
     names = sorted(set(labels))

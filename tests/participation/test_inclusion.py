@@ -117,20 +117,6 @@ def test_two_kinds_of_clients_far_apart_share_the_draws_that_are_left() -> None:
     np.testing.assert_allclose(rates, np.repeat([1.0, 1 / 3], [40, 60]), rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("weights", "size", "field"),
-    [
-        ([1.0, 2.0], 5, "weights: fewer are positive .2. than"),
-        ([1.0, 2.0], 0, "size: 0"),
-    ],
-)
-def test_samples_that_do_not_exist_have_no_probabilities(
-    weights: list[float], size: int, field: str
-) -> None:
-    with pytest.raises(InvalidInputError, match=f"^{field}"):
-        inclusion_probabilities(weights, size)
-
-
 def test_rates_that_cannot_be_computed_are_refused_or_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

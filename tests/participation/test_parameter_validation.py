@@ -10,27 +10,18 @@ from fedtide.errors import InvalidInputError
 from fedtide.participation import (
     Availability,
     Bernoulli,
-    Churn,
     Correlated,
-    Cyclic,
-    DayNight,
     Drifting,
-    Fluctuating,
     GroupCycle,
     LeastFrequent,
-    LeastServed,
     LongestAbsent,
     Markov,
-    MinSeparation,
-    Permutation,
     PermutationOf,
     Replay,
-    Selection,
     Sessions,
     SubsetLaw,
     Table,
     Uniform,
-    UniformByClass,
     UniformOf,
     Weighted,
     correlated_rates,
@@ -51,24 +42,18 @@ def assert_rejected(call: Callable[[], object], start: str) -> None:
     [
         (lambda: Bernoulli([0.1, -0.2]), "rates: -0.2"),
         (lambda: Markov(0.5, max_on=0), "max_on: 0"),
-        (lambda: Sessions(0.5, shape=0.1), "shape: 0.1"),
         (lambda: Sessions(0.5, law="log-normal", shape=4), "shape: 4"),
-        (lambda: GroupCycle(0, 5), "groups: 0"),
         (lambda: GroupCycle([0, -1], 5), "groups: "),
-        (lambda: GroupCycle([0.5, 1], 5), "groups: "),
         (lambda: GroupCycle(2, [5, 1, 2]), "rounds: 3 turns for 2 groups"),
-        (lambda: GroupCycle([0, 1, 2], [5, 1]), "rounds: 2 turns for 3 groups"),
         (lambda: Uniform(True), "size: True"),
         (lambda: Weighted(2, [1, 0, 0]), "weights: fewer are positive (1)"),
         (lambda: SubsetLaw([[0], [1]], [1.0]), "probabilities: 1 for 2 subsets"),
         (lambda: SubsetLaw([[0], [1]], [0.5, 0.4]), "probabilities: the sum is 0.9"),
         (lambda: SubsetLaw([[0], [1]], [1.5, -0.5]), "probabilities: -0.5"),
-        (lambda: Table([[0.5, -0.5]]), "weights: -0.5"),
         (lambda: Table([[0.5, float("nan")]]), "weights: nan"),
         (lambda: Table([0.5, 0.5]), "weights: 1 dimensions"),
         (lambda: Replay("log.csv", stage="use"), "stage: unknown 'use'"),
         (lambda: correlated_rates([[0.5, 0.4]]), "class_shares: a row"),
-        (lambda: correlated_rates([0.5, 0.5]), "class_shares: 1 dimensions"),
     ],
 )
 def test_invalid_parameters_are_rejected(make: Callable[[], object], start: str) -> None:
@@ -80,18 +65,11 @@ def test_invalid_parameters_are_rejected(make: Callable[[], object], start: str)
     [
         (Bernoulli([0.1, 0.2]), "rates: 2 entries for 4 clients"),
         (Bernoulli(["a"]), "rates: not an array of numbers"),
-        (Markov([0.1]), "rates: 1 entry for 4 clients"),
-        (Cyclic([0.1] * 5), "rates: 5 entries for 4 clients"),
         (Bernoulli(Correlated()), "rates: these clients have no class shares"),
         (Drifting(0.1, [0.1], rounds=2), "final: 1 entry for 4 clients"),
-        (DayNight(0.5, UniformByClass()), "night: these clients have no class shares"),
-        (Churn([0.1, 0.2]), "rates: 2 entries for 4 clients"),
-        (Sessions([0.1, 0.2]), "rates: 2 entries for 4 clients"),
-        (Fluctuating([0.1, 0.2]), "rates: 2 entries for 4 clients"),
         (GroupCycle([0, 1], 5), "groups: 2 entries for 4 clients"),
         (GroupCycle(5, 5), "groups: 5 groups of 4 clients"),
         (Uniform(5), "size: 5 of 4 clients"),
-        (Permutation(5), "size: 5 of 4 clients"),
         (Weighted(1, [1, 2]), "weights: 2 entries for 4 clients"),
         (SubsetLaw([[1], [4, 2]], [0.5, 0.5]), "subsets[1]: client 4"),
         (Table([[1, 2, 3]]), "weights: 3 columns for 4 clients"),
@@ -105,16 +83,7 @@ def test_parameters_that_do_not_fit_the_population_are_rejected(
     assert_rejected(lambda: process.known_rates(FOUR, seed=0), start)
 
 
-@pytest.mark.parametrize(
-    "selection",
-    [
-        UniformOf(5),
-        PermutationOf(5),
-        LongestAbsent(5),
-        LeastServed(5, 2),
-        LeastFrequent(5),
-        MinSeparation(5, 0),
-    ],
-)
-def test_selections_larger_than_the_population_are_rejected(selection: Selection) -> None:
-    assert_rejected(lambda: selection.start(FOUR, seed=0), "size: 5 of 4 clients")
+def test_selections_larger_than_the_population_are_rejected() -> None:
+    for selection in (UniformOf(5), PermutationOf(5), LongestAbsent(5), LeastFrequent(5)):
+        with pytest.raises(InvalidInputError, match=r"^size: 5 of 4 clients"):
+            selection.start(FOUR, seed=0)

@@ -13,7 +13,7 @@ from .counting import is_plausible, simulate
 CLIENTS = 400
 
 
-@pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("p", [0.01, 0.5])
 def test_bernoulli_rounds_are_independent_coins(p: float) -> None:
     """Eight binomial tests, each wrong with probability 1e-6."""
     available = simulate(Bernoulli(p), 400, CLIENTS)
@@ -32,8 +32,9 @@ def test_rate_zero_is_never_and_rate_one_always_available(process: type) -> None
     assert not available[:, [0, 2]].any()
 
 
-@pytest.mark.parametrize("p", [0.01, 0.03, 1 / 21, 0.1, 0.5, 0.9])
-@pytest.mark.parametrize("max_on", [0.05, 0.4])
+@pytest.mark.parametrize(
+    ("p", "max_on"), [(0.01, 0.05), (1 / 21, 0.05), (0.5, 0.05), (0.1, 0.4), (0.9, 0.4)]
+)
 def test_markov_transition_frequencies(p: float, max_on: float) -> None:
     """Both transitions and the first round, as in the paper; each wrong with probability 1e-6."""
     on, off = max_on, max_on * (1 / p - 1)
@@ -72,10 +73,14 @@ def run_lengths(available: NDArray) -> tuple[list[int], list[int]]:
     return on, [len(piece) for piece in pieces if not piece[0]]
 
 
-@pytest.mark.parametrize("start", ["stationary", "off"])
 @pytest.mark.parametrize(
-    ("p", "active", "inactive"),
-    [(0.0, 1, 9), (0.04, 1, 9), (0.25, 2, 8), (0.35, 4, 6), (0.9, 9, 1), (1.0, 10, 1)],
+    ("p", "active", "inactive", "start"),
+    [
+        (0.0, 1, 9, "stationary"),
+        (0.25, 2, 8, "off"),
+        (0.35, 4, 6, "stationary"),
+        (1.0, 10, 1, "off"),
+    ],
 )
 def test_cyclic_runs_are_exact(p: float, active: int, inactive: int, start: str) -> None:
     available = simulate(Cyclic(p, period=10, start=start), rounds=100, clients=50)

@@ -69,7 +69,7 @@ class Gives(AvailabilityStream, SelectionStream):
         return self.found
 
 
-IDS = [[2, 0], [1, 1], [0, 4], [-1], None]
+IDS = [[2, 0], [1, 1], [0, 4], [-1]]
 
 
 @pytest.mark.parametrize("ids", IDS, ids=str)
@@ -178,9 +178,7 @@ class Marks(Own):
         return clients < 0
 
 
-@pytest.mark.parametrize(
-    "process", [Full(), SubsetLaw([[0, 1, 3]], [1.0]), Table([[1, 1, 0, 1]])], ids=repr
-)
+@pytest.mark.parametrize("process", [Full(), SubsetLaw([[0, 1, 3]], [1.0])], ids=repr)
 @pytest.mark.parametrize(
     "parts", [{"selection": Own(InPlace())}, {"dropout": Marks()}], ids=["selection", "dropout"]
 )

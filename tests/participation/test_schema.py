@@ -143,9 +143,10 @@ def test_a_replay_refuses_what_may_say_who_failed() -> None:
     assert everyone.round(1).clients.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("in_file", [True, False])
-@pytest.mark.parametrize("start", [0, 1, 100])
-@pytest.mark.parametrize("columns", [{}, {"round": "server_round"}])
+@pytest.mark.parametrize(
+    ("in_file", "start", "columns"),
+    [(True, 0, {}), (False, 1, {}), (True, 100, {"round": "server_round"})],
+)
 def test_a_replay_begins_with_the_first_round_of_a_log(
     in_file: bool, start: int, columns: dict[str, str], tmp_path: Path
 ) -> None:

@@ -173,12 +173,8 @@ def test_no_client_exceeds_its_budget_and_none_stops_before_its_next_update_coul
     "algorithm",
     [
         A.MIFA(),
-        A.FedVARP(),
-        A.FedLaAvg(),
         A.Scaffold(),
-        A.AmplifiedScaffold(period=2, factor=1.5),
         A.TrimmedMean(inner=FedAU()),
-        A.Median(inner=FedAU()),
         Clipped(bound=1.0, quantile=0.5, inner=FedAU()),
         ClientSideMemory(FedAU()),
         A.CentralSGD(),
@@ -259,13 +255,8 @@ def test_wrappers_see_only_the_steps_that_have_noise(wrap):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"clip": 0.0}, "^clip: 0.0 is not a positive number"),
-        ({"noise_multiplier": -1.0}, "^noise_multiplier: -1.0 is not"),
-        ({"delta": 1.0}, r"^delta: 1.0 is not within \(0, 1\)"),
-        ({"budget": 0.0}, "^budget: 0.0 is not a positive number"),
         ({"budget": 1.0, "noise_multiplier": 0.0}, "^budget: without noise"),
         ({"bands": 4, "min_separation": 3}, "^bands: 4 bands overlap .*; give at most 3"),
-        ({"max_participations": 0}, "^max_participations: 0 is not"),
     ],
 )
 def test_impossible_mechanisms_are_refused(arguments, message):
@@ -499,8 +490,7 @@ def test_a_method_of_ones_own_cannot_remember_a_sum_without_noise():
 
 
 @pytest.mark.parametrize("hostile", [np.inf, -np.inf, np.nan, 1.7e308, 1e200, 3e38, 1e-300])
-@pytest.mark.parametrize("quantile", [None, 0.5])
-@pytest.mark.parametrize("method", [AVERAGE, FedAU(cutoff=3)])
+@pytest.mark.parametrize(("method", "quantile"), [(AVERAGE, None), (FedAU(cutoff=3), 0.5)])
 def test_whatever_a_client_sends_moves_the_sum_by_no_more_than_the_norm(method, quantile, hostile):
     def moved(sent):
         def deltas(t, ids):

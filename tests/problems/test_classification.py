@@ -104,7 +104,7 @@ def test_a_minibatch_of_padding_has_gradient_zero():
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("model", ["logistic", "mlp", DROPOUT])
+@pytest.mark.parametrize("model", ["mlp", DROPOUT])
 def test_losses_stack_over_clients(model, masked):
     task = prepare("digits", Dirichlet(0.5), 20, model=model)
     batch = next(iter(task.batches(plan_for(task, [2, 5, 9], masked=masked))))
@@ -170,18 +170,13 @@ class AllToOneClient(Partition):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"clients": 0}, "^clients: 0 .*; give"),
         ({"clients": 1438}, "^clients: 1438 .*; give at most 1437"),
         ({"partition": AllToOneClient()}, "^clients: 9 of 10 .*client 1.*; give"),
-        ({"partition": "iid"}, "^partition: 'iid' .*; give"),
-        ({"augment": ["flop"]}, "^augment: .*'flop'; did you mean 'flip'"),
         ({"normalise": [0.5]}, "normalise: "),
         ({"normalise": [0.5, 0]}, "normalise: "),
         ({"model": "cnn-003-cifar10"}, "^model: .*too small.*; use"),
-        ({"model": "nope"}, "^model: .*'nope'; "),
         ({"model": {"type": "torch.nn:Linear", "arguments": {"in_features": 9, "out_features": 9}}},
          "^model: .*features of shape.*; choose"),
-        ({"dataset": "digit"}, "^dataset: .*'digit'; did you mean 'digits'"),
     ],
 )  # fmt: skip
 def test_invalid_inputs_name_the_field(arguments, complaint):

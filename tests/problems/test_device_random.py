@@ -31,11 +31,3 @@ def test_words_are_uniform_and_uncorrelated():
         (drawn, words(KEYS.flatten()[:, None], 3, torch.arange(20_000)).double()),
     ):
         assert stats.pearsonr(first.flatten(), second.flatten()).pvalue > 1e-4
-
-
-def test_vmap_gives_the_same_words():
-    def draw(key):
-        return words(key, 1, torch.arange(50))
-
-    one_by_one = torch.stack([draw(key) for key in KEYS[0]])
-    assert torch.equal(torch.func.vmap(draw)(KEYS[0]), one_by_one)

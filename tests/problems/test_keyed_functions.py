@@ -96,24 +96,6 @@ def test_attention_that_hardly_drops_is_that_of_pytorch(option):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_layers_and_functions_draw_from_the_same_sequence_of_masks():
-    """Two layers with one function between them drop as three layers do."""
-    x = torch.rand(40, 5) + 1
-
-    def network(middle):
-        layers = nn.Sequential(nn.Dropout(0.3), middle, nn.Dropout(0.3))
-        layers.append(nn.Linear(5, 2))
-        return FunctionalModel(layers, (x,))
-
-    class Middle(nn.Module):
-        def forward(self, x):
-            return functional.dropout(x, 0.3, self.training)
-
-    mixed, layered = network(Middle()), network(nn.Dropout(0.3))
-    outputs = [model(layered.params, (x,), KEYS[0]) for model in (mixed, layered)]
-    assert torch.equal(*outputs)
-
-
 def test_the_global_generator_is_left_alone():
     before = torch.get_rng_state()
     x = attention_inputs()

@@ -10,8 +10,6 @@ from torch import nn
 
 from fedtide.errors import InvalidInputError
 from fedtide.problems.models import (
-    CNN,
-    MLP,
     MODELS,
     FunctionalModel,
     Imported,
@@ -47,9 +45,12 @@ def test_parameter_counts(name, shape, classes, count):
     assert module(torch.zeros(2, *shape)).shape == (2, classes)
 
 
-@pytest.mark.parametrize(("name", "shape", "classes", "count"), PAPER_MODELS)
-def test_stacked_gradients_equal_autograd(name, shape, classes, count):
-    model = make_functional(name, shape, classes)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("mlp", (1, 8, 8)), ("cnn-000-fashion", (1, 28, 28)), ("cnn-002-cifar10", (3, 32, 32))],
+)
+def test_stacked_gradients_equal_autograd(name, shape):
+    model = make_functional(name, shape, 10)
     draw = torch.Generator().manual_seed(3)
     x = torch.randn(2, 2, *shape, generator=draw, dtype=torch.float64)
     y, keys = torch.tensor([[0, 3], [9, 1]]), torch.tensor([12345678901234, -7])
@@ -303,32 +304,3 @@ def test_invalid_import_paths_are_refused(user_module):
     ):
         with pytest.raises(InvalidInputError, match=complaint):
             Imported(path, arguments).build((1, 8, 8), 10)
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("mlp", MLP()),
-        ({"type": "mlp", "hidden": [200, 200]}, MLP([200, 200])),
-        ({"type": "cnn-003-cifar10"}, MODELS["cnn-003-cifar10"]),
-        ({"type": "cnn", "channels": [8]}, CNN([8])),
-        (Logistic(), Logistic()),
-    ],
-)
-def test_a_model_by_name_mapping_or_object(given, expected):
-    assert resolve_model(given) == expected
-
-
-@pytest.mark.parametrize(
-    ("given", "complaint"),
-    [
-        ("logistics", "^model: .*'logistics'; did you mean 'logistic'"),
-        ({"type": "mpl"}, "^model.type: .*'mpl'; did you mean 'mlp'"),
-        ({"hidden": [3]}, "^model.type: .*''; "),
-        ({"type": "mlp", "hiden": [3]}, "^model.hiden: .*; did you mean 'hidden'"),
-        ({"type": "cnn"}, "^model.channels: missing"),
-    ],
-)
-def test_invalid_models_are_refused(given, complaint):
-    with pytest.raises(InvalidInputError, match=complaint):
-        resolve_model(given)

@@ -17,10 +17,9 @@ from torch.nn import functional
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
-from fedtide.problems import Dirichlet, Iid, Metric, SetMetric, SharedPool, Supervised
+from fedtide.problems import Dirichlet, Metric, SetMetric, SharedPool, Supervised
 from fedtide.problems.losses import LOSSES
 from fedtide.problems.partitions import StoredShards
-from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.simulation.experiment import BUILDER
 
 CPU = torch.device("cpu")
@@ -108,20 +107,6 @@ SOURCES = {
 }
 
 
-@pytest.fixture(scope="module")
-def run_of_tensors():
-    numbers = {n: torch.tensor(c) for n, c in columns().items() if not isinstance(c, list)}
-    return run(regression(columns() | numbers))
-
-
-@pytest.mark.parametrize("kind", SOURCES)
-def test_every_source_gives_the_same_run_as_a_mapping_of_tensors(kind, tmp_path, run_of_tensors):
-    result = run(regression(SOURCES[kind](tmp_path)))
-    np.testing.assert_array_equal(result.model, run_of_tensors.model)
-    assert result.metrics.equals(run_of_tensors.metrics)
-    assert result.clients.equals(run_of_tensors.clients)
-
-
 def test_a_folder_holds_training_and_test_samples(tmp_path):
     frame = pl.DataFrame(columns())
     frame.write_csv(tmp_path / "train.csv")
@@ -143,25 +128,19 @@ def test_clients_are_counted_and_named_by_their_column():
         np.testing.assert_array_equal(held, np.flatnonzero(n == OWNERS))
 
 
-@pytest.mark.parametrize("name", ["mse", "mae", "huber"])
-def test_a_full_round_of_regression_is_the_mean_gradient_step_of_plain_pytorch(name):
-    problem = regression(loss=name)
+def test_a_full_round_of_regression_is_the_mean_gradient_step_of_plain_pytorch():
+    problem = regression()
     local = ft.LocalTraining(steps=1, lr=0.1)
     result = run(
         problem, participation="full", algorithm="fedavg", local=local, rounds=1, dtype="float64"
     )
-    torch_loss = {
-        "mse": functional.mse_loss,
-        "mae": functional.l1_loss,
-        "huber": functional.huber_loss,
-    }
     start = prepare(problem).module(prepare(problem).start)
     x, y = torch.tensor(FEATURES).double(), torch.tensor(NUMBERS).double()
     gradients = []
     for n in range(len(USERS)):
         own = torch.tensor(n == OWNERS)
         start.zero_grad()
-        torch_loss[name](start(x[own]).squeeze(1), y[own]).backward()
+        functional.mse_loss(start(x[own]).squeeze(1), y[own]).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in start.parameters()]))
     before = torch.cat([p.detach().flatten() for p in start.parameters()])
     expected = before - 0.1 * torch.stack(gradients).mean(0)
@@ -420,7 +399,6 @@ def test_uint8_images_are_standardised_and_other_integers_stay():
 
 
 MISTAKES = {
-    "metric-called-like-a-column": ({"metrics": {"loss": "mae"}}, "metrics: 'loss' is the name"),
     "unknown-column": ({"inputs": ["a", "z"]}, "inputs: .*'z'"),
     "text-input": ({"inputs": "kind"}, "inputs: .*text.*'3%' into 0.03"),
     "text-for-numbers": ({"target": "kind"}, "target: .*text.*cross_entropy"),
@@ -429,20 +407,16 @@ MISTAKES = {
         {"target": "kind", "loss": "cross_entropy", "model": linear(2)},
         r"model: .*\(2, C\) with C = 3, got \(2, 2\); set the last layer's width",
     ),
-    "unknown-loss": ({"loss": "mes"}, "loss: unknown 'mes'; did you mean 'mse'"),
     "loss-not-per-sample": (
         {"loss": lambda z, y: ((z.squeeze(1) - y) ** 2).mean()},
         r"loss: .*one number per sample, shape \(2,\)",
     ),
     "loss-that-fails": ({"loss": lambda z, y: z @ z}, "loss: it fails on outputs of shape"),
-    "no-partition": ({"clients": 5}, "partition: missing"),
-    "two-divisions": ({"partition": Iid()}, "partition: it has no effect if clients is a column"),
     "recurrent": (
         {"inputs": "list", "train": lists(), "model": lambda: nn.LSTM(3, 1, batch_first=True)}
         | {"loss": "mse"},
         "model: it returns a tuple; return the logits or predictions alone",
     ),
-    "no-file": ({"train": "missing.csv"}, "train: no file 'missing.csv' in the working dir"),
     "nothing-held-out": (
         {"train": columns() | {"user": np.arange(ROWS)}, "test": 0.4},
         "test: a share of 0.4 .*holds out none",
@@ -476,11 +450,6 @@ def test_common_mistakes_are_named_with_their_field(case):
     fields, pattern = MISTAKES[case]
     with pytest.raises(InvalidInputError, match=f"^{pattern}"):
         prepare(regression(**fields))
-
-
-def test_a_shared_pool_serves_more_clients_than_samples():
-    problem = regression(clients=1000, partition=SharedPool(samples=5))
-    assert prepare(problem).population.clients == 1000
 
 
 class Repeating(ft.problems.Partition):
@@ -643,7 +612,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("width", [2, 3, 21])
+@pytest.mark.parametrize("width", [2, 3])
 def test_classes_of_positions_come_last(width):
     """torch's cross_entropy has them second; indexing the wrong dimension may even succeed."""
 
@@ -684,8 +653,7 @@ class Summary(nn.Module):
         return self.targets((self.embedding(tokens) * mask.unsqueeze(-1)).sum(1))
 
 
-@pytest.mark.parametrize("targets", [2, 3])
-@pytest.mark.parametrize("loss", ["mse", "bce"])
+@pytest.mark.parametrize(("loss", "targets"), [("mse", 2), ("bce", 3)])
 def test_several_targets_of_a_sequence_all_count(loss, targets):
     rows = {"x": RAGGED, "y": SEVERAL[:, :targets], "client": [0, 1, 0]}
     problem = Supervised(rows, model=lambda: Summary(targets), loss=loss, metrics=["accuracy"])
@@ -820,20 +788,6 @@ def test_a_result_says_what_the_outputs_stand_for(tmp_path):
     share = (np.array(result.classes)[found] == CLASSES).mean()
     assert result.metrics["train_accuracy"][-1] == pytest.approx(share)
     assert run(regression()).classes is None
-
-
-def test_a_weighted_objective_keeps_what_the_task_says_of_its_network():
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cell = nn.GRU(2, 1, batch_first=True)
-
-        def forward(self, x):
-            return self.cell(x)[0][:, -1]
-
-    rows = {"x": np.ones((3, 4, 2)), "y": [0.0, 1.0, 2.0], "client": [0, 1, 1]}
-    task = prepare(Supervised(rows, model=Recurrent, loss="mse"))
-    assert weigh_objective(task, "samples").is_recurrent
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import fedtide as ft
 from fedtide.cli.main import app
 from fedtide.problems import Problem
 from fedtide.simulation.experiment import BUILDER
-from fedtide.spec import describe, session, spec
+from fedtide.spec import describe, session
 from fedtide.training.lr_schedules import LearningRateSchedule
 
 OWN = """
@@ -93,7 +93,7 @@ def test_an_import_path_stands_wherever_a_type_does(base, name, values, own):
     assert BUILDER.build(base, plain) == thing
 
 
-@pytest.mark.parametrize("name", ["Nobody", "Everyone", "number", "Undecorated"])
+@pytest.mark.parametrize("name", ["Everyone", "Undecorated"])
 def test_what_is_at_the_import_path_must_fit(name, own):
     with pytest.raises(ft.InvalidInputError, match=rf"^here\.type: '{own.stem}:{name}' "):
         BUILDER.build(ft.algorithms.Algorithm, f"{own.stem}:{name}", "here")
@@ -186,20 +186,6 @@ def test_problems_with_data_in_memory_share_a_task_only_if_the_content_is_equal(
             for x in (long, long, changed, changed):
                 prepare_cached(Given(make(x.copy())), 0, "cpu", "float64")
         assert len(prepared) == before + 2
-
-
-def test_problems_that_hold_data_are_compared_without_an_error():
-    import pandas as pd
-
-    @spec
-    class Given:
-        data: object
-
-    one, two = np.random.default_rng(0).normal(size=(2, 3))
-    for make in (np.array, pd.Series, pl.Series, torch.tensor, list, lambda x: {"x": x, "y": x}):
-        assert Given(make(one)) == Given(make(one))
-        assert Given(make(one)) != Given(make(two))
-        assert Given(make(one)) != Given(make(one[:2]))
 
 
 def mae(outputs, target):

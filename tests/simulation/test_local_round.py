@@ -11,11 +11,13 @@ from fedtide.simulation.round_plan import RoundPlanner
 from fedtide.training import Ball, LocalTraining
 
 
-@pytest.mark.parametrize("trainer", ["reference", "stacked", "threaded"])
 @pytest.mark.parametrize(
-    "local",
-    [{}, {"momentum": 0.9}, {"projection": Ball(radius=0.1)}, {"weight_decay": 0.5}],
-    ids=str,
+    ("trainer", "local"),
+    [
+        ("reference", {"momentum": 0.9}),
+        ("stacked", {"projection": Ball(radius=0.1)}),
+        ("threaded", {"weight_decay": 0.5}),
+    ],
 )
 def test_reported_gradients_are_exact_whatever_the_local_steps_are(trainer, local):
     matrices = [np.diag([1.0, 2.0]), np.diag([3.0, 0.5]), np.eye(2)]

@@ -123,7 +123,6 @@ def test_clients(run):
     [
         # 1,797 samples are evaluated, 1 is trained on: a tenth as many is out of reach
         (240, {"steps": 1, "batch_size": 1}, {}, 24),
-        (240, {"steps": 1, "batch_size": 1}, {"every": 60}, 60),
         # all 1,797 are trained on six times: a round of training is worth an evaluation
         (20, {"epochs": 6, "batch_size": None}, {}, 10),
     ],

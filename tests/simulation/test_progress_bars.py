@@ -54,14 +54,6 @@ def test_lines_without_a_terminal_say_what_is_compiled_and_the_remaining_time(cl
         )
 
 
-def test_bars_of_several_seeds_name_the_seed_and_end_complete(terminal, regression):
-    fields = {key: value for key, value in regression.items() if key != "seed"}
-    ft.simulate(**fields, seeds=[1, 2], name="mine")
-    text = terminal.getvalue()
-    assert "24/24" in text
-    assert "2 done" in text
-
-
 def test_progress_false_draws_nothing_in_a_terminal(terminal, regression):
     ft.simulate(**regression, progress=False)
     assert terminal.getvalue() == ""

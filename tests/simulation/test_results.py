@@ -73,16 +73,6 @@ def test_metrics_of_some_seeds_are_means_over_these(order, fields):
     np.testing.assert_allclose(results.plot().axes[0].lines[0].get_ydata(), [0.5, 0.5])
 
 
-def test_the_texts_of_a_run_name_its_method_metrics_speed_and_trainer(regression):
-    result = ft.simulate(**regression)
-    loss = f"{result.metrics['loss'][-1]:.4g}"
-    text = result.summary()
-    assert text.splitlines()[0] == "fedavg, seed 3, 12 rounds"
-    assert f"loss                     {loss}" in text
-    assert "rounds/s, trainer reference, as requested" in text
-    assert repr(result) == f"Result(fedavg, 12 rounds: loss {loss})"
-
-
 def test_a_figure_shows_the_values_of_a_metric(fields):
     results = ft.simulate(**fields, seeds=SEEDS)
     single, several = results[0].plot(), results.plot("participation_loss")

@@ -56,7 +56,7 @@ class Quadratics:
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_theorem_3_1_of_paper_000(seed: int, noise: float) -> None:
     """Algorithm 1, with weights that are random, cyclic or of one client only."""
     problem = Quadratics(seed, noise)
@@ -231,7 +231,7 @@ def test_waiting_for_all_is_as_good_if_no_gradient_is_lost() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_theorems_1_and_2_of_paper_001(seed: int, noise: float) -> None:
     """Bernoulli participation with the largest rates: constant weights, exact and wrong by 10 %."""
     problem = Quadratics(seed, noise)
@@ -314,7 +314,7 @@ def test_rounds_and_limits_of_paper_002_agree() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_fedlaavg_stays_below_its_bound(seed: int, noise: float) -> None:
     """The longest absent of all clients are selected; every gradient is known at the start."""
     problem = Quadratics(seed, noise)
@@ -337,7 +337,7 @@ def test_fedlaavg_stays_below_its_bound(seed: int, noise: float) -> None:
     assert np.mean(squares) <= bound
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_bound_of_paper_004(seed: int) -> None:
     """f_i = |θ − e_i| on [−4, 4], cohorts from a random law on the subsets (G = ℓ = 1, σ = 0)."""
     random = np.random.default_rng(seed)

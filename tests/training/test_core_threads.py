@@ -101,9 +101,8 @@ def test_an_error_while_preparing_is_raised_and_no_job_is_left_waiting():
     assert len(done) == before
 
 
-@pytest.mark.parametrize("cost", [1, 10**6, 10**9])
-@pytest.mark.parametrize("threads", [1, 2, 3, 8])
-def test_chunks_hold_every_client_and_little_else(cost, threads):
+@pytest.mark.parametrize(("threads", "cost"), [(1, 1), (2, 10**6), (3, 10**9), (8, 10**9)])
+def test_chunks_hold_every_client_and_little_else(threads, cost):
     for clients in range(1, 120):
         sizes = list(_cut(clients, _SIZES, threads, cost))
         assert set(sizes) <= set(_SIZES)
@@ -111,6 +110,6 @@ def test_chunks_hold_every_client_and_little_else(cost, threads):
         assert (sum(sizes) - clients) * cost <= _OVERHEAD
 
 
-@pytest.mark.parametrize("clients", [2, 10, 20, 50])
+@pytest.mark.parametrize("clients", [2, 50])
 def test_chunks_keep_all_threads_busy(clients):
     assert list(_cut(clients, _SIZES, 2, cost=10**9)) == [clients // 2] * 2

@@ -54,16 +54,13 @@ def assert_same(function, examples, left_out):
     ("clients", "rows", "terms", "columns", "products"),
     [
         (4, 5, 3, 100, 0),  # few terms in each number
-        (4, 50, 16, 100, 0),
         (4, 5, 17, 64, 0),  # 320 numbers, each a sum along two rows
         (4, 16, 17, 100, 0),  # few rows
         (4, 100, 17, 16, 0),  # few columns
         (4, 10, 300, 10, 0),  # few of both, with long sums
         (4, 17, 17, 100, 1),
-        (4, 100, 17, 17, 1),
         (4, 1, 17, 1000, 1),
         (2, 5, 3, 7, 1),  # not one product per client
-        (0, 5, 3, 7, 1),
         (0, 5, 50, 7, 1),
     ],
 )
@@ -186,7 +183,6 @@ def test_the_first_largest_pixel_of_each_window_takes_its_gradient(window, tiles
         nn.MaxPool2d(2, padding=1),
         nn.MaxPool2d(2, dilation=2),
         nn.MaxPool2d(2, ceil_mode=True),
-        nn.MaxPool2d(3),
     ],
     ids=str,
 )

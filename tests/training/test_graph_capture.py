@@ -12,16 +12,13 @@ from fedtide.algorithms import Instructions
 from fedtide.problems import Quadratic
 from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
-from fedtide.training.trainers import _graph_capture, _graph_rewrites
+from fedtide.training.trainers import _graph_capture
 from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.stacked import StackedTrainer
 
 FAILURES = [
     AttributeError("module has no attribute"),
-    TypeError("got an unexpected keyword argument"),
-    ImportError("cannot import name"),
     RuntimeError("g++: internal error"),
-    AssertionError(),
 ]
 """How an upgrade of PyTorch breaks a private interface."""
 
@@ -58,14 +55,6 @@ def test_plain_vmap_replaces_graphs_that_cannot_be_captured(error, monkeypatch):
     with pytest.warns(RuntimeWarning, match="not captured") as warned:
         found = updates(StackedTrainer)
     assert len(warned) == 1
-    assert torch.allclose(found, updates(ReferenceTrainer), rtol=1e-12, atol=1e-12)
-
-
-@every_failure
-def test_graphs_without_the_expected_metadata_are_not_used(error, monkeypatch):
-    monkeypatch.setattr(_graph_rewrites, "_find_equal", raising(error))
-    with pytest.warns(RuntimeWarning, match="not captured"):
-        found = updates(StackedTrainer)
     assert torch.allclose(found, updates(ReferenceTrainer), rtol=1e-12, atol=1e-12)
 
 

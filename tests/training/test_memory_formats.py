@@ -9,12 +9,7 @@ from fedtide.training.trainers.step_block import stackable_gradient
 
 LAYERS = {
     "relu": nn.ReLU(),
-    "leaky": nn.LeakyReLU(0.1),
-    "elu": nn.ELU(),
     "gelu": nn.GELU(),
-    "silu": nn.SiLU(),
-    "tanh": nn.Tanh(),
-    "sigmoid": nn.Sigmoid(),
     "limited": nn.ReLU6(),
 }
 

@@ -145,11 +145,16 @@ def quadratic(clients=4, d=3, seed=0):
     return problem, problem.prepare(0, CPU, torch.float64)
 
 
-@pytest.mark.parametrize("gradients_at_start", [False, True])
-@pytest.mark.parametrize("mu", [0.0, 0.7])
-@pytest.mark.parametrize("correction", [False, True])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("radius", [None, 0.4])
+@pytest.mark.parametrize(
+    ("gradients_at_start", "mu", "correction", "momentum", "radius"),
+    [
+        (False, 0.0, False, 0.0, None),
+        (False, 0.7, True, 0.9, None),
+        (False, 0.7, False, 0.9, 0.4),
+        (True, 0.7, True, 0.0, 0.4),
+        (True, 0.0, True, 0.9, 0.4),
+    ],
+)
 def test_the_reference_is_the_definition(gradients_at_start, mu, correction, momentum, radius):
     problem, task = quadratic()
     ball = None if radius is None else Ball(radius=radius, center=[0.1, 0.0, -0.1])
