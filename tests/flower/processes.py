@@ -59,6 +59,8 @@ class LocalFederation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        for process in self.started:
+            process.terminate()  # nginx, too, whose title replaces its environment
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline, signalled = time.monotonic() + STOP_TIMEOUT, set[int]()
             while (running := set(self.processes())) and time.monotonic() < deadline:

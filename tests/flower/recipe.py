@@ -51,8 +51,10 @@ def commands_with(words: str) -> str:
     return block
 
 
-SERVER, SITE = (commands_with(f"--now {unit}") for unit in ("superlink", "supernode"))
-_REGISTER, _ = commands_with("register site-a.pub").splitlines()
+*SERVER, SITES = commands_with("flower\nfedtide flower server fl.").splitlines()
+SITE = commands_with("tar -xf site-a.tar\nsh").splitlines()
+_ELSEWHERE = ("python3 -m venv", "export", "/opt/fedtide/bin/pip")
+"""What commands of the page begin with that would change this machine."""
 
 
 class Recipe:
@@ -60,40 +62,51 @@ class Recipe:
 
     def __init__(self, federation: LocalFederation) -> None:
         self.federation, self.folder = federation, federation.folder
-        self.home, self.port = federation.folder / "home", free_port()
-        self.deploy, self.etc = self.folder / "deploy", self.folder / "etc"
-        for folder in ("nginx/conf.d", "systemd/system"):
-            (self.etc / folder).mkdir(parents=True)
-        for path in (p for p in (ROOT / "deploy").rglob("*") if p.is_file()):
-            copy = self.deploy / path.relative_to(ROOT / "deploy")
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(self.adapt(path.read_text(encoding="utf-8")), encoding="utf-8")
+        self.home = federation.folder / "home"
+        self.port, self.metrics = free_port(), free_port()
+        self.work, self.etc = self.folder / "work", self.folder / "etc"
+        for folder in (self.work, self.etc / "nginx/conf.d", self.etc / "systemd/system"):
+            folder.mkdir(parents=True)
 
-    def adapt(self, text: str) -> str:
+    def adapt(self, text: str, site: str = "site") -> str:
         """Return a text of the recipe with the names of this machine."""
         for written, here in {
             "listen 443": f"listen 127.0.0.1:{self.port}",
-            "fl.example.org:443": f"localhost:{self.port}",
+            "localhost:443": f"localhost:{self.port}",
             "fl.example.org": "localhost",
+            "--port 9571": f"--port {self.metrics}",
             "127.0.0.1:8000": self.federation.address,
             "--port 8000": f"--port {self.federation.port}",
+            "/var/lib/flower/site": str(self.home / site),
             "/var/lib/flower": str(self.home),
             "/var/lib/fedtide": str(self.folder),
             "/etc/": f"{self.etc}/",
+            "/opt/fedtide/bin/pip": "true",
             "/opt/fedtide/bin": str(PROGRAMS),
             "-o flower ": "",
+            "chown -R flower": "true",
+            "id -u flower": "true",
+            "runuser -u flower -- ": "",
+            "systemctl": "true",
         }.items():
             text = text.replace(written, here)
         return text
 
-    def run(self, commands: str) -> None:
-        """Run commands of the page, except those that need systemd."""
-        own = [x for x in self.adapt(commands).splitlines() if not x.startswith("systemctl")]
-        command = ["sh", "-ec", "\n".join(own)]
-        done = subprocess.run(
-            command, cwd=self.deploy, capture_output=True, text=True, check=False, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
+    def run(self, commands: list[str], site: str = "site-a") -> str:
+        """Run commands of the page but those that would change this machine; return the output."""
+        said = ""
+        for line in commands:
+            command = self.adapt(line.replace("site-a", site))
+            if line.startswith(_ELSEWHERE):
+                continue
+            if line.startswith("sh "):
+                for file in (self.work / command.split()[1]).parent.iterdir():
+                    if file.is_file():
+                        file.write_text(self.adapt(file.read_text(), site))
+            status, output = self.command(command)
+            assert status == 0, output
+            said += output
+        return said
 
     def start_nginx(self) -> subprocess.Popen[bytes]:
         """Start nginx with the configuration of the recipe, and wait for it."""
@@ -105,12 +118,12 @@ class Recipe:
         wait_until(lambda: listens(self.port), "nginx")
         return nginx
 
-    def start_unit(self, name: str, site: str = "site-a", *more: str) -> subprocess.Popen[bytes]:
-        """Start the program of a systemd unit, for a site under its own name."""
+    def start_unit(self, name: str, site: str = "", *more: str) -> subprocess.Popen[bytes]:
+        """Start the program of a systemd unit, whose log has its name or the site's."""
         unit = (self.etc / "systemd/system" / f"{name}.service").read_text(encoding="utf-8")
         [command] = re.findall(r"^ExecStart=(.*)$", unit.replace("\\\n", ""), re.MULTILINE)
-        words = shlex.split(command.replace("site-a", site))
-        return self.federation.start(site if name == "supernode" else name, *words, *more)
+        words = shlex.split(command)
+        return self.federation.start(site or name, *words, *more)
 
     def command(self, command: str, home: Path | None = None) -> tuple[int, str]:
         """Run a command with the operator's configuration of Flower or one's own.
@@ -120,7 +133,7 @@ class Recipe:
         """
         done = subprocess.run(
             ["sh", "-c", f"exec {command}"],
-            cwd=self.deploy,
+            cwd=self.work,
             env=self.federation.environment() | {"FLWR_HOME": str(home or self.home)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -131,8 +144,8 @@ class Recipe:
         return done.returncode, done.stdout
 
     def register(self, key: str, name: str) -> tuple[int, str]:
-        """Register a key with the command of the page."""
-        return self.command(_REGISTER.replace("site-a.pub", f"{key}.pub").replace("site-a", name))
+        """Register a key that a site has made itself."""
+        return self.command(f"fedtide flower register {key}.pub {name}")
 
     def select(self, query: str) -> list[tuple]:
         """Return rows of the SuperLink's database."""

@@ -35,8 +35,7 @@ COMMANDS = {
     "audit": "Report which objective a participation log trains on, and which method corrects it.",
     "ledger": "Check, migrate, prune or export the ledger of a federation.",
     "watch": "Serve a page, and metrics for Prometheus, on a federation from its ledger.",
-    "flower": "Run a real federation on this machine with Flower, or register a site with a "
-    "server.",
+    "flower": "Deploy a federation with Flower, or run one on this machine.",
 }
 """The commands with the first paragraph of their help, each in a module of this package.
 

@@ -2,26 +2,33 @@
 
 pyproject.toml admits no other version. Private are: what `HttpGrid.pull_messages` does inside, with
 the form of the objects that it pulls (a head of text, a zero byte, a body, which for an array is
-JSON); the numbers of errors; and the client with which the command `flwr` lists nodes.
+JSON); the numbers of errors; the client with which the command `flwr` lists nodes and runs; its
+parsers of settings; and what it sets before it calls a client.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from flwr.app import Error, Message
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.cli.flower_config import read_superlink_connection
 from flwr.cli.utils import init_http_client_from_connection
+from flwr.clientapp import ClientApp
+from flwr.common.config import get_fused_config_from_dir, get_project_config, parse_config_args
 from flwr.common.constant import ErrorCode
 from flwr.common.serde_utils import metadata_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     PullObjectRequest,
@@ -31,6 +38,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from httpx import HTTPStatusError
 
@@ -314,3 +322,50 @@ def list_registered_names(superlink: str) -> dict[str, list[int]]:
         if node.name and node.status != NodeStatus.UNREGISTERED:
             found.setdefault(node.name, []).append(node.node_id)
     return found
+
+
+RUN_FAILED = "finished:failed"
+_connection = cache(read_superlink_connection)  # each call prints a line
+
+
+def run_status(superlink: str, run_id: int) -> str:
+    """Return Flower's status of a run, such as "running" or `RUN_FAILED`.
+
+    "unknown": the SuperLink does not answer. A run that it does not know counts as failed.
+
+    Raises:
+        InvalidInputError: no such connection in Flower's config.toml.
+    """
+    try:
+        connection = _connection(superlink)
+    except Exception as error:  # Flower's own, of many kinds
+        raise InvalidInputError(f"superlink: {superlink!r} is not usable ({error})") from error
+    try:
+        with init_http_client_from_connection(connection) as client:
+            runs = client.ListRuns(ListRunsRequest(limit=100)).run_dict
+    except Exception:
+        return "unknown"
+    if run_id not in runs:
+        return RUN_FAILED
+    status = runs[run_id].status
+    return ":".join(filter(None, [status.status, status.sub_status]))
+
+
+def parse_settings(text: str) -> dict[str, Any]:
+    """Return settings as Flower reads them in `--node-config`."""
+    return parse_config_args([text])
+
+
+def ask_client(app: Path, node_config: dict[str, Any], message_type: str) -> Message:
+    """Return what the client of the app in a folder, run here, replies to an empty message.
+
+    Raises:
+        ValueError: it has no function for this type of message.
+    """
+    sys.path.insert(0, str(app))
+    components = get_project_config(app)["tool"]["flwr"]["app"]["components"]
+    module, _, name = components["clientapp"].partition(":")
+    client: ClientApp = getattr(importlib.import_module(module), name)
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    context = Context(1, 1, node_config, RecordDict(), get_fused_config_from_dir(app, {}))
+    return client(Message(RecordDict(), dst_node_id=1, message_type=message_type), context)

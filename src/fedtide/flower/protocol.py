@@ -39,6 +39,12 @@ NAME_ACTION = "fedtide_name"
 NAME_QUERY = f"query.{NAME_ACTION}"
 """The message type that asks for it."""
 
+CHECK_ACTION = "fedtide_check"
+"""The name of the function with which `fedtide flower check` has a client try to train."""
+
+CHECK_QUERY = f"query.{CHECK_ACTION}"
+"""The message type that it uses; the server never sends it."""
+
 NONCE = "fedtide-nonce"
 """The key of the nonce in records."""
 

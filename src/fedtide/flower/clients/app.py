@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.flower.clients.store import LostMemoryError, client_folder, encode_update
 from fedtide.flower.clients.task import ClientTask, Loss, cross_entropies
 from fedtide.flower.protocol import (
+    CHECK_ACTION,
     NAME_ACTION,
     TrainRequest,
     Update,
@@ -95,7 +97,7 @@ def client(
     ... )
     """
 
-    def make_trainer(own: Data) -> _ClientTrainer:
+    def make_trainer(own: Data, local: LocalTraining = local) -> _ClientTrainer:
         require_device(device)
         return _ClientTrainer(ClientTask(model(), *own, loss, device), local)
 
@@ -116,6 +118,14 @@ def client(
             return Message(build_answer(declined=True), reply_to=message)
         metrics = make_trainer(own).evaluate(read_model(message.content))
         metrics.update(draw_nonce())
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    @app.query(CHECK_ACTION)
+    def try_to_train(message: Message, context: Context) -> Message:
+        own = _require_tensors("data", data(context))
+        trainer = make_trainer(own, replace(local, steps=1, epochs=None))
+        update = trainer.train(trainer.start, TrainRequest(0))
+        metrics = MetricRecord({"num-examples": update.samples, **(update.metrics or {})})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app
@@ -255,6 +265,11 @@ class _ClientTrainer:
     def __init__(self, task: ClientTask, local: LocalTraining) -> None:
         self._task, self._local = task, local
         self._samples = int(task.population.samples[0])  # type: ignore[index]
+
+    @property
+    def start(self) -> Params:
+        """The network's own parameters."""
+        return self._task.layout.unflatten(self._task.start)
 
     def train(self, model: Params, request: TrainRequest) -> Update:
         """Return Δ, and ∇F(x) if requested."""
