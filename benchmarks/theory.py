@@ -127,7 +127,7 @@ def latest(rounds: int) -> list[tuple[float, float]]:
     absence = theory.fedlaavg_absence(N, cohort, 1)
     found = []
     for seed in SEEDS:
-        selection = ft.participation.LongestAbsent(cohort)
+        selection = ft.participation.LongestAbsent(cohort, ties="id")
         algorithm = ft.algorithms.FedLaAvg()
         result = run(algorithm, ft.participation.Full(), seed, rounds, lr, selection=selection)
         iterates = np.asarray(result.iterates)

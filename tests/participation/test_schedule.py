@@ -34,7 +34,7 @@ from fedtide.randomness import uniforms
 def test_weights_come_from_the_process_or_are_one_over_the_number_reported() -> None:
     population = Population(clients=3)
     table = Table([[0.2, 0.0, 0.7], [0.1, 0.5, 0.4]])
-    running = Schedule(table, LongestAbsent(1)).start(population, seed=0)
+    running = Schedule(table, LongestAbsent(1, ties="id")).start(population, seed=0)
     first, second = running.round(0), running.round(1)
     assert (first.reported.tolist(), first.weights.tolist()) == ([0], [0.2])
     assert (second.reported.tolist(), second.weights.tolist()) == ([1], [0.5])

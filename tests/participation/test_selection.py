@@ -101,12 +101,23 @@ def test_permutation_of_consumes_a_shuffled_list(
 
 @given(rounds=rounds_of_ids, size=st.integers(1, 10))
 def test_longest_absent_sorts_by_last_selection(rounds: list[list[int]], size: int) -> None:
-    running = LongestAbsent(size).start(Population(clients=10), seed=0)
-    last = dict.fromkeys(range(10), -1)
+    by_id = LongestAbsent(size, ties="id").start(Population(clients=10), seed=0)
+    at_random = LongestAbsent(size).start(Population(clients=10), seed=0)
+    last, own = dict.fromkeys(range(10), -1), dict.fromkeys(range(10), -1)
     for t, ids in enumerate(rounds):
         expected = sorted(ids, key=lambda n: (last[n], n))[:size]
-        assert running.select(t, available(ids)).tolist() == sorted(expected)
+        assert by_id.select(t, available(ids)).tolist() == sorted(expected)
         last.update(dict.fromkeys(expected, t))
+        selected = at_random.select(t, available(ids)).tolist()
+        assert sorted(own[n] for n in selected) == sorted(own[n] for n in ids)[:size]
+        own.update(dict.fromkeys(selected, t))
+
+
+def test_clients_absent_equally_long_are_selected_at_random() -> None:
+    """Chi-squared test at level 0.001: the first of 5 clients, in 3000 streams."""
+    streams = (LongestAbsent(1).start(Population(clients=5), seed) for seed in range(3000))
+    counts = np.bincount([stream.select(0, available(range(5)))[0] for stream in streams])
+    assert ((counts - 600) ** 2 / 600).sum() < 18.47
 
 
 @given(rounds=rounds_of_ids, rest=st.integers(0, 4), size=st.integers(1, 2))

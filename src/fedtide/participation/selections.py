@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -173,35 +173,43 @@ class _PermutationOfStream(SelectionStream):
 class LongestAbsent(Selection):
     """The S available clients whose last selection was longest ago (Yan et al. 2020, FedLaAvg).
 
-    Clients that were never selected come first; ties go to the lower id. All available clients are
-    selected if there are fewer than S. Stores 4 bytes per client.
+    Clients that were never selected come first. All available clients are selected if there are
+    fewer than S. Stores 4 bytes per client.
 
     Args:
         size: S.
+        ties: which clients are selected of those that have been absent equally long: random ones,
+            or those with the lowest ids, as in the authors' program (the paper names no rule). If
+            ids are in the order of the data, as in many partitions by class, cohorts by id are
+            alike.
 
     Raises:
         InvalidInputError: a size below 1; in `start`, above N.
 
-    >>> running = LongestAbsent(size=2).start(Population(clients=3), seed=0)
+    >>> running = LongestAbsent(size=2, ties="id").start(Population(clients=3), seed=0)
     >>> [running.select(t, AvailableClients(np.arange(3))).tolist() for t in range(3)]
     [[0, 1], [0, 2], [0, 1]]
     """
 
     size: Annotated[int, AtLeast(1)]
+    ties: Literal["random", "id"] = "random"
 
     def start(self, population: Population, seed: int) -> SelectionStream:
         require_cohort_size(self.size, population.clients)
-        return _LongestAbsentStream(population.clients, self.size)
+        return _LongestAbsentStream(population.clients, self.size, self.ties == "random", seed)
 
 
 class _LongestAbsentStream(SelectionStream):
-    def __init__(self, clients: int, size: int) -> None:
+    def __init__(self, clients: int, size: int, at_random: bool, seed: int) -> None:
         self._last = np.full(clients, -1, dtype=np.int32)
         self._size = size
+        self._at_random = at_random
+        self._seed = seed
 
     def select(self, t: int, available: AvailableClients) -> Ids:
         clients = available.clients
-        order = np.argsort(self._last[clients], kind="stable")
+        draws = random_words(self._seed, "longest-absent", t, clients)
+        order = np.lexsort((draws if self._at_random else clients, self._last[clients]))
         selected = np.sort(clients[order[: self._size]])
         self._last[selected] = t
         return selected

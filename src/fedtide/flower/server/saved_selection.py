@@ -33,7 +33,7 @@ class SavedSelection:
             other than numbers.
 
     >>> from fedtide.participation import LongestAbsent
-    >>> selection = SavedSelection(LongestAbsent(size=1), Population(clients=3), seed=0)
+    >>> selection = SavedSelection(LongestAbsent(size=1, ties="id"), Population(clients=3), seed=0)
     >>> [selection.select(t, [0, 2]) for t in range(3)]
     [[0], [2], [0]]
     """
