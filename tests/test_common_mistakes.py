@@ -39,25 +39,15 @@ MISTAKES = [
     ({"problem": {"type": "dirichlet"}}, "problem.type: unknown 'dirichlet'", "choose one of"),
     # unknown names
     ({"algorithm": "FedAU"}, "algorithm.type: unknown 'FedAU'", "did you mean 'fedau'"),
-    ({"algorithm": "fedua"}, "algorithm.type: unknown 'fedua'", "did you mean 'fedau'"),
-    ({"participation": "bernouli"}, "participation.type: unknown 'bernouli'", "'bernoulli'"),
-    ({"selection": "unform-of"}, "selection.type: unknown 'unform-of'", "'uniform-of'"),
-    ({"dropout": "rnd"}, "dropout.type: unknown 'rnd'", "'random'"),
     ({"problem": "mnist"}, "problem: 'mnist' is a data set", "type: classification"),
     ({"dtype": "float16"}, "dtype: unknown 'float16'", "did you mean"),
     ({"trainer": "fast"}, "trainer: unknown 'fast'", "did you mean"),
-    ({"on_nonfinite": "ignore"}, "on_nonfinite: unknown 'ignore'", "choose one of"),
     ({"device": "gpu"}, "device: ", "cpu"),
     ({"objective": "uniformly"}, "objective: unknown 'uniformly'", "'uniform'"),
     (
         {"problem": CLASSIFICATION | {"model": "logistics"}},
         "problem.model: unknown 'logistics'",
         "did you mean 'logistic'",
-    ),
-    (
-        {"problem": CLASSIFICATION | {"partition": "dirichlett"}},
-        "problem.partition.type: unknown",
-        "did you mean 'dirichlet'",
     ),
     (
         {"problem": CLASSIFICATION | {"augment": ["flop"]}},
@@ -67,17 +57,14 @@ MISTAKES = [
     # types
     ({"rounds": "many"}, "rounds: 'many' is of type str", "give a whole number"),
     ({"rounds": 2.5}, "rounds: 2.5 is of type float", "give a whole number"),
-    ({"rounds": None}, "rounds: None is of type NoneType", "give a whole number"),
     ({"seed": [1, 2]}, "seed: [1, 2] are several", "seeds"),
     ({"seed": True}, "seed: True is of type bool", "give a whole number"),
     ({"seed": 2**70}, "seed: 1180591620717411303424 is too large", "below 2**63"),
-    ({"compile": "never"}, "compile: 'never' is of type str", "give True or False"),
     ({"local": {"steps": 1, "lr": "0,1"}}, "local.lr: '0,1' is not a number", "write 0.1"),
     ({"local": 5}, "local: 5 is not a mapping", "give its keys"),
     ({"algorithm": 3}, "algorithm: 3 is not a `type`", "choose one of"),
     ({"algorithm": ft.algorithms.FedAU}, "algorithm: FedAU is a class", "write FedAU()"),
     ({"problem": torch.nn.Linear(1, 1)}, "problem: the class Linear is not", "derive it from"),
-    ({"participation": BERNOULLI | {"rates": "30 %"}}, "participation.rates: '30 %'", "write 0.3"),
     (
         {"participation": BERNOULLI | {"rates": [0.1, "x"]}},
         "participation.rates: ",
@@ -87,22 +74,16 @@ MISTAKES = [
     # numbers out of range
     ({"rounds": 0}, "rounds: 0 ", "at least 1; give one"),
     ({"seed": -1}, "seed: -1 ", "at least 0; give one"),
-    ({"chunk": 0}, "chunk: 0 ", "at least 1; give one"),
-    ({"local": {"steps": 0, "lr": 0.1}}, "local.steps: 0 ", "at least 1; give one"),
     ({"local": {"steps": 1, "lr": -0.1}}, "local.lr: -0.1 ", "positive number; give one"),
     ({"local": {"steps": 1, "lr": float("nan")}}, "local.lr: nan ", "finite positive number"),
     ({"local": {"steps": 1, "lr": 0.1, "momentum": 1}}, "local.momentum: 1.0 ", "[0, 1)"),
-    ({"algorithm": {"type": "fedavg", "server_lr": 0}}, "algorithm.server_lr: 0", "give one"),
     ({"algorithm": {"type": "fedau", "cutoff": 0}}, "algorithm.cutoff: 0 ", "for ∞"),
     ({"participation": BERNOULLI | {"rates": 30}}, "participation.rates: 30.0 ", "probability"),
-    ({"participation": BERNOULLI | {"rates": -0.1}}, "participation.rates: -0.1 ", "probability"),
     (
         {"participation": BERNOULLI | {"rates": [0.5, float("nan")]}},
         "participation.rates: nan ",
         "give a probability",
     ),
-    ({"participation": {"type": "uniform", "size": 0}}, "participation.size: 0 ", "give one"),
-    ({"dropout": {"type": "random", "probability": 2}}, "dropout.probability: 2.0 ", "[0, 1]"),
     (
         {"problem": CLASSIFICATION | {"partition": {"type": "dirichlet", "alpha": 0}}},
         "problem.partition.alpha: 0",
@@ -111,7 +92,6 @@ MISTAKES = [
     # sizes and shapes
     ({"participation": BERNOULLI | {"rates": [0.5] * 3}}, "participation.rates: 3 ", "for each"),
     ({"participation": {"type": "uniform", "size": 11}}, "participation.size: 11 ", "at most 10"),
-    ({"selection": {"type": "uniform-of", "size": 11}}, "selection.size: 11 ", "at most 10"),
     ({"objective": [0.5, 0.5]}, "objective: 2 ", "for each"),
     ({"problem": QUADRATIC | {"matrices": [[[1.0]]]}}, "problem.matrices: shape", "per center"),
     (

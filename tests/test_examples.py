@@ -11,11 +11,6 @@ from fedtide.sweep import Sweep
 EXPERIMENTS = [name for name in list_examples() if not name.startswith(("flower", "log"))]
 
 
-def test_every_example_says_what_it_shows():
-    assert {"digits", "digits-sweep", "fashion", "flower", "log"} <= set(list_examples())
-    assert all(len(text) > 20 and text[-1] in ".?" for text in list_examples().values())
-
-
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_copied_experiment_is_complete(name, tmp_path, monkeypatch):
     copies = copy_example(name, tmp_path / "copies")
@@ -38,13 +33,6 @@ def test_modules_of_an_example_are_copied_with_the_texts_that_they_read(tmp_path
         "plays.py",
         "macbeth.txt",
         "twelfth_night.txt",
-    }
-
-
-def test_a_copied_app_has_no_caches(tmp_path):
-    (folder,) = copy_example("flower", tmp_path)
-    assert {"pyproject.toml", "server_app.py", "client_app.py", "task.py"} == {
-        file.name for file in folder.iterdir()
     }
 
 

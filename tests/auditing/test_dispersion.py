@@ -64,7 +64,7 @@ def test_periodograms_of_long_logs_are_accurate() -> None:
     np.testing.assert_allclose(found.powers[0], spectrum(series)[:32], rtol=0.02)
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.8, 0.9])
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_variance_of_markov_chains(correlation: float) -> None:
     """From the exact spectral density; V = (1 + ρ) / (1 − ρ) − 2 ρ / ((1 − ρ)² T)."""
     length, clients = 1000, 200
@@ -78,8 +78,7 @@ def test_variance_of_markov_chains(correlation: float) -> None:
     assert shape.long_memory < 0.01
 
 
-@pytest.mark.parametrize("corner", [1.0, 3.0])
-@pytest.mark.parametrize("bend", [0.7, 1.0, 1.4])
+@pytest.mark.parametrize(("bend", "corner"), [(0.7, 3.0), (1.0, 1.0), (1.4, 3.0)])
 def test_variance_of_densities_with_a_cusp(bend: float, corner: float) -> None:
     """S = (1 + (f / f_0)^β)^(−2/β), as of uneven sessions, and V = ∫ S(f) sinc²(f) df."""
     step = 1 / 512
@@ -150,7 +149,7 @@ def test_visits_of_equal_rare_clients_do_not_predict_their_memory() -> None:
     assert found.values[never].mean() == pytest.approx(exact, rel=0.4)
 
 
-@pytest.mark.parametrize("floor", [0.0, 0.25, 0.5])
+@pytest.mark.parametrize("floor", [0.0, 0.5])
 def test_variance_above_noise_without_memory(floor: float) -> None:
     """S = (1 − c) g(f) / g(1) + c, g of a Markov chain, and V = ∫ S(f) sinc²(f) df."""
     step = 1 / 512
@@ -211,7 +210,7 @@ def test_dispersion_falls_with_a_pause_and_rises_with_sessions() -> None:
     assert np.median(found.values) == pytest.approx(10, rel=0.3)
 
 
-@pytest.mark.parametrize("length", [1, 2, 4, 11])
+@pytest.mark.parametrize("length", [1, 11])
 def test_logs_of_a_few_rounds_have_no_intervals(length: int) -> None:
     """Chance makes strict cycles of a few rounds, whose rates seemed to be known exactly."""
     log = from_cohorts([[t % 2] for t in range(length)], 3)
@@ -246,7 +245,7 @@ def test_few_clients_in_long_sessions_leave_no_intervals() -> None:
         assert not estimate_rates(log, find_pattern(log)).intervals
 
 
-@pytest.mark.parametrize("idle", [50, 2400, 20_000])
+@pytest.mark.parametrize("idle", [50, 2400])
 def test_a_pause_of_the_server_leaves_the_intervals_of_weights_alone(idle: int) -> None:
     """Weights are means over the other rounds: as if the pause had not been."""
     present = np.random.default_rng(1).random((200, 20)) < 0.3

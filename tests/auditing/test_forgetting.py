@@ -83,11 +83,8 @@ def with_idle_rounds(present: Present, kind: str) -> Present:
     "kind",
     [
         "uneven rates",
-        "fixed cohorts",
         "empty rounds",
         "idle nights",
-        "a pause",
-        "fixed cohorts, idle nights",
         "fixed cohorts, a pause",
     ],
 )

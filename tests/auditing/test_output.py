@@ -25,7 +25,6 @@ from fedtide.auditing.output.sentences import list_lines
 from fedtide.auditing.output.terminal import show
 
 GOLDEN = Path(__file__).parent / "golden"
-BOX = ["WHOSE MODEL", "HOW SURE", "DO"]
 
 
 def print_summary(result: Audit) -> str:
@@ -243,9 +242,7 @@ def check_log(rows: list[tuple[int, int]]) -> Audit:
     "rows",
     [
         [(0, 0), (1, 0)],
-        [(0, 0), (0, 1), (3, 0)],
         [(0, 2), (30, 2)],
-        [(t, n) for t in range(4) for n in range(6)],
         [(t, t % 6) for t in range(24)],
     ],
 )

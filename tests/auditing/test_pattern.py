@@ -56,7 +56,7 @@ def test_constant_presence_is_always_if_the_log_is_long_enough(rounds: int, fami
     assert found.family == family
 
 
-@pytest.mark.parametrize("rounds", [15, 18, 19, 40, 600, 20_000])
+@pytest.mark.parametrize("rounds", [15, 19, 20_000])
 def test_rates_are_excluded_up_to_a_bound_that_holds(rounds: int) -> None:
     """A client with the stated rate is there in each of T rounds with probability 0.05 at most."""
     found = find_pattern(from_cohorts([[0, 1]] * rounds, 2))

@@ -252,7 +252,7 @@ def test_gaps_in_the_numbers_of_rounds_are_no_cycle() -> None:
     assert "number the rounds without gaps" in found.reason
 
 
-@pytest.mark.parametrize("period", [2, 3, 4, 5, 6, 7, 8, 9, 12])
+@pytest.mark.parametrize("period", [2, 3, 5, 8, 12])
 def test_short_cycles_are_found(period: int) -> None:
     """Groups alternate; a client is present with 0.7 in its turn, else with 0.1."""
     turn = (np.arange(500)[:, None] + np.arange(20)) % period == 0

@@ -1,7 +1,5 @@
 """Reading logs and rosters: what is accepted, and one-sentence errors for the rest."""
 
-from datetime import date, time, timedelta
-from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -33,13 +31,6 @@ def check_error(sentence: str, field: str, *words: str) -> None:
     assert all(word in sentence for word in words), sentence
 
 
-def test_rows_in_any_order_and_missing_rounds_are_accepted(tmp_path: Path) -> None:
-    GOOD.sample(fraction=1.0, shuffle=True, seed=1).write_parquet(tmp_path / "log.parquet")
-    result = ft.audit(tmp_path / "log.parquet")
-    assert (result.log.length, result.coverage.empty_rounds) == (4, 1)
-    assert result.log.counts.tolist() == [2, 1, 1]
-
-
 def test_client_outside_the_federation_is_refused() -> None:
     check_error(error_of(GOOD, clients=2), "client", "clients 0 to 1", "roster= or --roster")
     names = GOOD.with_columns(pl.col("client").cast(pl.String))
@@ -50,19 +41,7 @@ def test_client_outside_the_federation_is_refused() -> None:
     check_error(error_of(five, roster=roster), "client", "'v', 'w', 'x' and 1 more", "2 clients")
 
 
-def test_truncated_parquet_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "log.parquet"
-    GOOD.write_parquet(path)
-    path.write_bytes(path.read_bytes()[:-20])
-    check_error(error_of(path), "log", "log.parquet")
-
-
-ODD_TYPES = [[1], [], {"a": 1}, [{"a": 1}], [[1]], b"x", True, Decimal("1.5"), timedelta(1)]
-ODD_TYPES += [None, date(2026, 5, 1), time(1), 1.5]
-
-
-@pytest.mark.parametrize("name", ["client", "client_id", " Client "])
-@pytest.mark.parametrize("separator", [",", ";"])
+@pytest.mark.parametrize(("name", "separator"), [("client", ","), (" Client ", ";")])
 def test_ids_of_a_roster_keep_their_zeros_whatever_their_column_is_called(
     tmp_path: Path, name: str, separator: str
 ) -> None:

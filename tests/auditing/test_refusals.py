@@ -78,7 +78,7 @@ def test_the_document_has_the_reasons_of_each_client_and_their_sums(
     assert refusals["total"] == sum(expected.values(), Counter())
 
 
-@pytest.mark.parametrize("name", ["log.csv", "log.jsonl", "log.parquet", "log.ndjson"])
+@pytest.mark.parametrize("name", ["log.csv", "log.ndjson"])
 def test_reasons_come_from_files_under_several_names(
     log: pl.DataFrame, tmp_path: Path, name: str
 ) -> None:

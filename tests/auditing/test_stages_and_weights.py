@@ -83,9 +83,7 @@ def test_client_twice_at_the_same_stage_of_a_round_is_refused(stage: str) -> Non
         read(rows)
 
 
-@pytest.mark.parametrize(
-    "name", ["samples", "num_examples", "num_samples", "n_samples", "examples"]
-)
+@pytest.mark.parametrize("name", ["samples", "num_examples"])
 def test_weights_are_the_shares_of_declared_samples_in_each_round(name: str) -> None:
     rows = pl.DataFrame({"round": [0, 0, 2, 2, 2], "client": list("abbac")})
     log = read(rows.with_columns(pl.Series(name, [10, 30, 30, 10, 60])))

@@ -12,18 +12,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from matplotlib.figure import Figure
 
 import fedtide
-from fedtide.algorithms import ALGORITHMS, FedAU
-from fedtide.participation import PROCESSES
 from site_builder import docstrings, equations
-from site_builder.blocks import Session, execute_page
+from site_builder.blocks import execute_page
 from site_builder.build import ROOT, executed_pages
-from site_builder.equations import to_mathml
-from site_builder.keys import all_keys, class_text
 from site_builder.links import broken_links
-from site_builder.pages import COMMANDS, command_page, python_pages
+from site_builder.pages import python_pages
 from site_builder.schema import experiment_schema
 
 EXAMPLES = sorted(Path(fedtide.__file__).parent.glob("examples/*.yaml"))
@@ -44,14 +39,6 @@ def experiment():
 @pytest.mark.parametrize("module", [equations, docstrings])
 def test_the_examples_of_the_builder_hold(module):
     assert doctest.testmod(module).failed == 0
-
-
-def test_an_equation_becomes_sums_subscripts_and_roots():
-    drawn = to_mathml("x ← x + η Σ_{n in S_t} √(q_n) Δ_n        in every round")
-    assert "<munder><mo>&#x02211;</mo>" in drawn  # a sum over
-    assert "<mo>&#x02208;</mo>" in drawn  # is in
-    assert "<msqrt>" in drawn
-    assert "in every round" in drawn.replace("&#x000A0;", " ")
 
 
 def test_every_docstring_becomes_markdown():
@@ -103,50 +90,11 @@ def test_the_schema_takes_classes_of_ones_own(schema, experiment):
     schema.validate(experiment | {"algorithm": "bounded:Bounded"})
 
 
-def test_every_key_is_explained():
-    text = all_keys()
-    for key in ("momentum", "weight_decay", "clients", "on_nonfinite", "buffers"):
-        assert f"| `{key}` |" in text
-    assert all(f"(methods/{name}.md)" in text for name in ALGORITHMS)
-    assert all(f"(participation/{name}.md)" in text for name in PROCESSES)
-
-
-def test_links_of_a_table_lead_to_the_page_of_keys():
-    assert "| `inner` | [algorithm](../reference.md#algorithms) |" in class_text(
-        ALGORITHMS["amplified"], "../reference.md"
-    )
-    assert "| `cutoff` | a whole number or null | `50` |" in class_text(FedAU)
-
-
-def test_every_command_has_its_help():
-    pytest.importorskip("flwr")
-    text = command_page()
-    assert all(f"## fedtide {name}\n" in text for name in COMMANDS)
-    assert "### fedtide ledger check\n" in text
-    assert "--resume" in text
-    assert "\x1b" not in text
-
-
 def test_a_block_that_prints_something_else_is_an_error(tmp_path):
     page = "```python\nprint(1 + 1)\n```\n\n```text\n2\n```\n"
     assert execute_page(page, "page", tmp_path) == page
     with pytest.raises(AssertionError, match="page says\n3"):
         execute_page(page.replace("\n2\n", "\n3\n"), "page", tmp_path)
-
-
-def test_a_figure_that_a_block_saves_stands_in_the_page(tmp_path):
-    save = "from matplotlib import pyplot as plt\nplt.subplots()[0].savefig('a.svg')\n"
-    page = f"```python\n{save}```\n\n![A figure](a.svg)\n"
-    assert '<svg fill="currentColor"' in execute_page(page, "page", tmp_path)
-    with pytest.raises(AssertionError, match=r"no block saves b\.svg"):
-        execute_page(page.replace("](a", "](b"), "page", tmp_path)
-    assert Figure.savefig.__name__ == "savefig"  # as it was
-
-
-def test_a_cell_shows_what_its_last_line_is(tmp_path):
-    session = Session(tmp_path)
-    assert session.execute("x = 2", "cell") == ("", None)
-    assert session.execute("print(x)\nx + 1", "cell") == ("2\n", 3)
 
 
 def test_links_that_lead_nowhere_and_addresses_elsewhere_are_found(tmp_path):

@@ -36,10 +36,6 @@ DERIVING = {
 }
 
 
-def name_of(mod) -> str:
-    return getattr(mod, "__name__", type(mod).__name__)
-
-
 def clip(delta: np.ndarray) -> np.ndarray:
     return delta * min(1.0, NORM / np.linalg.norm(delta))
 

@@ -23,12 +23,8 @@ from .driver import (
     kill_in_call,
     model,
     node_of,
-    prepare,
-    quadratic,
     update_of,
 )
-
-MANY = prepare(quadratic(20))
 
 
 @pytest.fixture

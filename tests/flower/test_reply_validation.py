@@ -29,7 +29,6 @@ from .driver import (
 from .fake_grid import FakeGrid, Node
 
 A = ft.algorithms
-DIVIDING = [A.Scaffold(), A.FedLaAvg(), A.AmplifiedScaffold(2, 1.2)]
 
 
 def changed(**records) -> Callable[[Message], Message]:

@@ -25,7 +25,6 @@ from polars.testing import assert_frame_equal
 
 pytest.importorskip("sqlalchemy", reason="the ledger needs fedtide[flower]")
 
-import sqlalchemy as sql
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
@@ -43,13 +42,6 @@ from .postgres import POSTGRES
 
 NOW = 1_800_000_000.0
 files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def list_tables(url: str) -> list[str]:
-    engine = sql.create_engine(url)
-    names = sql.inspect(engine).get_table_names()
-    engine.dispose()
-    return names
 
 
 clients = st.sampled_from(["ann", "bob", "7", "ü/é", "it's"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.papers import load, load_records, names, plan
+from fedtide.papers import load, load_records, plan
 from fedtide.papers.results_page import render_results
 
 ROOT = Path(__file__).parents[2]
@@ -46,38 +46,6 @@ def test_the_readme_has_its_totals(pages):
         f"{count['not reproduced']} are not"
     )
     assert said in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_pages_without_records():
-    pages = render_results([])
-    assert "0 reproduced, 0 not reproduced, 0 undecided, 0 partly tested" in pages[""]
-    for name in names():
-        missing = load(name).no_data
-        if missing:
-            assert re.search(
-                rf"^- {name}: .* No data here: {missing}\.", pages[name[:3]], re.MULTILINE
-            )
-        else:
-            section = pages[name[:3]].partition(f"## {name}\n")[2][:400]
-            assert "Not run with the planned settings." in section
-
-
-def test_claims_are_judged_as_others_once_the_data_are_there(records):
-    """A record of 001/svhn: its claims wait for runs, not for data."""
-    run = plan(load("001/svhn"), "laptop")[0]
-    record = replace(
-        records[0],
-        **run.key._asdict(),
-        settings=run.resolved,
-        measures={"train": 50.0, "test": 50.0},
-        curve={},
-    )
-    pages = render_results([record])
-    offered = pages[""].partition("\n## Runs that would decide more\n")[2]
-    assert "| [001/svhn](results-001.md#001svhn) | 8 |" in offered
-    assert "cifar100" not in offered
-    assert "No data here: SVHN." not in pages["001"]
-    assert "No data here: CIFAR-100. 7 claims wait for it." in pages["001"]
 
 
 def test_numbers_on_the_page_are_those_of_the_records(records, pages):

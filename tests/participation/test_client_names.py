@@ -25,11 +25,11 @@ from fedtide.population import Names, Population
 
 WORDS = np.array(["zoe", "ann", 'a, "b"', "007", "7", "señor 名", "-1"], dtype=object)
 NUMBERS = np.array([1001, 7, 0, -5, 2**62])
-NAMES = pytest.mark.parametrize("names", [WORDS, WORDS.astype(str), NUMBERS], ids="owi")
 
 
-@NAMES
-@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+@pytest.mark.parametrize(
+    ("names", "suffix"), [(WORDS, ".csv"), (WORDS.astype(str), ".parquet"), (NUMBERS, ".jsonl")]
+)
 def test_a_log_with_names_is_read_as_it_was_written(
     names: Names, suffix: str, tmp_path: Path
 ) -> None:

@@ -1,7 +1,6 @@
 """Exact inclusion probabilities of successive sampling."""
 
 from fractions import Fraction
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -10,30 +9,6 @@ from hypothesis import strategies as st
 
 from fedtide.errors import InvalidInputError
 from fedtide.participation import inclusion, inclusion_probabilities
-
-
-def enumerate_successive_sampling(weights: list[float], size: int) -> np.ndarray:
-    """Return the inclusion probabilities by summing over all ordered draws."""
-    result = np.zeros(len(weights))
-    for picks in permutations(range(len(weights)), size):
-        probability, left = 1.0, sum(weights)
-        for n in picks:
-            probability *= weights[n] / left
-            left -= weights[n]
-        result[list(picks)] += probability
-    return result
-
-
-@given(
-    weights=st.lists(st.floats(0.01, 100), min_size=2, max_size=6),
-    data=st.data(),
-)
-def test_inclusion_probabilities_match_enumeration(
-    weights: list[float], data: st.DataObject
-) -> None:
-    size = data.draw(st.integers(1, len(weights) - 1))
-    exact = enumerate_successive_sampling(weights, size)
-    np.testing.assert_allclose(inclusion_probabilities(weights, size), exact, atol=1e-9)
 
 
 def test_inclusion_probabilities_of_zero_equal_and_all_weights() -> None:

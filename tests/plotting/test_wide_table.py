@@ -32,8 +32,3 @@ def test_every_cell_is_shown_whole_and_no_line_is_too_long(width, columns):
         assert f"heading {i}" in text
     folded = "".join(line.strip().split("  ")[0] for line in text.splitlines())
     assert "algorithm.inner.cutoff=50)" in "".join(folded.split())
-
-
-def test_a_table_that_fits_is_one_block():
-    assert render(200, 4).count("method") == 1
-    assert render(80, 4).count("method") == 2

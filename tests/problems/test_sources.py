@@ -220,6 +220,3 @@ def test_what_is_no_table_is_refused_with_what_to_give(kind):
     source, hint = STREAMS[kind]
     with pytest.raises(InvalidInputError, match=f"^train: .* is not a table; give .*{hint}"):
         read_source("train", source, order=["n"])
-
-
-FRAME = pd.DataFrame({"a": [1.0, 2.0], "b": [3, 4], "c": [True, False]})

@@ -135,7 +135,7 @@ def last_improvement(values, min_delta):
     return kept[-1]
 
 
-@pytest.mark.parametrize(("patience", "min_delta"), [(1, 0.0), (3, 0.0), (1, 0.02)])
+@pytest.mark.parametrize(("patience", "min_delta"), [(3, 0.0), (1, 0.02)])
 def test_early_stopping_ends_when_the_metric_has_not_improved_for_so_long(
     patience, min_delta, regression
 ):

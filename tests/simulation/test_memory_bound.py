@@ -9,12 +9,8 @@ import fedtide as ft
 @pytest.mark.parametrize(
     "algorithm",
     [
-        ft.algorithms.FedAvg(),
         ft.algorithms.FedAU(cutoff=5),
-        ft.algorithms.MIFA(),
-        ft.algorithms.Scaffold(),
         ft.algorithms.Scaffold(option=1),
-        ft.algorithms.AmplifiedScaffold(period=4, factor=1.5),
         ft.algorithms.WaitForAll(period=3, mode="gradient"),
     ],
     ids=lambda algorithm: type(algorithm).__name__,

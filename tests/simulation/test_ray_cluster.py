@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +17,6 @@ from fedtide.simulation.runner import execute
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
-
-FEDTIDE = Path(sys.executable).with_name("fedtide")
 
 
 @pytest.fixture(scope="module")

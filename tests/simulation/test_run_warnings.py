@@ -69,18 +69,6 @@ def test_a_method_that_waits_to_the_end_says_so(algorithm, tmp_path):
     assert "took part in 12 of them" in found[0]
 
 
-ENTERING = ["fedavg", "fedau", "mifa", {"type": "wait-for-all", "period": 2}]
-
-
-def test_a_method_that_trains_absent_clients_does_something(tmp_path):
-    """In its last round, a period trains all clients: both are at 3 - 0.1 F'(3), on average."""
-    algorithm = {"type": "wait-for-all", "period": 12}
-    participation = {"type": "bernoulli", "rates": 1e-12}
-    found, result = simulate(tmp_path, algorithm=algorithm, participation=participation)
-    np.testing.assert_allclose(result.model, [3 - 0.1 * (3 + 2 * 2) / 2])
-    assert found == []
-
-
 @pytest.mark.parametrize(
     "participation",
     [{"type": "bernoulli", "rates": 0}, {"type": "table", "weights": [[0, 0]] * 12}],

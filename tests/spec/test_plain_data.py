@@ -11,20 +11,8 @@ import fedtide as ft
 from fedtide.participation import (
     Availability,
 )
-from fedtide.problems import Partition
 from fedtide.simulation.experiment import BUILDER
 from fedtide.simulation.experiment_files import override
-from fedtide.sweep import Sweep
-
-
-@pytest.mark.parametrize(
-    ("base", "name"),
-    [(ft.algorithms.Algorithm, "fedau"), (Availability, "bernoulli"), (Partition, "iid")],
-)
-def test_unknown_types_name_the_nearest(base, name):
-    with pytest.raises(ft.InvalidInputError, match=rf"^at\.type: unknown .*mean '{name}'\?"):
-        BUILDER.build(base, f"{name}x", "at")
-
 
 # Single rules
 
@@ -47,21 +35,6 @@ def test_numbers_that_yaml_reads_as_words():
     for rates in ("1e-1", ["1e-1"]):
         process = BUILDER.build(Availability, {"type": "bernoulli", "rates": rates})
         assert np.all(np.asarray(process.rates) == 0.1)
-
-
-@pytest.mark.parametrize(
-    ("rates", "message"),
-    [
-        ("30%", "rates: '30%' is not a number; write 0.3"),
-        ("0,3", "rates: '0,3' is not a number; write 0.3"),
-        ("3 in 10", "rates: '3 in 10' is of type str; give a "),
-        ("correlatd", "rates.type: unknown 'correlatd'; did you mean 'correlated'?"),
-    ],
-)
-def test_text_that_means_a_number_is_no_type(rates, message):
-    with pytest.raises(ft.InvalidInputError) as error:
-        BUILDER.build(Availability, {"type": "bernoulli", "rates": rates}, "participation")
-    assert str(error.value).startswith(f"participation.{message}")
 
 
 def test_overrides_reach_everything():
@@ -111,36 +84,3 @@ def test_simulate_spells_out_the_fields_of_an_experiment_with_their_defaults():
     assert set(named) == {field.name for field in fields(ft.Experiment)}
     given = {name: value for name, value in named.items() if value is not inspect.Parameter.empty}
     assert ft.Experiment.from_dict(fields_of() | given) == ft.Experiment.from_dict(fields_of())
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("algorithm", ft.algorithms.FedAU),
-        ("participation", object()),
-        ("name", 2024),
-        ("problem", {"type": "supervised", "train": "x", "normalise": 0.3}),
-        ("problem", "cifar10"),
-        ("problem", {"type": "classification", "dataset": "digits"}),
-    ],
-)
-def test_what_is_of_the_wrong_type_is_named(field, value):
-    with pytest.raises(ft.InvalidInputError, match=rf"^{field}[.\w]*: "):
-        ft.Experiment.from_dict(fields_of(**{field: value}))
-
-
-@pytest.mark.parametrize(
-    ("key", "hint"),
-    [
-        ("lr", "did you mean 'local.lr'?"),
-        ("cutoff", "did you mean 'algorithm.cutoff'?"),
-        ("every", "did you mean 'checkpoint.every' or 'evaluation.every'?"),
-        ("rouns", "did you mean 'rounds'?"),
-    ],
-)
-def test_a_key_without_its_section_is_found(key, hint):
-    plain = {"problem": "quadratic", "algorithm": "fedau", key: 1}
-    for load in (ft.Experiment.from_dict, Sweep.from_dict):
-        with pytest.raises(ft.InvalidInputError) as error:
-            load(plain)
-        assert str(error.value) == f"{key}: unknown key; {hint}"

@@ -1,7 +1,6 @@
 """Grids, lists and bases of a sweep file, and sweeps with failing runs."""
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -13,8 +12,6 @@ from fedtide.locking import LOCK_FILE, lock_folder
 from fedtide.sweep import Sweep, run_sweep
 from fedtide.sweep.grid import Configuration, combine_points
 from fedtide.sweep.result_table import read_results
-
-EXAMPLES = Path(fedtide.examples.__file__).parent
 
 
 def field_values(found, *fields):

@@ -48,12 +48,6 @@ RELU = {
     "torch": torch.relu,
     "method": lambda x: x.relu(),
 }
-MAXIMA = {
-    "1d": (nn.MaxPool1d(2), (1, 4)),
-    "2d": (nn.MaxPool2d(2), (1, 4, 4)),
-    "3d": (nn.MaxPool3d(2), (1, 4, 4, 4)),
-    "torch": (lambda x: torch.max_pool2d(x, 2), (1, 4, 4)),
-}
 
 
 def shapes_of_relu(network, x):
