@@ -32,6 +32,7 @@ def test_a_federation_of_an_earlier_version_goes_on_bit_for_bit(tmp_path):
         node_of(grid, client).seconds = lambda number: 20.0
     node_of(grid, 1).seconds = lambda number: 70.0 if number else 0.1
     before = read_ledger(url)
+    migrate_ledger(url)
     strategy = deploy(
         grid,
         ft.algorithms.MIFA(server_lr=0.7),
@@ -54,10 +55,12 @@ def test_a_federation_goes_on_with_a_state_and_a_ledger_of_an_older_version(tmp_
     checkpoint = load_newest(tmp_path / "state")
     for entry in checkpoint.facts["entries"]:
         assert entry.pop("reason") is None
+        del entry["step_weight"], entry["norm"]
     save(tmp_path / "state", checkpoint)
     assert "reason" not in load_newest(tmp_path / "state").facts["entries"][0]
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:
-        connection.execute("ALTER TABLE participation DROP COLUMN reason")
+        for column in ("reason", "step_weight", "norm"):
+            connection.execute(f"ALTER TABLE participation DROP COLUMN {column}")
         connection.execute("UPDATE fedtide_schema SET version = 1")
     with pytest.raises(InvalidInputError, match="fedtide ledger migrate"):
         deploy(federation(), ft.algorithms.FedAvg(), rounds=5, **options)

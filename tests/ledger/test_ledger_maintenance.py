@@ -47,7 +47,7 @@ def write_history(url: str, rounds: int, federation: str = "default", first: int
     ledger = Ledger(url, federation)
     for t in range(first, first + rounds):
         entries = [
-            Entry("ann", "used", 0.5, NOW + t),
+            Entry("ann", "used", 0.5, NOW + t, step_weight=0.25, norm=1.0 + t),
             Entry("bob", "used", 0.5, NOW + t, asked=t - 1 if t else None),
             Entry("it's", "selected", None, NOW + t, reason="error"),
         ]
@@ -63,7 +63,7 @@ def test_a_ledger_without_faults_passes_the_check(fedtide: Command, url: str) ->
     write_history(url, 3, "other", first=40)  # begun late, or pruned
     status, out, _ = fedtide("check", url)
     assert status == 0, out
-    assert "federation 'default': rounds 0 to 11, 12 in all; tables of version 2" in out
+    assert "federation 'default': rounds 0 to 11, 12 in all; tables of version 3" in out
     assert "federation 'other': rounds 40 to 42, 3 in all" in out
     assert "nothing is wrong" in out
     assert "'default'" not in fedtide("check", f"{url}#other")[1]
@@ -89,16 +89,17 @@ def test_a_ledger_of_version_1_is_migrated_and_goes_on(fedtide: Command, url: st
     assert fedtide("check", url)[0] == 0
     assert "fedtide ledger migrate" in fedtide("check", url)[1]
     status, out, _ = fedtide("migrate", url)
-    assert (status, out) == (0, "the tables were of version 1 and are of version 2 now\n")
+    assert (status, out) == (0, "the tables were of version 1 and are of version 3 now\n")
     assert_frame_equal(read_ledger(url), before)
+    assert before["norm"].null_count() == len(before)
     assert_frame_equal(read_rounds(url), rounds)
     status, out, _ = fedtide("migrate", url)
-    assert (status, out) == (0, "the tables are of version 2 already; nothing was changed\n")
+    assert (status, out) == (0, "the tables are of version 3 already; nothing was changed\n")
     ledger = Ledger(url)
     assert ledger.ended == 2
     ledger.commit(1, [Entry("bob", "used", 1.0, 19.0, asked=0)], 20.0)  # as it was: no change
     ledger.commit(2, [Entry("ann", "selected", None, 29.0, reason="error")], 30.0)
-    assert read_ledger(url).row(-1) == (2, "ann", "selected", None, 29.0, "error")
+    assert read_ledger(url).row(-1) == (2, "ann", "selected", None, 29.0, "error", None, None)
     assert fedtide("check", url)[0] == 0
 
 
@@ -138,6 +139,28 @@ def test_impossible_prunings_are_refused(
     assert err.startswith(f"fedtide: {field}: ")
 
 
+# sites
+
+
+def test_the_list_of_sites_says_who_moves_the_model_and_who_is_quarantined(
+    fedtide: Command, url: str
+) -> None:
+    write_history(url, 12)
+    assert fedtide("quarantine", url, "it's")[0] == 0
+    assert fedtide("quarantine", url, "ann")[0] == 0
+    assert fedtide("quarantine", url, "ann")[0] == 0
+    assert fedtide("release", url, "it's")[0] == 0
+    status, out, _ = fedtide("sites", url)
+    lines = {line.split()[1]: line.split()[2:] for line in out.splitlines() if "│" in line}
+    assert status == 0
+    rounds = [t for t in range(12) if t % 5]
+    norm = f"{sorted(1.0 + t for t in rounds)[len(rounds) // 2]:.3g}"
+    assert [cell for cell in lines["ann"] if cell != "│"][:4] == ["9", "11", "0.25", norm]
+    assert [cell for cell in lines["bob"] if cell != "│"] == ["9", "11", "–", "–"]
+    assert [name for name, cells in lines.items() if "UTC" in cells] == ["ann"]
+    assert fedtide("quarantine", url, "anna")[0] == 2
+
+
 # export
 
 
@@ -149,7 +172,9 @@ def test_an_exported_ledger_is_a_log_for_audits_and_replays(
     assert status == 0
     assert "27 rows of 12 rounds" in out
     assert "3 of them are without clients" in out
-    assert_frame_equal(read_log(path), read_ledger(url))
+    facts = ["step_weight", "norm"]
+    assert_frame_equal(read_log(path), read_ledger(url).drop(facts))
+    assert_frame_equal(pl.read_csv(path)[facts], read_ledger(url)[facts])
     exported, ledger = ft.audit(path), ft.audit(url)
     assert exported.to_dict()["refusals"] == ledger.to_dict()["refusals"]
     assert exported.log.counts.tolist() == ledger.log.counts.tolist()

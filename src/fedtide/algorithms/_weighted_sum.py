@@ -146,13 +146,15 @@ class WeightedSum(Algorithm[SumT]):
             info = RoundInfo(state.clients, state.weights, torch.zeros_like(state.model))
         return _next_round(state, state.model + info.direction), info
 
-    def advance(self, state: SumT, lr: float) -> SumT:
+    def advance(self, state: SumT, lr: float) -> tuple[SumT, Tensor, Tensor]:
         """Move the model as `step` does; the sum is turned into the next model in place."""
         if type(self).step is not WeightedSum.step or not len(state.clients):
-            return self.step(state, lr)[0]
+            state, info = self.step(state, lr)
+            return state, info.clients, info.weights
         state = self.record_cohort(state)
-        direction = state.total.mul_(self.server_lr / self.normaliser(state))
-        return _next_round(state, direction.add_(state.model))
+        scale = self.server_lr / self.normaliser(state)
+        model = state.total.mul_(scale).add_(state.model)
+        return _next_round(state, model), state.clients, state.weights * scale
 
     def _weights(self, state: SumT, updates: ClientUpdates) -> Tensor:
         return self.client_weights(state, updates).to(state.model.dtype)

@@ -161,18 +161,22 @@ class RoundDriver(Generic[StateT]):
             )
         return info
 
-    def advance(self, lr: float) -> None:
+    def advance(self, lr: float) -> tuple[Tensor, Tensor]:
         """End the round as `step` does, bit for bit, in less memory where the method can.
 
-        A method for large models has a function `advance` with the arguments of `step`, which does
-        not return the direction.
+        A method for large models has a function `advance` with the arguments of `step`, which
+        returns clients and weights without the direction.
+
+        Returns:
+            The clients and weights of `RoundInfo`, both of shape (S,).
         """
         advance = getattr(self.algorithm, "advance", None)
         if advance is None:
-            self.step(lr)
-        else:
-            self._end_round()
-            self.state = advance(self.state, lr)
+            info = self.step(lr)
+            return info.clients, info.weights
+        self._end_round()
+        self.state, clients, weights = advance(self.state, lr)
+        return clients, weights
 
     def _end_round(self) -> Tensor:
         """Return the model before the step, after a look at whose updates have arrived."""

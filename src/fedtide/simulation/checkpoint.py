@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file each, verified by a checksum; the last two are kept."""
+"""Checkpoints: one safetensors file each, verified by a checksum; at least two are kept."""
 
 from __future__ import annotations
 
@@ -47,8 +47,13 @@ class Checkpoint:
     facts: Mapping[str, Any]
 
 
-def save(folder: Path, checkpoint: Checkpoint, field: str = "out") -> None:
-    """Write a checkpoint and remove all but the last two; errors name `field`."""
+def save(
+    folder: Path, checkpoint: Checkpoint, field: str = "out", keep_every: int | None = None
+) -> None:
+    """Write a checkpoint; remove all but the last two and those of every `keep_every`-th round.
+
+    Errors name `field`.
+    """
     tensors = {name: t.detach().contiguous().cpu() for name, t in checkpoint.tensors.items()}
     facts = json.dumps({"round": checkpoint.round, **checkpoint.facts})
     metadata = {"facts": facts, "checksum": _checksum(tensors, facts)}
@@ -61,8 +66,9 @@ def save(folder: Path, checkpoint: Checkpoint, field: str = "out") -> None:
         field,
     )
     for old in numbered(folder, "safetensors")[:-2]:
-        with suppress(PermissionError):  # on Windows, if a backup is reading the file
-            old.unlink()
+        if keep_every is None or int(old.stem) % keep_every:
+            with suppress(PermissionError):  # on Windows, if a backup is reading the file
+                old.unlink()
 
 
 def load_newest(
@@ -73,7 +79,7 @@ def load_newest(
     A warning (logger "fedtide") names every checkpoint that is skipped.
     """
     for path in reversed(numbered(folder, "safetensors")):
-        checkpoint = _load(path)
+        checkpoint = load(path)
         if checkpoint is not None and is_usable(checkpoint):
             return checkpoint
         _logger.warning(
@@ -84,7 +90,7 @@ def load_newest(
     return None
 
 
-def _load(path: Path) -> Checkpoint | None:
+def load(path: Path) -> Checkpoint | None:
     """Return the checkpoint in a file, or None if the file is damaged."""
     try:
         tensors = safetensors.torch.load_file(path)  # mapped: they take no memory until used

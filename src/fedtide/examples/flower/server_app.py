@@ -21,6 +21,7 @@ def main(grid: Grid, context: Context) -> None:
         bounded(FedAU(cutoff=int(config["cutoff"]), average=0.5)),
         clients=config["clients"].split(),
         state=config["state"] or None,
+        keep_every=20,  # what `fedtide ledger rollback` can return to
         ledger=config["ledger"] or None,
         federation=config["federation"],
     )

@@ -1,9 +1,9 @@
 """The ledger: the participation log of a live federation in a database, written round by round.
 
-It has three tables, readable with plain SQL: `rounds` (federation, round, time: every round that
-has ended, including empty ones), `participation` (federation, round, client, stage, weight, time,
-asked, reason: the log) and `fedtide_schema` (version). A database may hold the ledgers of several
-federations.
+It has four tables, readable with plain SQL: `rounds` (federation, round, time: every round that has
+ended, including empty ones), `participation` (federation, round, client, stage, weight, time,
+asked, reason, step_weight, norm: the log), `quarantine` (federation, client, time) and
+`fedtide_schema` (version). A database may hold the ledgers of several federations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import polars as pl
 
 from fedtide.errors import InvalidInputError, MissingExtraError, first_line
 from fedtide.flower.ledger.ledger_tables import (
+    ADDED,
     PARTICIPATION,
+    QUARANTINE,
     ROUNDS,
     SCHEMA,
     TABLES,
@@ -37,6 +39,8 @@ except ImportError:
 
 LOG_COLUMNS = ("round", "client", "stage", "weight", "time", "reason")
 """The columns of a participation log that a ledger has."""
+FACTS = ("step_weight", "norm")
+"""Its further columns on an update that was used."""
 
 _LONGEST_NAME = 200  # the width of the columns
 _BATCH = 1 << 16
@@ -55,6 +59,9 @@ class Entry:
         asked: the round in which the reported update was requested; None: this round, or nothing
             was reported.
         reason: why its update was not used, one of REASONS; None: it was used, or was not asked.
+        step_weight: the factor with which its update entered the step, such as η ω_n / N of FedAU;
+            None: it was not used, or the method does not say.
+        norm: the norm of its update; None: it was not used, or is private.
     """
 
     client: str
@@ -63,6 +70,8 @@ class Entry:
     time: float | None = None
     asked: int | None = None
     reason: str | None = None
+    step_weight: float | None = None
+    norm: float | None = None
 
 
 class Ledger:
@@ -145,6 +154,16 @@ class Ledger:
                 undone = self._in_federation(table) & (table.c.round >= round)
                 connection.execute(table.delete().where(undone))
 
+    def quarantined(self) -> set[str]:
+        """Return the names of the clients that the operator has quarantined.
+
+        Raises:
+            InvalidInputError: the database fails.
+        """
+        names = sql.select(QUARANTINE.c.client).where(self._in_federation(QUARANTINE))
+        with database_errors(self._engine), self._engine.connect() as connection:
+            return set(connection.scalars(names))
+
     def close(self) -> None:
         """Close the connections to the database."""
         self._engine.dispose()
@@ -189,7 +208,8 @@ def read_ledger(url: str) -> pl.DataFrame:
 
     Returns:
         round, client (String), stage, weight, time (Float64, seconds since 1970), reason (String,
-        null in a ledger of version 1), sorted by round and client.
+        null in a ledger of version 1), step_weight and norm (Float64, null in earlier ones), sorted
+        by round and client.
 
     Raises:
         InvalidInputError: a database that cannot be read or holds no ledger of a known version; an
@@ -223,8 +243,53 @@ def read_history(url: str) -> tuple[pl.DataFrame, pl.DataFrame]:
         of = find_federation(connection, federation)
         rounds = _select(connection, version, ROUNDS, ROUNDS.c.federation == of, "round", "time")
         own = PARTICIPATION.c.federation == of
-        log = _select(connection, version, PARTICIPATION, own, *LOG_COLUMNS)
-    return normalise_log(log).sort("round", "client"), rounds
+        log = _select(connection, version, PARTICIPATION, own, *LOG_COLUMNS, *FACTS)
+    facts = log.select(FACTS)
+    return normalise_log(log.select(LOG_COLUMNS)).hstack(facts).sort("round", "client"), rounds
+
+
+def read_sites(url: str) -> pl.DataFrame:
+    """Return what a ledger says of each client, by name.
+
+    Args:
+        url: as in `read_ledger`.
+
+    Returns:
+        client, used (how many updates were), last_round (in which it has a row), step_weight
+        (mean), norm (median), quarantined (since when, in seconds since 1970; null: it is not).
+
+    Raises:
+        InvalidInputError: as in `read_ledger`.
+    """
+    quarantine = pl.DataFrame(
+        read_quarantine(url), {"client": pl.String, "quarantined": pl.Float64}, orient="row"
+    )
+    used = pl.col("stage") == "used"
+    sites = (
+        read_ledger(url)
+        .group_by("client")
+        .agg(
+            used.sum().alias("used"),
+            pl.col("round").max().alias("last_round"),
+            pl.col("step_weight").mean(),
+            pl.col("norm").median(),
+        )
+    )
+    return sites.join(quarantine, "client", "left").sort("client")
+
+
+def read_quarantine(url: str) -> list[tuple[str, float]]:
+    """Return the clients in quarantine, and since when, in seconds since 1970.
+
+    Raises:
+        InvalidInputError: as in `read_ledger`.
+    """
+    with open_ledger(url) as (connection, version, federation):
+        of = QUARANTINE.c.federation == find_federation(connection, federation)
+        rows = sql.select(QUARANTINE.c.client, QUARANTINE.c.time).where(of)
+        return (
+            [] if version < VERSION else [(name, since) for name, since in connection.execute(rows)]
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,8 +300,8 @@ class LedgerPart:
         federation: its name; empty if none was named and no round has ended.
         rounds: the columns round and time, by round: the last round read before, if the ledger
             still has it, and those after it.
-        rows: the rows of the rounds after it, with the columns of `read_ledger` and asked (Int64),
-            by round; stage is a String.
+        rows: the rows of the rounds after it, with all columns of `Entry`, by round; stage is a
+            String.
     """
 
     federation: str
@@ -275,7 +340,7 @@ def _select(
     most: int | None = None,
 ) -> pl.DataFrame:
     """Return these columns of the wanted rows, by round."""
-    absent = {"reason": sql.null()} if version == 1 else {}
+    absent = {name: sql.null() for name, since in ADDED.items() if version < since}
     query = sql.select(*(absent.get(name, table.c[name]) for name in names)).where(wanted)
     query = query.order_by(table.c.round).limit(most)
     found = connection.execute(query, execution_options={"yield_per": _BATCH})
@@ -299,4 +364,6 @@ _TYPES: dict[str, type[pl.DataType]] = {
     "time": pl.Float64,
     "asked": pl.Int64,
     "reason": pl.String,
+    "step_weight": pl.Float64,
+    "norm": pl.Float64,
 }

@@ -1,17 +1,20 @@
-"""Maintenance of ledgers: checks, migration of older tables, and removal of old rounds."""
+"""Maintenance of ledgers: checks, migration, removal of rounds, and clients in quarantine."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import sqlalchemy as sql
 
-from fedtide.errors import InvalidInputError, quantify
+from fedtide.errors import InvalidInputError, did_you_mean, quantify
 from fedtide.flower.ledger.ledger_tables import (
     PARTICIPATION,
+    QUARANTINE,
     READABLE,
     ROUNDS,
     SCHEMA,
+    TABLES,
     VERSION,
     check_version,
     find_federation,
@@ -20,8 +23,14 @@ from fedtide.flower.ledger.ledger_tables import (
     open_ledger,
 )
 
-_MIGRATIONS = {1: "ALTER TABLE participation ADD COLUMN reason VARCHAR(20)"}
-"""The SQL that turns tables of a version into those of the next one."""
+_MIGRATIONS = {
+    1: ["ALTER TABLE participation ADD COLUMN reason VARCHAR(20)"],
+    2: [
+        "ALTER TABLE participation ADD COLUMN step_weight DOUBLE PRECISION",
+        "ALTER TABLE participation ADD COLUMN norm DOUBLE PRECISION",
+    ],
+}
+"""The SQL that turns tables of a version into those of the next one, but for new tables."""
 
 _TOLERANCE = 1e-6
 """By how much the sum of a round's weights may differ from 1."""
@@ -103,17 +112,48 @@ def migrate_ledger(url: str) -> int:
         lock_tables(connection)
         former = check_version(connection, READABLE)
         for version in range(former, VERSION):
-            connection.execute(sql.text(_MIGRATIONS[version]))
+            for statement in _MIGRATIONS[version]:
+                connection.execute(sql.text(statement))
+        TABLES.create_all(connection)
         connection.execute(SCHEMA.update().values(version=VERSION))
     return former
 
 
-def prune_ledger(url: str, first: int) -> None:
-    """Remove all rounds of a federation before one; the federation may continue meanwhile.
+def quarantine(url: str, name: str, begins: bool) -> None:
+    """Begin or end the quarantine of a client, which a running federation obeys at once.
+
+    Args:
+        url: as in `read_ledger`.
+        name: of the client.
+        begins: whether it begins.
+
+    Raises:
+        InvalidInputError: a client that the ledger does not know; the database fails, or has
+            tables of an older version.
+    """
+    with open_existing(url) as engine, engine.begin() as connection:
+        check_version(connection, [VERSION])
+        of = find_federation(connection, url.partition("#")[2])
+        clients = sql.select(PARTICIPATION.c.client).where(PARTICIPATION.c.federation == of)
+        known = set(connection.scalars(clients.distinct()))
+        if name not in known:
+            raise InvalidInputError(
+                f"name: {of!r} has no client {name!r}; {did_you_mean(name, known)}"
+            )
+        keys = {"federation": of, "client": name}
+        own = (QUARANTINE.c.federation == of) & (QUARANTINE.c.client == name)
+        connection.execute(QUARANTINE.delete().where(own))
+        if begins:
+            connection.execute(QUARANTINE.insert().values(time=time.time(), **keys))
+
+
+def prune_ledger(url: str, first: int, end: int | None = None) -> None:
+    """Remove all rounds of a federation but some; the federation may continue meanwhile.
 
     Args:
         url: as in `read_ledger`.
         first: the first round that is kept.
+        end: the first round after those that are kept; None: the last ones are kept.
 
     Raises:
         InvalidInputError: the database fails.
@@ -122,5 +162,7 @@ def prune_ledger(url: str, first: int) -> None:
         check_version(connection, READABLE)
         name = find_federation(connection, url.partition("#")[2])
         for table in (PARTICIPATION, ROUNDS):
-            old = (table.c.federation == name) & (table.c.round < first)
-            connection.execute(sql.delete(table).where(old))
+            removed = table.c.round < first
+            if end is not None:
+                removed |= table.c.round >= end
+            connection.execute(sql.delete(table).where((table.c.federation == name) & removed))

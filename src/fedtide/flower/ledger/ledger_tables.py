@@ -16,11 +16,14 @@ try:
 except ImportError:
     raise MissingExtraError("ledger", "flower") from None
 
-VERSION = 2
-"""The version of the tables; 1 has no `reason`, and can be read but not written."""
+VERSION = 3
+"""The version of the tables; earlier ones can be read but not written."""
 
-READABLE = (1, VERSION)
+READABLE = (1, 2, VERSION)
 """The versions that can be read."""
+
+ADDED = {"reason": 2, "step_weight": 3, "norm": 3}
+"""The version since which `participation` has a column."""
 
 _PATIENCE = 60
 """Seconds for which SQLite waits for another writer."""
@@ -57,9 +60,20 @@ PARTICIPATION = sql.Table(
     sql.Column("time", sql.Double),
     sql.Column("asked", sql.BigInteger),
     sql.Column("reason", sql.String(20)),
+    sql.Column("step_weight", sql.Double),
+    sql.Column("norm", sql.Double),
     sql.ForeignKeyConstraint(["federation", "round"], ["rounds.federation", "rounds.round"]),
 )
 """The participation log."""
+
+QUARANTINE = sql.Table(
+    "quarantine",
+    TABLES,
+    sql.Column("federation", sql.String(200), primary_key=True),
+    sql.Column("client", sql.String(200), primary_key=True),
+    sql.Column("time", sql.Double, nullable=False),
+)
+"""The clients that a federation does not ask, since when; version 3."""
 
 
 @contextmanager
@@ -180,7 +194,7 @@ def check_version(connection: sql.Connection, wanted: Sequence[int]) -> int:
     if len(versions) == 1 and versions[0] in wanted:
         return versions[0]
     found, hint = ", ".join(map(str, versions)) or "none", "use the fedtide that wrote it"
-    if versions == [1]:
+    if set(versions) < set(READABLE):
         hint = f"stop its federation and run fedtide ledger migrate {url}"
     raise InvalidInputError(
         f"ledger: {url!r} has tables of version {found}, this fedtide writes {VERSION}; {hint}"

@@ -50,6 +50,7 @@ class ClientEvaluation:
 
     def configure(
         self,
+        nodes: dict[int, int],
         arrays: ArrayRecord,
         config: ConfigRecord,
         fraction: float,
@@ -58,12 +59,13 @@ class ClientEvaluation:
         """Return the requests to evaluate a model.
 
         Args:
+            nodes: the node of each client that may be asked.
             arrays: the model.
             config: sent along.
-            fraction: the share of the clients that are free.
+            fraction: the share of these clients that is asked.
             draws: seed, purpose and round of the random draws; Flower's number of the round.
         """
-        nodes, server_round = self.discovery.free_nodes(), draws[2]
+        server_round = draws[2]
         record = ConfigRecord({**config, **draw_nonce(), "server-round": server_round})
         content, kind = RecordDict({"arrays": arrays, "config": record}), MessageType.EVALUATE
         return [

@@ -1,12 +1,17 @@
-"""Reconciles state, ledger and privacy accounting before training resumes after a crash."""
+"""Reconciles state, ledger and privacy accounting after a crash, and rolls a federation back."""
 
 from __future__ import annotations
 
 from logging import getLogger
+from pathlib import Path
 
 from fedtide.errors import InvalidInputError, quantify
 from fedtide.flower.ledger.ledger import Ledger
-from fedtide.flower.server.session import TrainingSession
+from fedtide.flower.ledger.ledger_maintenance import prune_ledger
+from fedtide.flower.server.session import PUBLISHED, TrainingSession
+from fedtide.locking import lock_folder
+from fedtide.simulation.checkpoint import load
+from fedtide.simulation.run_folder import numbered
 
 log = getLogger("flwr")
 
@@ -102,3 +107,36 @@ def _reconcile_ledger(
         )
     if ended:
         ledger.commit(ended - 1, training.entries, training.ended_at)
+
+
+def roll_back(folder: Path, ledger: str, ended: int) -> None:
+    """Return a federation that does not run to the state after its first `ended` rounds.
+
+    If this is interrupted, the next submission is refused until it has been done again.
+
+    Args:
+        folder: of the state.
+        ledger: its URL, as in `read_ledger`.
+        ended: how many rounds remain.
+
+    Raises:
+        InvalidInputError: a run is using the state; there is no intact state after these rounds; or
+            the training is private.
+    """
+    with lock_folder(folder, "state", "stop it first (flwr stop)"):
+        if (folder / PUBLISHED).exists():
+            raise InvalidInputError(
+                f"state: {folder} is of a federation with privacy, whose rounds cannot be undone: "
+                "their models may have been published; begin another one with an earlier model"
+            )
+        states = {int(file.stem): file for file in numbered(folder, "safetensors")}
+        if ended not in states or load(states[ended]) is None:
+            there = ", ".join(map(str, states)) or "none"
+            raise InvalidInputError(
+                f"rounds: {folder} has no intact state after {quantify(ended, 'round')}; it has "
+                f"those after {there} (keep_every says which are kept)"
+            )
+        for later in sorted(states, reverse=True):
+            if later > ended:
+                states[later].unlink()
+        prune_ledger(ledger, 0, ended)

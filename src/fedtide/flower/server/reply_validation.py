@@ -97,8 +97,8 @@ class ReplyValidator:
                 text = f"it answers round {pending.round + 1}, which has ended"
                 raise RejectedReplyError("late", text)
             update = self._read(content, pending, sent)
-        norm, largest = update.norms()
-        if norm > _LONGEST or largest > _STEEPEST:
+        largest = update.largest_norm
+        if update.norm > _LONGEST or largest > _STEEPEST:
             text = f"its update or gradient is too large: norm {largest:.2g}"
             raise RejectedReplyError("not finite", text)
         return update

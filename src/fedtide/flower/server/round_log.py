@@ -59,6 +59,7 @@ class RoundLog:
         weight: float | None = None,
         asked: int | None = None,
         reason: str | None = None,
+        **facts: float | None,
     ) -> None:
         """Record that a client reached a stage.
 
@@ -68,12 +69,13 @@ class RoundLog:
             weight: its q_t^n if its update is used.
             asked: the round of the message that it answers.
             reason: why its update is not used, one of REASONS.
+            facts: its further columns, see `Entry`.
         """
         entry = self._entries.get(client)
         if entry is None or STAGES.index(entry.stage) <= STAGES.index(stage):
             asked = None if asked == self._t else asked
             name = self._names[client]
-            self._entries[client] = Entry(name, stage, weight, self._now(), asked, reason)
+            self._entries[client] = Entry(name, stage, weight, self._now(), asked, reason, **facts)
 
     def reject(self, client: int, asked: int, reason: str, text: str) -> None:
         """Record and log that a client's reply, or the error in its place, is not used.

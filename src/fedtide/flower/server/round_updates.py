@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from flwr.app import Message
 from torch import Tensor
@@ -60,7 +60,12 @@ class UpdateReader:
         self._discovery.await_replies(ids, deadline, is_enough)
 
     def read(
-        self, replies: Iterable[Message], t: int, last_lr: float, log: RoundLog
+        self,
+        replies: Iterable[Message],
+        t: int,
+        last_lr: float,
+        log: RoundLog,
+        quarantined: Set[int],
     ) -> dict[int, ValidatedUpdate]:
         """Return the newest valid update of each client, by client.
 
@@ -69,6 +74,7 @@ class UpdateReader:
             t: the round.
             last_lr: γ of the last round with updates; 0: none.
             log: of the round; told why others are not used.
+            quarantined: clients whose updates are not used.
         """
         updates: dict[int, ValidatedUpdate] = {}
         for reply in replies:
@@ -76,6 +82,8 @@ class UpdateReader:
             client = pending.client
             assert client is not None
             try:
+                if client in quarantined:
+                    raise RejectedReplyError("quarantined", "it is quarantined")
                 update = self._validator.validate(reply, pending)
                 if self._registry.client_at(pending.node_id) != client:
                     raise RejectedReplyError("false claim", "its node is another client by now")

@@ -40,7 +40,7 @@ from fedtide.spec import fingerprint, is_data
 
 log = getLogger("flwr")
 
-_PUBLISHED = "published"
+PUBLISHED = "published"
 """The file next to the checkpoints that records how many private rounds have ended."""
 
 _LOCK_PATIENCE = 180.0  # seconds; Flower ends a run whose server app died after about 70
@@ -68,6 +68,7 @@ class TrainingSession:
         folder: where the state is saved after every round, and restored from; None: nowhere.
         selection: which clients are asked to train; None: the method's choice, or a sample.
         seed: of the selection.
+        keep_every: the states after every so many rounds are kept, too; None: only the last two.
 
     Attributes:
         selection: the started selection. If its settings, the seed, or the number of clients
@@ -101,6 +102,7 @@ class TrainingSession:
         folder: Path | None = None,
         selection: Selection | None = None,
         seed: int = 0,
+        keep_every: int | None = None,
     ) -> None:
         if algorithm.traits.centralised:
             raise InvalidInputError(
@@ -112,7 +114,7 @@ class TrainingSession:
                 "offer; simulate it, or choose another method"
             )
         self.registry, self.layout = registry, layout
-        self.folder = folder
+        self.folder, self._keep_every = folder, keep_every
         population = _describe_population(registry)
         # In float16, sums over clients would stall or overflow.
         self.driver = RoundDriver(algorithm, widen_half(model), population)
@@ -131,7 +133,7 @@ class TrainingSession:
         self.ended_at = 0.0
         found = [] if folder is None else numbered(folder, "safetensors")
         self.saved = int(found[-1].stem) if found else 0
-        self.published = 0 if folder is None else _read_published(folder / _PUBLISHED)
+        self.published = 0 if folder is None else _read_published(folder / PUBLISHED)
         if folder is not None:
             for pattern in DRAFT_PATTERNS:  # what killed processes left
                 for draft in filter(Path.is_file, folder.glob(pattern)):
@@ -187,11 +189,14 @@ class TrainingSession:
         present = Cohort.uniform(torch.tensor(clients, dtype=torch.int64))
         return self.driver.choose_cohort(present).clients
 
-    def end_round(self, updates: Iterable[ValidatedUpdate]) -> None:
+    def end_round(self, updates: Iterable[ValidatedUpdate]) -> dict[int, float]:
         """Aggregate this round's updates, at most one of each client, and move the model.
 
         Updates are absorbed in the order of the clients' numbers, so that the same replies give the
         same model whatever their order of arrival.
+
+        Returns:
+            The factor with which the update of each client entered the step.
 
         Raises:
             InvalidInputError: the model is no longer finite; the state on the disk is the former.
@@ -205,7 +210,7 @@ class TrainingSession:
                 self.driver.absorb(stack_updates(chunk, 1.0 / len(used), self.model))
         self.lr = next((u.lr for u in reversed(used) if u.lr), self.lr)
         # Before the first update, there is nothing for a learning rate to scale.
-        self.driver.advance(self.lr or 1.0)
+        clients, weights = self.driver.advance(self.lr or 1.0)
         if not torch.isfinite(torch.linalg.vector_norm(self.model)):
             raise InvalidInputError(
                 "state: the model is no longer finite; submit the run again, which goes on with "
@@ -214,6 +219,7 @@ class TrainingSession:
         for update in used:
             self.steps_taken[update.client] += update.steps
             self.accepted_rounds[update.client] = update.round
+        return dict(zip(clients.tolist(), weights.tolist(), strict=True))
 
     def save(self) -> None:
         """Write everything as one checkpoint, atomically."""
@@ -237,12 +243,12 @@ class TrainingSession:
             kept = self.selection.to_tensors()
             tensors |= {f"selection.{name}": tensor for name, tensor in kept.items()}
             facts["selection"] = self._selection_settings
-        save(self.folder, Checkpoint(self.round, tensors, facts), field="state")
+        save(self.folder, Checkpoint(self.round, tensors, facts), "state", self._keep_every)
 
     def mark_published(self) -> None:
         """Write how many rounds have ended, so that none is repeated if checkpoints are lost."""
         if self.folder is not None:
-            write_text(self.folder / _PUBLISHED, f"{self.round}\n", field="state")
+            write_text(self.folder / PUBLISHED, f"{self.round}\n", field="state")
 
     def _restore(self, folder: Path) -> None:
         """Continue from the newest checkpoint in the folder, if it holds one."""

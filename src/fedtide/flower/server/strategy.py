@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -78,6 +78,8 @@ class FedTide(Strategy):
             clients, with their names after the existing ones.
         state: the folder in which the state is kept; None keeps it in memory only, and a new
             submission starts from round 0. `privacy` requires it.
+        keep_every: the states after every so many rounds are kept, so that `fedtide ledger
+            rollback` can go back to them; None: only the last two.
         ledger: the URL of the database for the participation log; None writes none.
         federation: the federation's name in the ledger.
         fraction_train: the share of the online clients without a pending request that is asked to
@@ -119,6 +121,7 @@ class FedTide(Strategy):
         *,
         clients: int | Sequence[str],
         state: str | Path | None = None,
+        keep_every: int | None = None,
         ledger: str | None = None,
         federation: str = "default",
         fraction_train: float = 1.0,
@@ -146,6 +149,7 @@ class FedTide(Strategy):
         require_whole_number("min_train_nodes", min_train_nodes, low=0)
         require_whole_number("min_available_nodes", min_available_nodes, low=0)
         require_whole_number("close_after", 1 if close_after is None else close_after)
+        require_whole_number("keep_every", 1 if keep_every is None else keep_every)
         require_positive("ttl", ttl)
         require_whole_number("seed", seed, low=0)
         if selection is not None and (fraction_train, min_train_nodes) != (1, 1):
@@ -171,9 +175,10 @@ class FedTide(Strategy):
         self.train_metrics_aggr_fn = train_metrics_aggr_fn
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
         self._private, self._clock = privacy is not None, clock or Clock()
-        self._state = None if state is None else Path(state)
+        self._state, self._keep_every = None if state is None else Path(state), keep_every
         self._page = metrics_host, metrics_port, f"{ledger}#{federation}"
         self._ledger = None if ledger is None else Ledger(ledger, federation)
+        self._quarantined: set[int] = set()
 
     @property
     def training(self) -> TrainingSession:
@@ -237,8 +242,9 @@ class FedTide(Strategy):
         training, t, tick = self._training, self._training.round, self._clock.tick
         self._round_log = RoundLog(t, self._registry.names, self._transport.now)
         # 1.
-        spent = shut_out(training.driver.algorithm, training.driver.state)
-        self._discovery.wait_for_nodes(t, self.min_available_nodes, tick() + timeout, spent)
+        self._read_quarantine()
+        out = shut_out(training.driver.algorithm, training.driver.state) | self._quarantined
+        self._discovery.wait_for_nodes(t, self.min_available_nodes, tick() + timeout, out)
         # 2.
         self._writer.renew_blanks()
         arrays = self._writer.to_request(training.model)
@@ -280,6 +286,7 @@ class FedTide(Strategy):
             nodes = {client: node for client, node in nodes.items() if client not in late}
         for client in nodes:
             self._round_log.record(client, "available")
+        nodes = self._without_quarantined(nodes)
         least, draws = self.min_train_nodes, (self.seed, "flower", t)
         sample = partial(draw_share, fraction=self.fraction_train, least=least, draws=draws)
         cohort = training.select_cohort(sorted(nodes), sample, self._private)
@@ -316,11 +323,20 @@ class FedTide(Strategy):
     def _end_round(self, replies: Iterable[Message], t: int) -> MetricRecord | None:
         """Aggregate the replies and step; models may be large: no update is kept."""
         training = self._training
-        updates = self._updates.read(replies, t, training.lr, self._round_log)
-        training.end_round(updates.values())
+        self._read_quarantine()
+        record, quarantined = self._round_log.record, self._quarantined
+        updates = self._updates.read(replies, t, training.lr, self._round_log, quarantined)
+        weights = training.end_round(updates.values())
         used = sorted(updates.values(), key=lambda update: update.client)
         for update in used:
-            self._round_log.record(update.client, "used", 1.0 / len(used), update.round)
+            record(
+                update.client,
+                "used",
+                1.0 / len(used),
+                update.round,
+                step_weight=weights.get(update.client),
+                norm=None if self._private else update.norm,  # no noise protects it
+            )
         parts = [(update.samples, update.metrics) for update in used]
         return aggregate_metrics(parts, self.train_metrics_aggr_fn)
 
@@ -329,7 +345,8 @@ class FedTide(Strategy):
     ) -> Iterable[Message]:
         """Return the requests to evaluate the model."""
         draws = self.seed, "flower-evaluate", server_round
-        return self._evaluation.configure(arrays, config, self.fraction_evaluate, draws)
+        nodes = self._without_quarantined(self._discovery.free_nodes())
+        return self._evaluation.configure(nodes, arrays, config, self.fraction_evaluate, draws)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -350,6 +367,16 @@ class FedTide(Strategy):
                 "num-examples, as Flower's own FedAvg does"
             )
 
+    def _read_quarantine(self) -> None:
+        """Read from the ledger which clients the operator has quarantined."""
+        if self._ledger is not None:
+            with suppress(InvalidInputError):  # the commit of the round will say it
+                names, quarantined = self._registry.names, self._ledger.quarantined()
+                self._quarantined = {n for n, name in enumerate(names) if name in quarantined}
+
+    def _without_quarantined(self, nodes: dict[int, int]) -> dict[int, int]:
+        return {client: node for client, node in nodes.items() if client not in self._quarantined}
+
     def _serve_page(self) -> AbstractContextManager[object]:
         """Serve the page and the metrics of the ledger, if a port is given."""
         host, port, url = self._page
@@ -364,7 +391,14 @@ class FedTide(Strategy):
         registry = self._registry = NodeRegistry.from_clients(self._clients)
         layout, x = flatten_initial(initial_arrays)
         training = self._training = TrainingSession(
-            self.algorithm, registry, layout, x, self._state, self.selection, self.seed
+            self.algorithm,
+            registry,
+            layout,
+            x,
+            self._state,
+            self.selection,
+            self.seed,
+            self._keep_every,
         )
         self._sent_models: dict[int, torch.Tensor] = {}  # by round; replies are relative to them
         needs_rate, sent = self.algorithm.traits.uses_local_lr, self._sent_models

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -44,12 +45,17 @@ class ValidatedUpdate:
     gradients: Tensor | None = None
     metrics: Metrics = field(default_factory=dict)
 
-    def norms(self) -> tuple[float, float]:
-        """Return the norm of Δ_n, and the largest norm of Δ_n, its mean gradient and ∇F_n."""
-        norm = _norm(self.update)
-        gradient = norm / (self.lr * self.steps) if self.lr and self.steps else 0.0
+    @cached_property
+    def norm(self) -> float:
+        """The norm of Δ_n."""
+        return _norm(self.update)
+
+    @property
+    def largest_norm(self) -> float:
+        """The largest norm of Δ_n, its mean gradient and ∇F_n."""
+        gradient = self.norm / (self.lr * self.steps) if self.lr and self.steps else 0.0
         reported = 0.0 if self.gradients is None else _norm(self.gradients)
-        return norm, max(norm, gradient, reported)
+        return max(self.norm, gradient, reported)
 
 
 def stack_updates(updates: list[ValidatedUpdate], weight: float, like: Tensor) -> ClientUpdates:

@@ -41,8 +41,8 @@ NOUNS = {column: column for column in COLUMNS} | {"samples": "sample count"}
 MISSING = ("", "na", "nan", "n/a", "null", "none", "-")
 """Text that stands for a missing value."""
 
-_OWN = ("time", "started", "staleness", "asked")
-"""Further columns of fedtide's own logs, which do not say who took part."""
+_OWN = ("time", "started", "staleness", "asked", "stepweight", "norm")
+"""Further columns of fedtide's own logs, which do not say who took part, as `_plain` writes them."""
 
 ANY = "any value"
 """Among the values of a column of many: all that are not missing."""

@@ -35,6 +35,7 @@ REASONS: Mapping[str, str] = {
     "false claim": "it claimed to be another client or to answer another round",
     "not followed": "it did not follow the instructions of the method",
     "lost memory": "it had lost its memory of its last update",
+    "quarantined": "the operator had quarantined it",
     "unbounded": "with its update the state would have exceeded the range of its numbers",
     "unregistered": "a node without the registered key claimed its name",
 }
