@@ -42,7 +42,7 @@ MISSING = ("", "na", "nan", "n/a", "null", "none", "-")
 """Text that stands for a missing value."""
 
 _OWN = ("time", "started", "staleness", "asked", "stepweight", "norm")
-"""Further columns of fedtide's own logs, which do not say who took part, as `_plain` writes them."""
+"""Further columns of fedtide's own logs, which do not say who took part."""
 
 ANY = "any value"
 """Among the values of a column of many: all that are not missing."""
