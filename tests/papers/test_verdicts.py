@@ -151,6 +151,16 @@ def test_claims_of_published_values_and_of_printed_numbers():
     assert len(judge_table(table, measured, printed={"a": 10}).comparisons) == 1
 
 
+def test_printed_numbers_are_judged_jointly_by_their_mean_distance():
+    """Distances of +2 and -1 with spreads that cancel: a mean of 0.5 in every seed."""
+    measured = {"a": [11.0, 12.0, 13.0], "b": [20.0, 19.0, 18.0]}
+    together = judge_table(claim(kind="jointly", within=0.5), measured, printed={"a": 10, "b": 20})
+    assert together.comparisons[0].numbers == (0.5, 0.5, 0.5)
+    assert together.outcome == HOLDS
+    shifted = judge_table(claim(kind="jointly", within=0.4), measured, printed={"a": 10, "b": 20})
+    assert shifted.outcome == FAILS
+
+
 CASES = ["low", "middle", "high"]
 
 

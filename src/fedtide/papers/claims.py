@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["beats", "loses", "matches", "value", "printed", "grows"]
+Kind = Literal["beats", "loses", "matches", "value", "printed", "jointly", "grows"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Claim:
         kind: "beats": A is better than each of `than`, by more than `by`; "loses": A is worse than
             each of `than`, by more than `by`; "matches": A differs from each by at most `within`;
             "value": A, or its difference to each of `than`, is within `within` of `value`;
-            "printed": A and each of `than` are within `within` of their printed numbers; "grows":
+            "printed": A and each of `than` are within `within` of their printed numbers; "jointly":
+            so is their mean distance from them, over the methods with enough seeds; "grows":
             the advantage of A over each of `than` grows over `cases` in their order, or A itself
             becomes better if there are none.
         reference: the place in the paper.
@@ -65,4 +66,4 @@ class Claim:
     @property
     def needs_full_scale(self) -> bool:
         """Whether only runs of the published size can confirm the statement."""
-        return self.full_scale or self.kind in ("value", "printed") or self.by > 0
+        return self.full_scale or self.kind in ("value", "printed", "jointly") or self.by > 0

@@ -205,12 +205,28 @@ def _samples(claim: Claim, cases: Sequence[str], m: Measurements) -> list[_Sampl
             _sample(claim, [case], method, None, _around(number, claim.within), m)
             for (case, method), number in printed
         ]
+    if claim.kind == "jointly":
+        return [_shift(claim, cases, m)]
     region, others = _region(claim, m.higher), claim.than or (None,)
     if claim.kind == "grows":
         return [_sample(claim, cases, claim.method, other, region, m) for other in others]
     return [
         _sample(claim, [case], claim.method, other, region, m) for case in cases for other in others
     ]
+
+
+def _shift(claim: Claim, cases: Sequence[str], m: Measurements) -> _Sample:
+    """Return the mean distance from the printed numbers for each seed that all methods have."""
+    places = [(case, method) for case in cases for method in claim.methods]
+    distances = [
+        {seed: value - number for seed, value in values.items() if value is not None}
+        for place in places
+        if (number := m.printed(*place)) is not None and len(values := m.values(*place)) >= m.seeds
+    ]
+    seeds = sorted(set.intersection(*map(set, distances))) if distances else []
+    means = [float(np.mean([one[seed] for one in distances])) for seed in seeds]
+    label = f"mean distance of {quantify(len(distances), 'number')}"
+    return _Sample(label, np.array(means), _around(0.0, claim.within), claim.methods)
 
 
 def _around(number: float, within: float) -> Region:
