@@ -317,30 +317,16 @@ def shown(values: Numbers, sign: str = "") -> str:
     return f"{values.mean():{sign}.1f} ± {float(t_margin(values)):.1f}"
 
 
-def method_table(record: Record) -> str:
-    """Return accuracy and worst tenth of the three methods."""
-    heads = ["data", "participation", "ε"]
-    heads += [f"{name}: {what}" for name in METHODS for what in ("accuracy", "worst tenth")]
-    rows = []
-    for dataset, presence, epsilon in product(CLIENTS, PRESENCES, EPSILONS):
-        cells = [TITLES[dataset], presence, name_of(epsilon)]
-        for cutoff in METHODS.values():
-            values = select(record, dataset, presence, cutoff, epsilon)
-            cells += [shown(values[:, which]) for which in (0, 1)]
-        rows.append(cells)
-    return markdown(heads, rows)
-
-
 def difference_table(record: Record) -> str:
     """Return the differences of accuracy between the methods under the same seeds."""
     pairs = [(10, 1), (50, 1), (50, 10)]
     names = {1: "FedAvg", 10: "K = 10", 50: "K = 50"}
-    heads = ["data", "participation", "ε", *(f"{names[a]} minus {names[b]}" for a, b in pairs)]
+    heads = ["data", "ε", *(f"{names[a]} minus {names[b]}" for a, b in pairs)]
     rows = []
-    for dataset, presence, epsilon in product(CLIENTS, PRESENCES, EPSILONS):
-        values = {k: select(record, dataset, presence, k, epsilon)[:, 0] for k in names}
+    for dataset, epsilon in product(CLIENTS, EPSILONS):
+        values = {k: select(record, dataset, "Bernoulli", k, epsilon)[:, 0] for k in names}
         cells = [shown(values[a] - values[b], "+") for a, b in pairs]
-        rows.append([TITLES[dataset], presence, name_of(epsilon), *cells])
+        rows.append([TITLES[dataset], name_of(epsilon), *cells])
     return markdown(heads, rows)
 
 
@@ -350,17 +336,19 @@ def cutoff_table(record: Record) -> str:
     A cutoff is listed if the 95% interval of its difference to the best reaches 0.
     """
     heads = ["data", "ε", *(f"K = {k}" for k in CUTOFFS), "best", "not told from the best"]
+    heads += [f"worst tenth: {name}" for name in METHODS]
     rows = []
     for dataset, epsilon in product(CLIENTS, EPSILONS):
-        values = {k: select(record, dataset, "Bernoulli", k, epsilon)[:, 0] for k in CUTOFFS}
-        best = max(CUTOFFS, key=lambda k, found=values: float(found[k].mean()))
+        found = {k: select(record, dataset, "Bernoulli", k, epsilon) for k in CUTOFFS}
+        values = {k: one[:, 0] for k, one in found.items()}
+        best = max(CUTOFFS, key=lambda k, values=values: float(values[k].mean()))
         others = [k for k in CUTOFFS if k != best]
         lags = {k: values[best] - values[k] for k in others}
         alike = [str(k) for k in others if lags[k].mean() <= float(t_margin(lags[k]))]
         cells = [shown(values[k]) for k in CUTOFFS]
-        rows.append(
-            [TITLES[dataset], name_of(epsilon), *cells, str(best), ", ".join(alike) or "none"]
-        )
+        cells += [str(best), ", ".join(alike) or "none"]
+        cells += [shown(found[k][:, 1]) for k in METHODS.values()]
+        rows.append([TITLES[dataset], name_of(epsilon), *cells])
     return markdown(heads, rows)
 
 
@@ -376,21 +364,6 @@ def noise_table(record: Record) -> str:
             noise = z * (1 / MEAN_RATE if cutoff == 1 else cutoff)
             cells.append(f"{noise:.0f} (z = {z:.1f})" if len(values) else "")
         rows.append([TITLES[dataset], presence, *cells])
-    return markdown(heads, rows)
-
-
-def norm_table(tuned: Record) -> str:
-    """Return the accuracy on the tuning seed by norm, of FedAU with K = 10."""
-    heads = ["data", "ε", *(f"C = {clip:g}" for clip in CLIPS)]
-    rows = []
-    for dataset, epsilon in product(CLIENTS, EPSILONS[:-1]):
-        found = {
-            row["clip"]: f"{100 * row['accuracy']:.1f}"
-            for row in tuned
-            if (row["dataset"], row["cutoff"], row["epsilon"]) == (dataset, 10, epsilon)
-        }
-        cells = [found[clip] for clip in CLIPS]
-        rows.append([TITLES[dataset], name_of(epsilon), *cells])
     return markdown(heads, rows)
 
 
@@ -459,40 +432,34 @@ def _draw_line(panel: Any, places: Numbers, values: list[Numbers], label: str, c
     )
 
 
-def render(record: Record, tuned: Record) -> str:
+def render(record: Record) -> str:
     """Return the part of the page that is generated."""
     return "\n\n".join(
         [
-            method_table(record),
+            "Under Bernoulli participation; the figure has Markov as well. K = 1 is FedAvg:",
+            cutoff_table(record),
             "Differences of accuracy under the same seeds, in points:",
             difference_table(record),
-            "Accuracy with every cutoff, under Bernoulli participation:",
-            cutoff_table(record),
             "Deviation of the noise in the model of a round, times N / C, at ε = 1:",
             noise_table(record),
-            "Accuracy of FedAU with K = 10 on the tuning seed, by clipping norm:",
-            norm_table(tuned),
-            "A norm that begins at 1 and follows the median of the norms, under Bernoulli "
-            "participation:",
+            "A norm that begins at 1 and follows the median of the norms:",
             quantile_table(record),
         ]
     )
 
 
-def load_shown() -> tuple[Record, Record]:
-    """Return the runs that the page shows, and those that the norms were chosen with."""
-    tuned = complete(RECORDS / "privacy-tuning.jsonl", [])
-    shown = set(training_settings(tuned))  # there may be runs with norms that used to be the best
-    record = complete(RECORDS / "privacy.jsonl", [])
-    return [row for row in record if setting_of(row) in shown], tuned
+def load_shown() -> Record:
+    """Return the runs that the page shows: those with the norms that are the best."""
+    shown = set(training_settings(complete(RECORDS / "privacy-tuning.jsonl", [])))
+    return [r for r in complete(RECORDS / "privacy.jsonl", []) if setting_of(r) in shown]
 
 
 def write() -> None:
     """Put the tables into the page, and draw the figures."""
-    record, tuned = load_shown()
+    record = load_shown()
     head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     tail = rest.split(END)[1]
-    PAGE.write_text(f"{head}{BEGIN}\n{render(record, tuned)}\n{END}{tail}", encoding="utf-8")
+    PAGE.write_text(f"{head}{BEGIN}\n{render(record)}\n{END}{tail}", encoding="utf-8")
     draw_methods(record)
     draw_cutoffs(record)
 

@@ -151,7 +151,7 @@ def test_the_tables_of_auto_are_those_of_the_records(load_benchmark):
 def test_the_tables_of_privacy_are_those_of_the_record(load_benchmark):
     privacy = load_benchmark("privacy")
     page = (ROOT / "docs" / "privacy-evidence.md").read_text(encoding="utf-8")
-    assert privacy.render(*privacy.load_shown()) in page
+    assert privacy.render(privacy.load_shown()) in page
 
 
 def test_the_table_of_the_absence_attack_is_that_of_the_record(load_benchmark):
