@@ -67,13 +67,6 @@ def render_page(standings: Standings, image: str = "images/leaderboard.png") -> 
         progress=_progress(standings),
         against=_against_fedavg(standings),
         best=_best(standings),
-        pattern_table=markdown_table(
-            ["pattern", "who takes part", "from", "period"],
-            [
-                [name, one.title, one.source, one.period or ""]
-                for name, one in board.patterns.items()
-            ],
-        ),
     )
 
 
@@ -122,14 +115,13 @@ def _against_fedavg(standings: Standings) -> dict[str, Any]:
         count = Counter(standings.against_fedavg(*cell, name) for cell in others)
         total += count
         counts = [count[kind] if others else "" for kind in kinds]
-        field, values = method.tuned
-        tuned = "γ times" if field == "lr" else f"`{field}`"
+        field = method.tuned[0]
         rows.append(
             [
                 name,
                 MEMORY_NAMES[method.memory],
                 " / ".join(map(str, method.messages)),
-                f"{tuned} {', '.join(f'{value:g}' for value in values)}",
+                "" if field == "lr" else f"`{field}`",
                 best.count(name),
                 *counts,
                 "; ".join(filter(None, [_NEEDS[method.needs], method.note])),
@@ -162,7 +154,9 @@ def _best(standings: Standings) -> str:
         name = standings.best(problem, pattern, names)
         return "–" if name is None else f"{name} {regret_text(standings, problem, pattern, name)}"
 
-    head, rows = ["pattern"], {pattern: [pattern] for pattern in board.patterns}
+    head, rows = ["pattern"], {}
+    for pattern, one in board.patterns.items():
+        rows[pattern] = [f"**{pattern}**: {one.title} ({one.source})"]
     for problem in standings.begun:
         head += [f"{problem}: fedavg", "no model per client", "a model per client"]
         for pattern, row in rows.items():
