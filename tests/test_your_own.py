@@ -17,7 +17,7 @@ PAGES = ("your-data.md", "your-network.md", "your-method.md", "your-clients.md")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"# (\S+\.(?:py|yaml))\n")
 METHODS = ("FedAvg(", "Bounded(", "average ", "local ", "bce ")
-MODULES = ("adagrad", "bounded", "layers", "phrases", "quantiles", "roots", "sensornet", "uneven")
+MODULES = ("adagrad", "bounded", "layers", "phrases", "roots", "sensornet", "uneven")
 
 
 @pytest.fixture
