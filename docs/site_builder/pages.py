@@ -58,7 +58,7 @@ _WITH_KEYS = {Experiment, LocalTraining}.union(
 Mechanisms have methods that users call, so they are explained in the Python interface as well.
 """
 
-_ROW = re.compile(r"^\| `([\w-]+)` \|(.*)\|$", re.MULTILINE)
+_TYPES = re.compile(r"^\| (`[\w-]+`(?:, `[\w-]+`)*) \|", re.MULTILINE)
 
 
 def method_pages(overview: str) -> Pages:
@@ -101,12 +101,11 @@ def command_page() -> str:
 def link_types(text: str, folder: str) -> str:
     """Return a page with links from the first column of its tables to the pages of types."""
     known = ALGORITHMS if folder == "methods" else PROCESSES
-    return _ROW.sub(
-        lambda row: (
-            f"| [`{row[1]}`]({folder}/{row[1]}.md) |{row[2]}|" if row[1] in known else row[0]
-        ),
-        text,
-    )
+
+    def linked(name: re.Match[str]) -> str:
+        return f"[{name[0]}]({folder}/{name[1]}.md)" if name[1] in known else name[0]
+
+    return _TYPES.sub(lambda row: re.sub(r"`([\w-]+)`", linked, row[0]), text)
 
 
 def _head(key: str, name: str, cls: type) -> Iterator[str]:
@@ -146,7 +145,7 @@ def _facts(name: str, overview: str) -> Mapping[str, str]:
     for table in re.findall(r"(?:^\|.*\n)+", overview, re.MULTILINE):
         heading, _, *rows = [_cells(line) for line in table.splitlines()]
         for row in rows:
-            if row[0] == f"`{name}`" and heading[0] == "type":
+            if f"`{name}`" in row[0].split(", ") and heading[0] == "type":
                 facts |= dict(zip(heading[1:], row[1:], strict=True))
     return facts
 
