@@ -87,11 +87,8 @@ def test_clients_with_models_of_their_own_would_not_follow_a_wrapper_that_moves_
     "inner",
     [
         a.MIFA(),
-        a.FedVARP(),
-        a.FedStale(),
         a.FedAdam(),
         a.Amplified(period=2, factor=1.5),
-        a.Auto(),
         a.Clipped(bound=1.0),
         a.CentralSGD(),
     ],

@@ -8,11 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtide.algorithms import ClientUpdates, FedAU, FedAvg
+from fedtide.algorithms import ClientUpdates, FedAU
 from fedtide.population import Population
 
 from . import references as ref
-from .driver import Quadratics, drive
 
 PATTERNS = st.integers(1, 60).flatmap(
     lambda T: st.lists(
@@ -87,40 +86,3 @@ def test_the_weight_of_an_independent_client_approaches_the_closed_form():
     came = np.random.default_rng(3).random((20_000, 1)) < 0.2
     omega = weights_of_every_round(FedAU(cutoff=6), came)[-1, 0]
     assert omega == pytest.approx((1 - 0.8**6) / 0.2, rel=0.07)
-
-
-P = np.array([0.9, 0.5, 0.25])
-LINE = Quadratics(np.ones((3, 1, 1)) * [[[1.0]], [[2.0]], [[1.5]]], np.array([[0.0], [1.0], [4.0]]))
-
-
-def _time_average(method, scale, rounds=2000, lr=0.05):
-    """The mean iterate of the second half under Bernoulli(P), from x_0 = 1."""
-    came = np.random.default_rng(8).random((rounds, 3)) < P
-    return drive(method, LINE, came * scale, lr, start=np.ones(1)).iterates[rounds // 2 :].mean()
-
-
-def test_constant_weights_minimise_the_wrong_sum():
-    """Theorem 1: the limit minimises Σ ω_n p_n F_n.
-
-    With one local step, E[x_{t+1} | x_t] = x_t - γ Σ ω_n p_n F_n'(x_t) / N, and the mean of T
-    iterates is normal around the minimiser with standard error σ / (h √T), σ² the variance of one
-    round's step (over γ²) and h the curvature of the sum; 5 of them fail with probability 6e-7.
-    """
-    omega = np.array([1.0, 3.0, 0.5])
-    mean = _time_average(FedAvg(weights="given"), omega / 3)
-
-    target = LINE.optimum(omega * P)[0]
-    slopes = LINE.A[:, 0, 0] * (target - LINE.e[:, 0]) * omega / 3
-    sigma = math.sqrt((slopes**2 * P * (1 - P)).sum())
-    error = sigma / (LINE.A[:, 0, 0] @ (omega * P / 3) * math.sqrt(1000))
-    assert abs(mean - target) < 5 * error
-    assert abs(LINE.optimum()[0] - target) > 10 * error
-
-
-def test_fedau_reaches_the_optimum_that_averaging_misses():
-    """The mean of the last 1000 iterates has a standard error of 0.042 as above with ω = 1 / p. The
-    estimates of ω have one of 6 % at most (from 1000 rounds and more), which moves the minimiser by
-    0.042. Together that is 0.06; 5 of them fail with probability 6e-7."""
-    optimum = LINE.optimum()[0]
-    assert abs(_time_average(FedAU(cutoff=None), 1.0) - optimum) < 0.3
-    assert abs(_time_average(FedAvg(weights="all"), 1.0) - optimum) > 0.5

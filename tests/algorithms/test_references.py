@@ -5,10 +5,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtide import algorithms as a
+from fedtide.algorithms import ClientUpdates
+from fedtide.population import Population
 from fedtide.randomness import random_words
 
 from . import references as ref
@@ -228,3 +231,33 @@ def test_wrappers_nest():
 
     driven = drive(method, problem, table, lr, steps=2)
     np.testing.assert_allclose(driven.iterates, xs, atol=1e-12)
+
+
+def test_moving_a_wrapper_moves_what_it_wraps():
+    method = a.Amplified(period=2, factor=2.0, inner=a.FedAdam(inner=a.Averaged(a.FedAU())))
+    rng = np.random.default_rng(5)
+    state = drive(method, Quadratics.random(rng, 4), random_table(rng, 5, 4)).state
+    there = state.model + 1.0
+    moved = method.with_model(state, there)
+    while hasattr(moved, "inner"):
+        assert moved.model is there
+        moved = moved.inner
+    assert moved.model is there
+
+
+def test_fedbuff_draws_the_order_of_a_round_with_the_seed_of_the_run():
+    """With B = 1 and a = 1 the update that enters as k-th has the weight 1 / k."""
+    method, rows = a.FedBuff(buffer_size=1, exponent=1.0), torch.eye(6)
+
+    def orders(seed):
+        state = method.init(torch.zeros(6), Population(6, seed=seed))
+        found = []
+        for _ in range(3):
+            updates = ClientUpdates(torch.arange(6), rows[0], rows, 0.1, rows[0])
+            state, info = method.step(method.absorb(state, updates), 0.1)
+            found.append([round(1 / w) for w in info.weights.tolist()])
+        assert all(sorted(order) == [1, 2, 3, 4, 5, 6] for order in found)
+        return found
+
+    assert orders(1) == orders(1) != orders(2)
+    assert orders(None) == orders(0) != orders(1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.algorithms.references import algorithm_2
 
-from fedtide.algorithms import ClientUpdates, Clipped, Cohort, FedAU, FedAvg, RoundDriver
+from fedtide.algorithms import ClientUpdates, Cohort, FedAU, FedAvg, RoundDriver
 from fedtide.differential_privacy import noise_source
 from fedtide.differential_privacy.noise_source import standard_normals
 from fedtide.errors import InvalidInputError
@@ -97,23 +97,6 @@ def test_the_count_lies_on_a_grid_that_does_not_depend_on_the_updates(quantile):
         )
         steps = math.log(driver.state.clip / norm) * clients * 2**20
         assert abs(steps - round(steps)) < 1e-3
-
-
-def test_without_noise_an_average_of_all_has_the_norm_of_clipped():
-    """`Clipped` states the share of updates within the norm, as Andrew et al. do."""
-    updates = np.random.default_rng(1).gamma(1.0, 2.0, (30, 8, 3))
-    present = np.ones((30, 8), dtype=bool)
-    mechanism = Gaussian(0.5, 0.0, 1e-5, **FOLLOWS)
-    ours, _ = drive(AVERAGE, mechanism, present, lambda t, n: updates[t, n], 3)
-    method = Clipped(bound=0.5, quantile=0.7, rate=0.3, inner=AVERAGE)
-    driver = RoundDriver(method, torch.zeros(3, dtype=torch.float64), Population(8))
-    everyone, ones = Cohort.uniform(torch.arange(8)), torch.ones(8)
-    for row in updates:
-        deltas = torch.from_numpy(row)
-        driver.absorb(ClientUpdates(everyone.clients, everyone.weights, deltas, 0.1, ones))
-        driver.step(0.1)
-    assert ours.state.clip == pytest.approx(driver.state.bound, rel=1e-9)
-    np.testing.assert_allclose(ours.state.model, driver.state.model, rtol=1e-5)
 
 
 def test_with_fedau_the_quantile_counts_clients_and_not_participations():

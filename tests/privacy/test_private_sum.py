@@ -122,18 +122,6 @@ def test_a_strategy_has_secret_noise_and_a_simulation_that_of_its_seed():
     assert not np.isclose(runs[0], runs[3]).any()
 
 
-def test_correlated_noise_nearly_cancels_over_the_rounds():
-    rounds, d = 200, 300
-    present = np.zeros((rounds, 1), dtype=bool)
-    spread = {}
-    for bands in (1, 32):
-        mechanism = MatrixFactorisation(1.0, 1.0, 1e-5, min_separation=bands)
-        driver, _ = drive(AVERAGE, mechanism, present, zeros(d), d)
-        spread[bands] = float(driver.state.model.std())
-    assert spread[1] == pytest.approx(rounds**0.5, rel=0.3)
-    assert spread[32] < 0.5 * spread[1]
-
-
 def test_clients_rest_and_stop_as_the_mechanism_asks():
     mechanism = MatrixFactorisation(1.0, 1.0, 1e-5, min_separation=3, max_participations=2)
     seen = []

@@ -3,7 +3,6 @@
 import html
 import json
 import math
-import re
 from collections import defaultdict
 from functools import cache
 
@@ -11,12 +10,11 @@ import mpmath
 import numpy as np
 import polars as pl
 import pytest
-import yaml
 from tests.algorithms.references import algorithm_2
 from typer.testing import CliRunner
 
 import fedtide as ft
-from fedtide.algorithms import Algorithm, FedAU, FedAvg, KnownRates
+from fedtide.algorithms import FedAU, FedAvg, KnownRates
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.reader import read_participation_log
@@ -31,10 +29,8 @@ from fedtide.privacy import (
     PoissonSampling,
     epsilon_of_loss,
     loss_of_epsilon,
-    make_private,
     spent,
 )
-from fedtide.simulation.experiment import BUILDER
 
 from .rounds import banded_root
 
@@ -293,22 +289,6 @@ def test_the_page_says_of_every_mechanism_what_the_terminal_says(tmp_path, monke
     assert [line for line in printed if line not in text] == []
     assert any(name in line for line in printed)
     assert name not in page.read_text()
-
-
-def test_the_command_advises_methods_that_the_first_mechanism_accepts(tmp_path):
-    settings, strategy = tmp_path / "first.yaml", tmp_path / "first.py"
-    options = ("--experiment", str(settings), "--strategy", str(strategy))
-    result, path = run_audit(tmp_path, FILE, *options)
-    assert result.exit_code == 0, result.output
-    document = json.loads(path.read_text())
-    assert {"scaffold", "auto"} <= {one["algorithm"] for one in document["left_out"]}
-    assert not {"scaffold", "auto"} & {one["algorithm"] for one in document["advice"]}
-    first = yaml.safe_load(settings.read_text())
-    assert first["privacy"]["type"] == "gaussian"
-    assert first["privacy"]["budget"] == 3.0
-    make_private(BUILDER.build(Algorithm, first["algorithm"]), Gaussian(1.0, 2.0, 1e-5), seed=0)
-    assert "privacy=Gaussian(clip=1.0, noise_multiplier=2.0" in strategy.read_text()
-    assert "the privacy mechanism refuses scaffold, " in re.sub(r"[│\s]+", " ", result.output)
 
 
 @pytest.mark.parametrize(

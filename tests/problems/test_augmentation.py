@@ -107,7 +107,7 @@ def test_jitter_of_brightness_equals_pillow():
             assert np.mean(after[0].numpy() != expected) < 0.02
 
 
-@pytest.mark.parametrize("turn", [-0.05, 0.0, 0.031, 0.05])
+@pytest.mark.parametrize("turn", [-0.05, 0.031])
 def test_jitter_of_hue_equals_colorsys(turn):
     given = images(6)
     high = round((turn / 0.05 + 1) / 2 * (HALF - 1))

@@ -41,9 +41,7 @@ def by_hand(layer, single, x, states, key):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "options", [{}, {"bidirectional": True, "batch_first": True}, {"bias": False}]
-)
+@pytest.mark.parametrize("options", [{"bidirectional": True, "batch_first": True}, {"bias": False}])
 def test_masks_of_a_key_lie_between_the_layers(kind, options):
     build = KINDS[kind]
     layer = build(3, 4, LAYERS, dropout=P, **options).double()

@@ -720,8 +720,10 @@ def test_classes_that_do_not_occur_are_warned_of(labels, pattern, caplog):
         assert re.match(f"target: {pattern}.*; n", message)
 
 
-@pytest.mark.parametrize("loss", ["bce", "cross_entropy"])
-@pytest.mark.parametrize("last", [nn.Sigmoid(), nn.Softmax(-1)])
+@pytest.mark.parametrize(
+    ("loss", "last"),
+    [("bce", nn.Sigmoid()), ("cross_entropy", nn.Softmax(-1)), ("cross_entropy", nn.Sigmoid())],
+)
 def test_a_network_that_ends_in_what_its_loss_applies_is_warned_of(loss, last, caplog):
     table = {"x": FEATURES[:6, :2], "y": [0, 1] * 3, "client": np.arange(6) % 2}
     width = 1 if loss == "bce" else 2

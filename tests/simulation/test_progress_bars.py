@@ -65,19 +65,3 @@ def test_without_a_terminal_nothing_is_printed_unless_asked(regression, capsys, 
     assert capsys.readouterr() == ("", "")
     ft.simulate(**regression, progress=True)
     assert "run: round 12 of 12" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("finished", [[1], [1, 2]])
-def test_seeds_that_had_finished_are_shown_as_done(finished, regression, tmp_path, monkeypatch):
-    fields = {key: value for key, value in regression.items() if key != "seed"}
-    ft.simulate(**fields, seeds=finished, out=tmp_path)
-    shown = []
-    original = Progress.finish
-
-    def finish(progress, name, state):
-        original(progress, name, state)
-        shown.append({name: one.state for name, one in progress.runs.items()})
-
-    monkeypatch.setattr(Progress, "finish", finish)
-    ft.simulate(**fields, seeds=[1, 2, 3], out=tmp_path, resume=True, progress=True)
-    assert shown[-1] == dict.fromkeys(["seed 1", "seed 2", "seed 3"], "done")

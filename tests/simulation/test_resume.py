@@ -1,14 +1,11 @@
 """A run that is killed at any moment goes on and ends bit for bit as if it had not been."""
 
 import itertools
-import json
 import os
 import random
-import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +18,6 @@ from fedtide.errors import Interrupted
 from fedtide.simulation.checkpoint import load_newest
 from fedtide.simulation.early_end import Interruption
 from fedtide.simulation.loop import Run
-from fedtide.simulation.run_folder import RunFolder
 
 
 class Killed(BaseException):
@@ -232,25 +228,6 @@ def test_a_run_is_killed_again_and_again(regression, results, killed_at, tmp_pat
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no name there has * or ?")
-@pytest.mark.parametrize("name", ["~/run", "a*[0-9]?"])
-def test_names_of_folders_that_shells_and_libraries_expand(name, regression, tmp_path, monkeypatch):
-    home = tmp_path / "home"
-    home.mkdir()
-    for variable in ("HOME", "USERPROFILE"):
-        monkeypatch.setenv(variable, str(home))
-    monkeypatch.chdir(tmp_path)
-    folder = home / "run" if name.startswith("~") else tmp_path / name
-    first = ft.simulate(**regression, out=name)
-    assert (folder / "summary.json").exists()
-    assert not Path("~").exists()
-    assert RunFolder(name).read_metrics().equals(first.metrics)
-    again = ft.simulate(**regression, out=name, resume=True)
-    assert again.participation.equals(first.participation)
-    read = ft.Experiment.load(name + "/experiment.yaml")
-    assert read == ft.Experiment.from_dict(regression)
-
-
 # Refusals: one sentence, and the folder as it was.
 
 
@@ -364,35 +341,6 @@ def test_a_full_disk(regression, results, tmp_path, monkeypatch):
     assert {file.name for file in (tmp_path / "run").rglob(".*")} <= {".lock"}
     ft.simulate(**regression, out=tmp_path / "run", resume=True)
     assert results(tmp_path / "run") == results(tmp_path / "whole")
-
-
-def test_the_time_and_the_machines_of_all_parts_are_kept(
-    regression, killed_at, tmp_path, monkeypatch
-):
-    """A round that was lost with its process is counted once, and a machine that stayed, too."""
-    fields = regression | {"checkpoint": {"every": 1}, "trainer": "auto"}
-    ticks = itertools.count()
-    monkeypatch.setattr("fedtide.simulation.loop.time.perf_counter", lambda: next(ticks))
-    for t, where in ((4, "a"), (8, "b"), (10, "b")):
-        monkeypatch.setattr(
-            "fedtide.simulation.process_settings.machine", lambda where=where: where
-        )
-        killed_at(t, fields, tmp_path / "run", resume=t > 4)
-    result = ft.simulate(**fields, out=tmp_path / "run", resume=True)
-    timings = json.loads((tmp_path / "run" / "timings.json").read_text())
-    executions = timings.pop("executions")
-    assert [part["machine"] for part in executions] == ["a", "b"]
-    (trainer,) = {part["trainer"] for part in executions}
-    assert timings.pop("trainer") == result.trainer
-    assert result.trainer == f"{trainer}, as in the earlier part of the run"
-    assert timings == {
-        "rounds": 12,
-        "training_seconds": 12,  # a tick in each round
-        "evaluation_seconds": len(result.metrics),
-        "rounds_per_second": 1,
-    }
-    monkeypatch.undo()
-    assert ft.simulate(**fields, out=tmp_path / "run", resume=True).timings == timings
 
 
 def test_a_signal_at_any_moment_ends_a_run_after_the_round_that_it_saved(

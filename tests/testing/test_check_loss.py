@@ -98,26 +98,18 @@ def changes_target(outputs, target):
     return target.square().mean(1) + 0 * outputs.sum(1)
 
 
-def reads_a_network(outputs, target, network=nn.Linear(4, 2)):  # noqa: B008
-    return (outputs - target).square().mean(1) + network.weight.abs().sum()
-
-
 KEEPS = "the loss keeps .* from call to call"
 WRONG = {
     "count": (Annealed(), KEEPS),
     "count-of-later-use": (Scheduled(), KEEPS),
     "running-mean": (Centred(), KEEPS),
     "mean-of-the-minibatch": (lambda z, y: (z - y).square().mean(), "one number per sample"),
-    "mean-over-samples": (lambda z, y: (z - y).square().mean(0), "one number per sample"),
     "each-target": (nn.MSELoss(reduction="none"), r"mean over .*values.flatten\(1\).mean\(1\)"),
     "fails": (lambda z, y: z @ z, "loss: it fails on outputs of shape"),
     "noise": (lambda z, y: functional.dropout((z - y).square().mean(1)), "global random generator"),
     "detached": (lambda z, y: (z.detach() - y).square().mean(1), "loss: it has no gradient"),
-    "comparison": (lambda z, y: (z > y).double().mean(1), "loss: it has no gradient"),
     "parameter": (WeightedError(), "depends on a parameter of shape"),
-    "other-network": (reads_a_network, "depends on a parameter of shape"),
     "contrast": (in_batch, "depends on the other samples: compute it from each sample alone"),
-    "share": (lambda z, y: (z - y).abs().sum(1) / len(y), "depends on the other samples"),
     "infinite": (lambda z, y: (z - y).abs().mean(1) / 0, "is not finite"),
     "changed-target": (changes_target, "changes its targets in place|from call to call"),
 }

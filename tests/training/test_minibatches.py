@@ -89,17 +89,6 @@ def test_full_batches(steps):
         assert [sorted(batch) for batch in batches] == [list(range(size))] * count
 
 
-def test_nothing_is_masked_where_all_batches_are_complete():
-    planner = MinibatchPlanner(population([8, 16, 9]), LocalTraining(steps=2, batch_size=4), seed=0)
-    assert planner.plan(np.arange(3)).mask is None
-    assert (
-        MinibatchPlanner(population([8, 16]), LocalTraining(epochs=1, batch_size=4), 0)
-        .plan(np.arange(2))
-        .mask
-        is None
-    )
-
-
 def test_a_client_goes_its_own_way_whoever_else_takes_part():
     """Cohorts at random: what client n uses is the beginning of its own stream, in order."""
     local = LocalTraining(steps=3, batch_size=4)
@@ -183,17 +172,6 @@ def test_nobody_trains_in_an_empty_round():
 def test_functions_have_no_batches(local, field):
     with pytest.raises(InvalidInputError, match=f"^{field}: .*; remove it"):
         MinibatchPlanner(Population(3), local, seed=0)
-
-
-def test_a_plan_of_some_of_its_clients():
-    planner = MinibatchPlanner(population(), LocalTraining(epochs=1, batch_size=4), seed=0)
-    plan = planner.plan(np.arange(len(SIZES)))
-    some = plan.select(np.array([4, 2, 2]))
-    assert some.clients.tolist() == [4, 2, 2]
-    assert some.steps.tolist() == plan.steps[[4, 2, 2]].tolist()
-    assert np.array_equal(some.positions, plan.positions[:, [4, 2, 2]])
-    assert np.array_equal(some.mask, plan.mask[:, [4, 2, 2]])
-    assert np.array_equal(some.keys, plan.keys[:, [4, 2, 2]])
 
 
 @settings(max_examples=60)

@@ -143,11 +143,9 @@ def test_a_network_that_cannot_be_stacked_trains_without_stacking(trainer):
     ("kind", "measured", "clients", "chosen"),
     [
         ("convolutional", {"reference": 1.0, "stacked": 0.9, "threaded": 1.1}, 1e3, "threaded-c"),
-        ("convolutional", {"reference": 0.9, "stacked": 1.0, "threaded": 1.1}, 1e3, "threaded-c"),
         ("convolutional", {"reference": 2.0, "stacked": 0.5, "threaded": 1.0}, 2e3, "stacked"),
         ("convolutional", {"reference": 2.0, "stacked": 1.5, "threaded": 1.0}, 100, "threaded"),
         ("linear", {"reference": 1.0, "stacked": 0.9}, 1e3, "compiled"),
-        ("linear", {"reference": 1.0, "stacked": 0.9}, 60, "stacked"),
         ("linear", {"reference": 0.9, "stacked": 1.0}, 1e9, "reference"),
         ("gru", {"reference": 1.0, "stacked": 0.5, "threaded": 0.6}, 1e9, "stacked"),
         ("gru", {"reference": 1.0, "threaded": 0.6}, 90, "threaded"),  # stacking takes long to try

@@ -62,9 +62,7 @@ NETWORKS = {network: name for name, network in MODELS.items()}.values()
 LARGE = set(NETWORKS) - {"logistic", "mlp", "cnn-003-cifar10"}
 
 OPTIONS = {
-    "plain": {},
     "momentum": {"momentum": 0.9, "steps": 3},
-    "weight decay": {"weight_decay": 0.3},
     "everything": {"momentum": 0.5, "weight_decay": 0.1, "projection": Ball(radius=2.0)},
     "box": {"projection": Box(low=-0.3, high=0.2)},
     "full batches": {"batch_size": None},
@@ -298,8 +296,9 @@ def test_captured_blocks_of_different_settings_are_kept_apart():
     assert_equal_updates("stacked", task, local, [1, 3], correction=True, rounds=1)
 
 
-@pytest.mark.parametrize("clients", [[4], [1, 2, 3]], ids=len)
-@pytest.mark.parametrize("name", ["reference", "stacked", "threaded"])
+@pytest.mark.parametrize(
+    ("name", "clients"), [("reference", [4]), ("stacked", [1, 2, 3]), ("threaded", [4])]
+)
 def test_a_trainer_leaves_its_arguments_alone(name, clients, digits_task):
     local = local_training(momentum=0.9)
     trainer, _ = choose_trainer(name, digits_task, local, clients=1)
