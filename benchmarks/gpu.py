@@ -294,32 +294,33 @@ def section(records: Sequence[dict[str, Any]]) -> Section:
             "GPU",
             "workload",
             "clients a round",
-            "trainer",
             "first two rounds, s",
             "ms per round",
             "share of the limit",
-            "rounds",
-            "minutes",
+            "compiled: first two rounds, s",
+            "ms per round",
+            "share of the limit",
         ),
     )
-    for of, one in ((record, one) for record in records for one in record["speed"]):
-        rates = rates_of(of)
-        rate = rates["bfloat16" if one["dtype"] == "bfloat16" else "tf32"]
-        limit = max(one["flops"] / rate, one["bytes"] / rates["copy"])
-        found.rows.append(
-            (
-                short_name(of["device"]),
-                one["workload"],
-                f"{one['clients']:,}",
-                one["trainer"],
-                f"{one['first']:.1f}",
-                f"{1000 * one['seconds']:.2f}",
-                f"{100 * limit / one['seconds']:.1f} %",
-                f"{one['rounds']:,}",
-                f"{one['seconds'] * one['rounds'] / 60:.1f}",
-            )
-        )
+    for of in records:
+        found_at = {(one["workload"], one["clients"], one["trainer"]): one for one in of["speed"]}
+        for (workload, clients, trainer), one in found_at.items():
+            if trainer == "stacked":
+                compiled = found_at.get((workload, clients, "compiled"))
+                place = short_name(of["device"]), workload, f"{clients:,}"
+                found.rows.append((*place, *_speed(of, one), *_speed(of, compiled)))
     return found
+
+
+def _speed(record: dict[str, Any], one: dict[str, Any] | None) -> tuple[str, str, str]:
+    """Return the first two rounds, a round, and the share of the limit that it reaches."""
+    if one is None:
+        return "", "", ""
+    rates = rates_of(record)
+    rate = rates["bfloat16" if one["dtype"] == "bfloat16" else "tf32"]
+    limit = max(one["flops"] / rate, one["bytes"] / rates["copy"])
+    share = f"{100 * limit / one['seconds']:.1f} %"
+    return f"{one['first']:.1f}", f"{1000 * one['seconds']:.2f}", share
 
 
 def about(record: dict[str, Any]) -> str:

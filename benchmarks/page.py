@@ -28,15 +28,14 @@ from measuring import machine
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 GPU = """
 Most of a round of the CNN is spent in its kernels, more than a third of it in convolutions and
-their gradients; the rest is Python, which plans the minibatches while the GPU waits. Twenty-five
-clients of 16 samples are far from filling such a GPU. So several runs share one well: on the H100,
-full runs of paper 001 on the real data, two side by side under NVIDIA's Multi-Process Service, took
-198 to 213 s each, evaluations included ([records](results-001.md#001cifar10)). A round of a hundred
-logistic models takes at most half as long as compiled on two cores of a CPU: here Python is their
-limit, and for thousands of them planning. `trainer: auto` does not compile on a GPU: what compiling
-saves of a round must make up for the seconds before, for every size that cohorts have. The compiled
-steps were found in the cache on the H200, where processes beside the comparisons had compiled them;
-without it, the first two rounds of the CNN took 50 to 54 s.
+their gradients; the rest is Python, which plans the minibatches while the GPU waits. So several
+runs share a GPU well: on the H100, full runs of paper 001 on the real data, two side by side under
+NVIDIA's Multi-Process Service, took 198 to 213 s each, evaluations included
+([records](results-001.md#001cifar10)). A round of a hundred logistic models takes at most half as
+long as compiled on two cores of a CPU: here Python is their limit, and for thousands of them
+planning. `trainer: auto` does not compile on a GPU, as compiling is repeated for every size of a
+cohort. On the H200 the compiled steps were found in the cache; without it, the first two rounds of
+the CNN took 50 to 54 s.
 """
 
 
