@@ -83,12 +83,6 @@ def test_command_writes_the_method_that_is_asked_for(tmp_path: Path) -> None:
     ("content", "options", "field", "word"),
     [
         ("", [], "log", "empty"),
-        ("round,client\n", [], "log", "no rows"),
-        ("iteration,client\n0,1\n", [], "log", "--columns round=NAME"),
-        ("round,client\n0,1\n0,1\n", [], "client", "round 0"),
-        ("round,client\n0,5\n", ["--clients", "3"], "client", "clients 0 to 2"),
-        ("round,client\n0.5,1\n", [], "round", "0.5"),
-        ("round,client\n0,\n", [], "client", "row"),
         ("round,client\n0,1\n", ["--roster", "no.csv"], "roster", "no.csv"),
         ("round,client\n0,1\n", ["--groups", "region"], "groups", "--roster"),
         ("round,client\n0,1\n", ["--columns", "round"], "columns", "NAME=COLUMN"),
@@ -122,9 +116,7 @@ LOG = "round,client\n0,0\n0,1\n1,0\n2,1\n"
 @pytest.mark.parametrize(
     ("log", "options", "output"),
     [
-        ("log.csv", [], ["--json", "log.csv"]),
         ("log.json", [], ["--json", "log.json"]),
-        ("log.json", [], ["--json", "./log.json"]),
         pytest.param(
             *("log.json", [], ["--json", "link.json"]),
             marks=pytest.mark.skipif(os.name != "posix", reason="links need a privilege there"),

@@ -192,15 +192,6 @@ def test_the_first_line_says_whose_model_it_is(
     assert re.match("none|found|not testable", lines["DRIFT"])
 
 
-def test_recorded_weights_make_the_headline() -> None:
-    """Two clients of equal samples, always there, weighted 3 : 1: a quarter is misplaced."""
-    rows = [(t, n, w) for t in range(40) for n, w in ((0, 0.75), (1, 0.25))]
-    log = pl.DataFrame(rows, schema=["round", "client", "weight"], orient="row")
-    lines = list_lines(ft.audit(log, clients=2))
-    assert "averaging with the log's weights leaves 25% of the" in lines["WHOSE MODEL"]
-    assert "averaging without the log's weights: L1 skew 0.00" in lines["NEXT RUN"]
-
-
 def test_names_are_escaped_and_no_mathematics() -> None:
     log = pl.DataFrame({"round": [0, 1, 2, 3], "client": ["<b>", "<b>", "a [red]", "<b>"]})
     roster = pl.DataFrame({"client": ["<b>", "a [red]"], "price": ["$5 to $_{", "more"]})

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-import fedtide.monitoring.monitor as module
 from fedtide.errors import InvalidInputError
-from fedtide.flower.ledger.ledger import Ledger, read_ledger_part
+from fedtide.flower.ledger.ledger import Ledger
 from fedtide.monitoring.ledger_window import ClientTotals
 from fedtide.monitoring.monitor import Monitor, MonitorSettings
 from fedtide.monitoring.status import GONE, find_states
@@ -31,24 +30,6 @@ def test_reading_part_by_part_gives_what_reading_at_once_gives(url, step):
         write(url, rounds[low : low + step])
         follower.refresh()
     assert follower.metrics == open_monitor(url, window=4).metrics
-
-
-def test_only_new_rounds_are_read(url, monkeypatch):
-    read = []
-
-    def read_part(url, after, most):
-        part = read_ledger_part(url, after, most)
-        read.append(len(part.rows))
-        return part
-
-    write(url, draw_rounds(6, 20))
-    monitor = open_monitor(url)
-    monkeypatch.setattr(module, "read_ledger_part", read_part)
-    monitor.refresh()
-    assert sum(read) == 0
-    write(url, [used(20, "site-0", "site-1")])
-    monitor.refresh()
-    assert sum(read) == 2
 
 
 def test_a_round_that_was_undone_and_repeated_is_read_again(url):

@@ -95,23 +95,6 @@ def test_the_distribution_is_the_share_of_clients_that_are_at_most_a_value():
         assert drawn == pytest.approx(np.mean(np.array(losses) <= value))
 
 
-@pytest.mark.parametrize(
-    ("values", "scale"),
-    [([2.0, 1.0, 0.1], "log"), ([2.0, 1.0, 0.0], "linear"), ([2.0, 1.0, -0.1], "linear")],
-)
-def test_errors_have_a_logarithmic_axis_if_all_are_positive(values, scale):
-    assert drawn("test_mae", values, is_lower=True).get_yscale() == scale
-
-
-@pytest.mark.parametrize(("values", "percent"), [([0.1, 0.7, 0.9], True), ([10, 70, 90], False)])
-def test_shares_are_shown_in_per_cent_and_end_at_1(values, percent):
-    panel = drawn("test_accuracy", values, is_lower=False)
-    assert is_in_percent(panel) == percent
-    low, high = panel.get_ylim()
-    assert (high <= 1.0) == percent
-    assert low <= min(values)
-
-
 def test_methods_of_which_a_run_has_no_value_of_the_clients_are_not_drawn():
     nothing, some = [np.nan, np.nan], [1.0, np.nan]
     tables = {"lost": [some, nothing], "kept": [some, some]}

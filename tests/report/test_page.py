@@ -200,8 +200,7 @@ def ending(runs_folder):
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize("end", [NAN, INF])
-@pytest.mark.parametrize("first", ["good", "bad"])
+@pytest.mark.parametrize(("end", "first"), [(NAN, "good"), (INF, "bad")])
 @pytest.mark.filterwarnings("error")
 def test_a_method_that_diverged_is_neither_the_best_nor_as_good(end, first, ending):
     losses = {"good": [0.4, 0.5, 0.6], "bad": [end] * 3}

@@ -76,17 +76,6 @@ def test_a_run_under_way_is_the_beginning_of_the_whole(under_way, fields, tmp_pa
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_its_name_says_how_far_it_is_in_tables_and_on_the_page(under_way):
-    (groups,) = arrange(load_runs([under_way])).values()
-    assert list(groups) == ["fedau (round 16 of 40)"]
-    assert "fedau (round 16 of 40)" in command("compare", under_way)
-    command("report", under_way)
-    page = (under_way / "report.html").read_text()
-    assert "fedau (round 16 of 40)" in page
-    assert 'http-equiv="refresh"' not in page
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_a_mean_over_seeds_does_not_mix_runs_under_way_with_finished_ones(fields, tmp_path):
     begin(fields, 18, tmp_path / "seed-1", seed=1)
     begin(fields, 33, tmp_path / "seed-2", seed=2)

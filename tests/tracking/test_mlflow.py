@@ -88,24 +88,6 @@ def test_a_server_that_does_not_answer_is_given_up_within_a_minute(tmp_path, mon
     assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize("live", [True, False])
-def test_a_run_has_its_own_times(live, tracked, tmp_path):
-    _, tracks, _ = tracked
-    out = tmp_path / "one"
-    ft.simulate(**FIELDS, out=out, callbacks=[tracks] if live else [])
-    if not live:  # as if it had run long ago
-        for name, seconds in (("experiment.yaml", 1_000), ("summary.json", 1_060.5)):
-            os.utime(out / name, (seconds, seconds))
-    run_id = tracks.log_run(out)
-    client = mlflow.MlflowClient(tracks.uri)
-    info, history = client.get_run(run_id).info, client.get_metric_history(run_id, "loss")
-    files = (out / "experiment.yaml", out / "summary.json")
-    start, end = (file.stat().st_mtime_ns // 1_000_000 for file in files)
-    assert (info.start_time, info.end_time) == (start, end)
-    tick = 10  # by which the clock of files may be behind
-    assert all(start <= one.timestamp <= end + tick for one in history)
-
-
 def test_a_failed_run_is_tagged_with_its_error_and_replaced_when_tracked_again(tracked, tmp_path):
     _, tracks, _ = tracked
     out = tmp_path / "failed"
