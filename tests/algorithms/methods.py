@@ -44,6 +44,8 @@ METHODS = [
     a.WeightedFedAvg(rates=None),
     a.Switch(first=a.FedAvg(), second=a.Scaffold(), at=5),
     a.Averaged(a.FedAvg()),
+    a.Averaged(a.FedAU(), power=2),
+    a.Scaled(),
     a.CentralSGD(),
     a.Amplified(
         period=3,

@@ -36,6 +36,20 @@ def fedavg(problem, q, lr, steps, x, *, server_lr=1.0, weights="mean", mu=0.0):
     return np.array(xs)
 
 
+def scaled(problem, q, lr, steps, x):
+    """The steps of FedAvg, each coordinate divided by the size of its steps, relative to all."""
+    xs, v = [x], np.zeros_like(x)
+    for t in range(len(q)):
+        D = fedavg(problem, q[t : t + 1], lr[t : t + 1], steps, x)[-1] - x
+        v = v + D**2
+        if v.any():
+            s = np.sqrt(v / v.mean())
+            c = 1 / np.sqrt(np.mean((s / (s + 0.1)) ** 2))
+            x = x + np.minimum(10, c / (s + 0.1)) * D
+        xs.append(x)
+    return np.array(xs)
+
+
 def known_rates(problem, q, lr, steps, x, *, rates, server_lr=1.0):
     xs, N = [x], problem.clients
     for t in range(len(q)):

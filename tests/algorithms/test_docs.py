@@ -39,6 +39,7 @@ METHODS = {
     "weighted-fedavg": a.WeightedFedAvg(rates=[0.5] * N),
     "switch": a.Switch(first=a.FedAvg(), second=a.FedAvg(), at=1),
     "averaged": a.Averaged(),
+    "scaled": a.Scaled(),
     "clipped": a.Clipped(bound=1.0),
     "trimmed-mean": a.TrimmedMean(),
     "median": a.Median(),

@@ -148,6 +148,7 @@ CASES = {
         partial(ref.switch, first=ref.fedavg, second=partial(ref.fedau, K=3), at=5),
     ),
     "averaged": (lambda N: a.Averaged(a.FedAvg()), ref.fedavg),
+    "scaled": (lambda N: a.Scaled(), ref.scaled),
     "clipped": (
         lambda N: a.Clipped(bound=0.2, inner=a.FedAU(cutoff=3)),
         partial(ref.clipped, bound=0.2, K=3),
@@ -198,6 +199,28 @@ def test_the_output_of_averaged_is_the_mean_of_the_iterates():
         driven = drive(method, problem, table, start=start)
         mean = driven.iterates[1:].mean(axis=0)
         np.testing.assert_allclose(method.output(driven.state), mean, atol=1e-13)
+
+
+@pytest.mark.parametrize(("power", "weights"), [(1, [1, 2, 3, 4]), (2, [2, 6, 12, 20])])
+def test_late_iterates_count_more_with_a_power(power, weights):
+    """The weights t and t (t + 1), of which Shamir and Zhang's recursion is the mean."""
+    rng = np.random.default_rng(0)
+    problem, table = Quadratics.random(rng, 3), random_table(rng, 4, 3)
+    method = a.Averaged(power=power)
+    driven = drive(method, problem, table)
+    mean = np.average(driven.iterates[1:], axis=0, weights=weights)
+    np.testing.assert_allclose(method.output(driven.state), mean, atol=1e-13)
+
+
+def test_auto_with_full_participation_is_fedavg_scaled_and_averaged():
+    """After the first steps, which its credit makes up to a tenth longer."""
+    rng = np.random.default_rng(3)
+    problem, table = Quadratics.random(rng, 4), np.full((6, 4), 0.25)
+    longer = a.Averaged(a.Scaled(a.FedAvg(server_lr=1.1)), power=2)
+    auto, wrapped = (drive(method, problem, table) for method in (a.Auto(), longer))
+    np.testing.assert_allclose(auto.iterates, wrapped.iterates, rtol=1e-12)
+    outputs = a.Auto().output(auto.state), longer.output(wrapped.state)
+    np.testing.assert_allclose(*outputs, rtol=1e-12)
 
 
 def test_a_wrapper_around_averaged_averages_what_it_makes_of_the_iterates():

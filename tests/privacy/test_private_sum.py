@@ -220,6 +220,7 @@ def test_a_method_with_a_false_bound_is_stopped():
         lambda inner: FedAdam(inner=inner),
         lambda inner: A.FedAvgM(inner=inner),
         lambda inner: A.Averaged(inner=inner),
+        lambda inner: A.Scaled(inner=inner),
     ],
 )
 def test_wrappers_see_only_the_steps_that_have_noise(wrap):

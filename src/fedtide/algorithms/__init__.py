@@ -38,6 +38,7 @@ from fedtide.algorithms.focus import FOCUS
 from fedtide.algorithms.known_rates import KnownRates
 from fedtide.algorithms.mifa import MIFA
 from fedtide.algorithms.scaffold import Scaffold
+from fedtide.algorithms.scaled import Scaled
 from fedtide.algorithms.switch import Switch
 from fedtide.algorithms.trimmed_mean import Median, TrimmedMean
 from fedtide.algorithms.wait_for_all import WaitForAll
@@ -68,6 +69,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "weighted-fedavg": WeightedFedAvg,
     "switch": Switch,
     "averaged": Averaged,
+    "scaled": Scaled,
     "clipped": Clipped,
     "trimmed-mean": TrimmedMean,
     "median": Median,
@@ -109,6 +111,7 @@ __all__ = [
     "RoundDriver",
     "RoundInfo",
     "Scaffold",
+    "Scaled",
     "State",
     "Switch",
     "Traits",

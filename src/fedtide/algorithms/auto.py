@@ -10,7 +10,9 @@ from torch import Tensor
 
 from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
+from fedtide.algorithms.averaged import last_share
 from fedtide.algorithms.base import ClientUpdates, RoundInfo, Traits, empty_sum
+from fedtide.algorithms.scaled import scales
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.spec import Positive, spec
@@ -21,14 +23,11 @@ _SHARE = (5**0.5 - 1) / 2
 docs/auto-evidence.md says why.
 """
 
+_POWER = 2
+"""The weights of the iterates in the output grow as t², see `Averaged`."""
+
 _LARGEST_STEP = 1.1
 """The largest Σ a_n / N: more than 1, so that debts can be paid (docs/auto-evidence.md)."""
-
-_FLOOR = 0.1
-"""Added to the relative size of a coordinate's steps before they are divided by it."""
-
-_LARGEST_FACTOR = 10.0
-"""The largest factor by which a coordinate is scaled up."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +227,7 @@ class Auto(WeightedSum[AutoState]):
             moved = replace(moved, model=model, latest=state.latest.finish_round())
         if state.squares is not None:
             squares = state.squares + info.direction.square()
-            info = replace(info, direction=info.direction * _factors(squares))
+            info = replace(info, direction=info.direction * scales(squares))
             moved = replace(moved, squares=squares, model=state.model + info.direction)
         mean = _lerp(state.mean, moved.model, moved.round)
         updates = len(info.clients)
@@ -245,7 +244,7 @@ class Auto(WeightedSum[AutoState]):
 
     def with_model(self, state: AutoState, model: Tensor) -> AutoState:
         """Replace the last iterate, also in the mean."""
-        share = _last_share(max(state.round, 1))
+        share = last_share(max(state.round, 1), _POWER)
         mean = state.mean + share * (model.double() - state.model)
         return replace(state, model=model, mean=mean)
 
@@ -259,23 +258,9 @@ class Auto(WeightedSum[AutoState]):
         return state.mean.to(state.model.dtype)
 
 
-def _last_share(rounds: int) -> float:
-    """Return the weight of the last iterate in the mean, r (r + 1) / (1·2 + ... + r (r + 1))."""
-    return 3 / (rounds + 2)
-
-
 def _lerp(mean: Tensor, model: Tensor, rounds: int) -> Tensor:
     """Return the mean, in float64, after this many rounds, the last of which led to `model`."""
-    return mean.double().lerp(model.double(), _last_share(rounds))
-
-
-def _factors(squares: Tensor) -> Tensor:
-    """Return P, shape (d,), given v; 1 before the first step."""
-    mean = squares.mean()
-    sizes = (squares / mean).sqrt()
-    factors = 1 / (sizes + _FLOOR)
-    factors = (factors / (factors * sizes).square().mean().sqrt()).clamp(max=_LARGEST_FACTOR)
-    return torch.where(mean > 0, factors, 1.0)  # decided on the device, without waiting for it
+    return mean.double().lerp(model.double(), last_share(rounds, _POWER))
 
 
 def _owed(state: AutoState) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from fedtide.algorithms._wrapper import Wrapper, WrapperState
 from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.population import Population
-from fedtide.spec import spec
+from fedtide.spec import AtLeast, spec
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class AveragedState(WrapperState):
     """The state of Averaged.
 
     Args:
-        mean: (x_1 + ... + x_t) / t, shape (d,), float64, so that late iterates still count; x_0
-            before the end of the first round.
+        mean: the weighted mean of x_1, ..., x_t, shape (d,), float64, so that late iterates still
+            count; x_0 before the end of the first round.
     """
 
     mean: Tensor
@@ -29,14 +29,22 @@ class AveragedState(WrapperState):
 
 @spec
 class Averaged(Wrapper[AveragedState]):
-    """Any method, with the mean of its iterates x_1, ..., x_T as output.
+    """Any method, with a mean of its iterates x_1, ..., x_T as output.
 
-    Training is that of the inner method; evaluations and the final model use the mean, as the
-    theory of FedLaAvg (Yan et al. 2020, Theorem 2, whose mean begins with x_0) and of agnostic
-    FedAvg (Rahimi & Kalogerias 2025, Algorithm 1) does.
+        x̄_1 = x_1,    x̄_t = x̄_{t-1} + (1 + q) / (t + q) (x_t - x̄_{t-1})
+
+    With q = 0 it is the plain mean, which the theory of FedLaAvg (Yan et al. 2020, Theorem 2, whose
+    mean begins with x_0) and of agnostic FedAvg (Rahimi & Kalogerias 2025, Algorithm 1) asks for.
+    With q > 0 the weight of x_t grows as t^q, so early iterates are forgotten (Shamir and Zhang,
+    2013); with q = 2 it is t (t + 1), as in `Auto`. Training is that of the inner method;
+    evaluations and the final model use the mean.
 
     Args:
         inner: the method whose iterates are averaged.
+        power: q >= 0.
+
+    Raises:
+        InvalidInputError: a negative power.
 
     >>> import torch
     >>> from fedtide.algorithms.base import ClientUpdates
@@ -51,6 +59,7 @@ class Averaged(Wrapper[AveragedState]):
     """
 
     inner: Algorithm[Any] = field(default_factory=FedAvg)
+    power: Annotated[float, AtLeast(0)] = 0.0
 
     uses_directions_only = True
 
@@ -61,15 +70,20 @@ class Averaged(Wrapper[AveragedState]):
     def step(self, state: AveragedState, lr: float) -> tuple[AveragedState, RoundInfo]:
         """Step as the inner method does, and update the mean."""
         inner, info = self.inner.step(state.inner, lr)
-        mean = state.mean + (inner.model - state.mean) / inner.round
+        mean = state.mean.lerp(inner.model.double(), last_share(inner.round, self.power))
         return AveragedState(inner, mean), info
 
     def with_model(self, state: AveragedState, model: Tensor) -> AveragedState:
         """Replace the last iterate, also in the mean."""
-        change = model.double() - state.model
-        mean = state.mean + change / max(state.round, 1)
+        share = last_share(max(state.round, 1), self.power)
+        mean = state.mean + share * (model.double() - state.model)
         return AveragedState(self.inner.with_model(state.inner, model), mean)
 
     def output(self, state: AveragedState) -> Tensor:
         """Return the mean of the iterates."""
         return state.mean.to(state.model.dtype)
+
+
+def last_share(rounds: int, power: float) -> float:
+    """Return the weight of the last iterate in a mean of so many, (1 + q) / (t + q)."""
+    return (1 + power) / (rounds + power)
