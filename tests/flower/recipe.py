@@ -96,9 +96,9 @@ class Recipe:
         """Run commands of the page but those that would change this machine; return the output."""
         said = ""
         for line in commands:
-            command = self.adapt(line.replace("site-a", site))
             if line.startswith(_ELSEWHERE):
                 continue
+            command = self.adapt(line.replace("site-a", site))
             if line.startswith("sh "):
                 for file in (self.work / command.split()[1]).parent.iterdir():
                     if file.is_file():
@@ -142,10 +142,6 @@ class Recipe:
             timeout=600,
         )
         return done.returncode, done.stdout
-
-    def register(self, key: str, name: str) -> tuple[int, str]:
-        """Register a key that a site has made itself."""
-        return self.command(f"fedtide flower register {key}.pub {name}")
 
     def select(self, query: str) -> list[tuple]:
         """Return rows of the SuperLink's database."""

@@ -36,16 +36,19 @@ def test_a_federation_runs_and_is_audited(tmp_path):
 
 
 @pytest.mark.flower
-def test_a_demo_that_is_interrupted_leaves_no_process(tmp_path):
+def test_a_demo_that_is_interrupted_leaves_neither_a_process_nor_a_folder(tmp_path):
     """Ctrl-C goes to all processes of the terminal."""
-    out = tmp_path / "demo"
-    command = [*FEDTIDE, "flower", "demo", "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    command, environment = [*FEDTIDE, "flower", "demo"], os.environ | {"TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+    )
     try:
-        wait_until((out / "ledger.db").is_file, "ledger")
+        wait_until(lambda: any(tmp_path.glob("*/demo/ledger.db")), "ledger")
+        [out] = tmp_path.glob("fedtide-*/demo")
         started = left_behind(out)
     finally:
         os.killpg(process.pid, signal.SIGINT)
     assert len(started) > 12
     assert process.wait(timeout=300) == 130
     wait_until(lambda: left_behind(out) == {}, "end of all processes")
+    assert not out.parent.exists()

@@ -17,8 +17,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
@@ -27,12 +26,13 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 import fedtide as ft
-from fedtide.flower.demo import free_port, listens
+from fedtide.flower.demo import example_app, free_port, listens
 from fedtide.flower.ledger.ledger import read_ledger
 
 from .processes import (
     APP,
     DEADLINE,
+    PROGRAMS,
     LocalFederation,
     count_rounds,
     model_of,
@@ -68,38 +68,36 @@ def trust(certificate: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=certificate)
 
 
-# Keys and certificates
+@pytest.mark.process
+def test_a_renewal_keeps_the_authority_which_sites_have_and_only_owners_read_keys(recipe):
+    authority, server = recipe.work / "server/ca.crt", recipe.etc / "flower/server.pem"
+    kept, replaced = authority.read_bytes(), server.read_bytes()
+    recipe.run(SERVER[-2:])
+    assert authority.read_bytes() == kept
+    assert server.read_bytes() != replaced
+    verify = "openssl verify -x509_strict -purpose sslserver -verify_hostname localhost"
+    status, said = recipe.command(f"{verify} -CAfile {authority} {server}")
+    assert status == 0, said
+    keys = recipe.work / "server/ca.key", recipe.etc / "flower/server.key"
+    assert not any(key.stat().st_mode & 0o077 for key in (*keys, recipe.home / "local.key"))
+    assert not {"ca.key", "server.key"} & set(os.listdir(recipe.home))  # apps read what is there
 
 
 @pytest.mark.process
-def test_the_servers_certificates_are_for_their_names_and_nobody_else_can_read_the_keys(recipe):
-    authority, first = (
-        (recipe.work / "server" / "ca.crt").read_bytes(),
-        recipe.etc / "flower/server.pem",
-    )
-    replaced = first.read_bytes()
-    recipe.run(
-        SERVER[-2:]
-    )  # renews the certificates, not the authority, whose copies are at the sites
-    assert (recipe.work / "server" / "ca.crt").read_bytes() == authority
-    assert first.read_bytes() != replaced
-    paths = (recipe.work / "server" / "ca.crt", first, recipe.home / "local.pem")
-    read = {path.name: x509.load_pem_x509_certificate(path.read_bytes()) for path in paths}
-    read["server.pem"].verify_directly_issued_by(read["ca.crt"])
-    for name in ("server.pem", "local.pem"):
-        names = read[name].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        assert "localhost" in names.get_values_for_type(x509.DNSName)
-    keys = (
-        recipe.work / "server" / "ca.key",
-        recipe.etc / "flower/server.key",
-        recipe.home / "local.key",
-    )
-    for key, certificate in zip(keys, read.values(), strict=True):
-        private = load_pem_private_key(key.read_bytes(), None)
-        assert private.public_key() == certificate.public_key()
-        assert not key.stat().st_mode & 0o077
-    assert not (recipe.home / "server.key").exists()  # apps can read what is there
-    assert not list(recipe.home.glob("ca.key"))
+def test_a_check_of_a_site_says_what_is_wrong_with_it(tmp_path):
+    (tmp_path / "site.toml").write_text(f'server = "127.0.0.1:{free_port()}"\nnode-config = ""\n')
+    (tmp_path / "requirements.txt").write_text("fedtide[flower]==0.0.1\nflwr==1.42.0\n")
+    for name in ("ca.crt", "key"):
+        (tmp_path / name).touch()
+    shutil.copytree(example_app(), tmp_path / "app")
+    command = [str(PROGRAMS / "fedtide"), "flower", "check", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    failed = [line.split()[:2] for line in done.stdout.splitlines()]
+    checks = ("versions:", "server:", "key:", "training:")
+    assert failed == [["FAILED", check] for check in checks]
+    assert "0.0.1 on the server" in done.stdout
+    assert "'partition-id'" in done.stdout
 
 
 # The proxy, before a server that tells what it gets
@@ -308,7 +306,11 @@ def simulated(method: str) -> np.ndarray:
     ).model
 
 
-def start_run(recipe: Recipe, folder: Path) -> subprocess.Popen[bytes]:
+def metrics_of(recipe: Recipe) -> str:
+    return httpx.get(f"http://127.0.0.1:{recipe.metrics}/metrics").text
+
+
+def start_run(recipe: Recipe, folder: Path) -> None:
     """Start the run of the test app, whose client needs no PyTorch, in place of the example's."""
     shutil.rmtree(recipe.home / "app")
     shutil.copytree(APP, recipe.home / "app")
@@ -316,7 +318,7 @@ def start_run(recipe: Recipe, folder: Path) -> subprocess.Popen[bytes]:
         f'folder = "{folder}"\nnames = "site-a site-b"\nmethods = "{" ".join(script.METHODS)}"\n'
         f"rounds = {script.ROUNDS}\nscripted = 1\nmin-nodes = 2\ntimeout = {DEADLINE}\n"
     )
-    return recipe.start_unit("federation")
+    recipe.start_unit("federation")
 
 
 @pytest.mark.flower
@@ -329,20 +331,20 @@ def test_the_server_is_killed_a_stranger_attacks_and_the_federation_trains_as_if
         recipe.run(SERVER)
         superlink, nginx, *supernodes = start_federation(recipe, sites)
         nodes = recipe.select("SELECT name, node_id FROM node")
-        run = start_run(recipe, tmp_path)
+        start_run(recipe, tmp_path)
         wait_until(lambda: count_rounds(tmp_path / "mifa.db") > 0, "round")
         for process in [superlink.pid, *federation.processes("flwr-serverapp")]:
             os.kill(process, signal.SIGKILL)
         superlink.wait()
         superlink = recipe.start_unit("superlink")
         wait_until(lambda: len(recipe.select("SELECT run_id FROM run")) == 2, "second run")
-        said = httpx.get(f"http://127.0.0.1:{recipe.metrics}/metrics").text
-        assert "fedtide_failed_runs_total 1.0" in said
         home = tmp_path / "stranger"
         home.mkdir()
         recipe.command(f"ssh-keygen -q -t ecdsa -b 384 -N '' -f {home}/key")
         attack(recipe, home, {name: node_id % 2**64 for name, node_id in nodes})
-        assert run.wait(timeout=DEADLINE) == 0
+        completed = 'fedtide_run{status="finished:completed"} 1.0'
+        wait_until(lambda: completed in metrics_of(recipe), "completed run")
+        assert "fedtide_failed_runs_total 1.0" in metrics_of(recipe)
         said = (federation.folder / "federation.log").read_text(encoding="utf-8")
         for method in script.METHODS:
             found, wanted = model_of(tmp_path, method), simulated(method)
@@ -350,7 +352,7 @@ def test_the_server_is_killed_a_stranger_attacks_and_the_federation_trains_as_if
             used = read_ledger(f"sqlite:///{tmp_path / method}.db").filter(stage="used")
             came = [(t, sites[n]) for t, n in zip(*script.PRESENT.nonzero(), strict=True)]
             assert used.select("round", "client").rows() == came
-        status, refusal = recipe.register(str(home / "key"), "site-a")
+        status, refusal = recipe.command(f"fedtide flower register {home}/key.pub site-a")
         assert status == 2
         assert "name: 'site-a' is taken" in refusal
         assert recipe.select("SELECT name, node_id FROM node") == nodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -139,7 +140,7 @@ def run_command(
     """Submit an app to the SuperLink again after every stop, until a run has completed.
 
     With the same state and ledger, each run continues the last one. The end of this command stops
-    the run.
+    the run. With a port, it goes on to serve the status of a run that has completed.
 
     Example: fedtide flower run flower --run-config run.toml
     """
@@ -149,7 +150,9 @@ def run_command(
     if port is not None and importlib.util.find_spec("prometheus_client") is None:
         raise MissingExtraError("port", "watch")
     report = (lambda status: None) if port is None else export_status(host, port)
-    print(f"run: {run_until_completed(app, superlink, run_config, report)}")
+    print(f"run: {run_until_completed(app, superlink, run_config, report)}", flush=True)
+    if port is not None:
+        signal.pause()
 
 
 @app.command("register")

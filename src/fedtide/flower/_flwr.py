@@ -351,13 +351,13 @@ def run_status(superlink: str, run_id: int) -> str:
     return ":".join(filter(None, [status.status, status.sub_status]))
 
 
-def parse_settings(text: str) -> dict[str, Any]:
-    """Return settings as Flower reads them in `--node-config`."""
-    return parse_config_args([text])
-
-
-def ask_client(app: Path, node_config: dict[str, Any], message_type: str) -> Message:
+def ask_client(app: Path, node_config: str, message_type: str) -> Message:
     """Return what the client of the app in a folder, run here, replies to an empty message.
+
+    Args:
+        app: the folder.
+        node_config: as for `--node-config`.
+        message_type: of the message.
 
     Raises:
         ValueError: it has no function for this type of message.
@@ -367,5 +367,6 @@ def ask_client(app: Path, node_config: dict[str, Any], message_type: str) -> Mes
     module, _, name = components["clientapp"].partition(":")
     client: ClientApp = getattr(importlib.import_module(module), name)
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
-    context = Context(1, 1, node_config, RecordDict(), get_fused_config_from_dir(app, {}))
+    run_config = get_fused_config_from_dir(app, {})
+    context = Context(1, 1, parse_config_args([node_config]), RecordDict(), run_config)
     return client(Message(RecordDict(), dst_node_id=1, message_type=message_type), context)

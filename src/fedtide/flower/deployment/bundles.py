@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import sys
 import tarfile
 import tempfile
-from importlib.metadata import requires, version
+import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 from fedtide.errors import InvalidInputError
-from fedtide.flower._flwr import parse_settings
 from fedtide.flower.deployment.certificates import (
     write_certificates,
     write_private,
@@ -22,7 +20,6 @@ from fedtide.flower.registration import register_site
 
 _FILES = Path(__file__).parent / "files"
 _SERVER = ("fleet.conf", "config.toml", "run.toml", "superlink.service", "federation.service")
-_PYTHON = ".".join(map(str, sys.version_info[:2]))
 _EXAMPLE, _SETTINGS = "fl.example.org", "'partition-id=0 num-partitions=3'"  # in these files
 
 
@@ -74,11 +71,13 @@ def write_site(file: Path, server: Path, name: str, node_config: str, superlink:
         write_site_key(folder)
         shutil.copy(server / "ca.crt", folder)
         _copy_app(server / "app", folder / "app")
-        _fill("install-site.sh", folder / "install.sh", {"python3.x": f"python{_PYTHON}"})
-        unit = {_EXAMPLE: host, _SETTINGS: _quote(node_config)}
+        _fill("install-site.sh", folder / "install.sh", {})
+        quoted = json.dumps(node_config, ensure_ascii=False)  # systemd and TOML read it as JSON
+        _fill("site.toml", folder / "site.toml", {_EXAMPLE: host, _SETTINGS: quoted})
+        quoted = quoted.replace("%", "%%").replace("$", "$$")
+        unit = {_EXAMPLE: host, _SETTINGS: quoted}
         _fill("supernode.service", folder / "supernode.service", unit)
-        (folder / "site.toml").write_text(_site_toml(host, node_config), encoding="utf-8")
-        (folder / "requirements.txt").write_text(_requirements(), encoding="utf-8")
+        (folder / "requirements.txt").write_text(_requirements(server / "app"), encoding="utf-8")
         said = register_site(folder / "key.pub", name, superlink)
         write_private(file, b"")
         with tarfile.open(file, "w") as tar:
@@ -98,28 +97,8 @@ def _copy_app(app: Path, copy: Path) -> None:
     shutil.copytree(app, copy, ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def _site_toml(host: str, node_config: str) -> str:
-    """Return what `fedtide flower check` compares a site with."""
-    settings = parse_settings(node_config)
-    lines = [f'server = "{host}:443"', f'python = "{_PYTHON}"', "", "[node-config]"]
-    lines += [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _requirements() -> str:
-    """Return the versions of fedtide and of what it needs at a site, as they are here.
-
-    The builds of PyTorch for one kind of processor or GPU count as the same version.
-    """
-    lines = [f"fedtide[flower]=={version('fedtide')}"]
-    for requirement in requires("fedtide") or []:
-        name, marker = re.split(r"[^\w.-]", requirement, maxsplit=1)[0], "extra ==" in requirement
-        if not marker or re.search(r"extra == .flower.", requirement):
-            lines.append(f"{name}=={version(name).partition('+')[0]}")
-    return "\n".join(lines) + "\n"
-
-
-def _quote(text: str) -> str:
-    """Return one word of a command in a systemd unit."""
-    text = re.sub(r'(["\\])', r"\\\1", text).replace("%", "%%").replace("$", "$$")
-    return f'"{text}"'
+def _requirements(app: Path) -> str:
+    """Return this version of fedtide and of Flower, and what the app needs."""
+    project = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    own = [f"fedtide[flower]=={version('fedtide')}", f"flwr=={version('flwr')}"]
+    return "\n".join([*own, *project.get("dependencies", [])]) + "\n"

@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 id -u flower > /dev/null 2>&1 ||
     useradd --system --create-home --home-dir /var/lib/flower flower
 install -d -o flower -m 700 /var/lib/fedtide /var/lib/flower/site
-[ -x /opt/fedtide/bin/python ] || python3.x -m venv /opt/fedtide
+[ -x /opt/fedtide/bin/python ] || python3 -m venv /opt/fedtide
 /opt/fedtide/bin/pip install --quiet --requirement requirements.txt
 cp -R ca.crt key site.toml requirements.txt app /var/lib/flower/site
 chown -R flower /var/lib/flower/site
