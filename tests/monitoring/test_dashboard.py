@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fedtide.flower.demo import free_port
+from fedtide.flower.deployment.resubmission import export_status
 from fedtide.monitoring.monitor import Monitor
 from fedtide.monitoring.status import CLIENT_STATES
 from fedtide.participation import STAGES
@@ -44,15 +47,18 @@ def list_expressions() -> list[str]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> dict[str, set[str]]:
-    """Return the labels of each series of a real federation, by name."""
+    """Return the labels of each series of a real federation and of a run, by name."""
     url = f"sqlite:///{tmp_path_factory.mktemp('ledger') / 'ledger.db'}"
     write(url, draw_rounds(6, 20))
     monitor = Monitor(url)
     monitor.refresh()
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(monitor.metrics.decode()):
+    export_status("127.0.0.1", free_port())("pending")
+    text = monitor.metrics.decode() + generate_latest().decode()
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
+            if sample.name.startswith("fedtide_") and not sample.name.endswith("_created"):
+                found.setdefault(sample.name, set()).update(sample.labels)
     return found
 
 
