@@ -195,8 +195,11 @@ def _section(one: JudgedExperiment, said: dict[str, str]) -> dict[str, Any]:
         "missing": False,
         "seeds": {_SCALE_NAMES[scale]: _seeds(rows) for scale, rows in one.rows.items()},
         "numbers": _number_table(paper, one.rows),
-        "verdicts": _ruling_table(one.rulings, paper.reference),
+        "verdicts": _ruling_table([r for r in one.rulings if not _untested(r)], paper.reference),
         "remarks": {
+            "Not tested": "; ".join(
+                _statement(r, paper.reference) for r in one.rulings if _untested(r)
+            ),
             "Unknown, and the substitute": _once(paper.unknown, paper.name, said),
             "Where paper and program differ": _once(paper.choices, paper.name, said),
             "Notes": _once(paper.notes, paper.name, said),
@@ -262,6 +265,10 @@ def _texts(
         for scale, of in (("paper", row), ("laptop", small.get((row.case, row.method)))):
             if of is not None and of.records:
                 yield row, _SCALE_NAMES[scale], format_measured(paper, of, name)
+
+
+def _untested(ruling: Ruling) -> bool:
+    return {one.outcome for one in (ruling.full, ruling.laptop) if one} == {"not tested"}
 
 
 def _ruling_table(rulings: Sequence[Ruling], experiment: str) -> str:
