@@ -67,7 +67,6 @@ def test_the_blocks_of_the_page_run_and_learn(blocks, capsys):
         assert learnt[metric] > least, name
     for page in ("users.html", "runs/sensors/report.html"):
         assert Path(page).stat().st_size > 10_000
-    assert len(pl.read_parquet("runs/bounds/results.parquet")) == 4
 
 
 @pytest.mark.compile
