@@ -13,7 +13,7 @@ MARKED := statistical or compile or process or flower or ray or fuzz
 .PHONY: demo test lint types fast test-marked test-all coverage bench docs clean
 
 demo: .venv/installed
-	$(BIN)/fedtide run digits
+	$(BIN)/fedtide run rare-clients
 
 # The type checker has one process, and runs beside the tests.
 test: lint

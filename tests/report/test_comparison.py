@@ -138,7 +138,10 @@ def test_the_test_loss_is_compared_if_there_is_no_other_test_metric(tested_runs)
         clients = pl.read_parquet(folder / method / "clients.parquet")["test_loss"]
         assert rows[method]["test_loss"] == pytest.approx(last(folder, method, "test_loss"))
         assert rows[method]["client_test_loss_worst_tenth"] == pytest.approx(clients.max())
-    assert comparison_figure(conditions).axes[0].get_ylabel() == "test loss"
+    assert (
+        comparison_figure(conditions).axes[0].get_ylabel()
+        == "test loss of the worst tenth of clients"
+    )
     (section,) = make_report(load_runs([folder])).sections
     assert section.target.metric == "test_loss"
     drawn = [figure.name for figure in section.figures["learning"]]

@@ -50,6 +50,26 @@ def headline_metric(groups: Groups) -> str:
     return "test_loss" if is_only_loss else "loss"
 
 
+def worst_tenth_metric(groups: Groups) -> str:
+    """Return the headline metric of the worst tenth of the clients, or else for all of them."""
+    metric = headline_metric(groups)
+    runs = [run for group in groups.values() for run in group]
+    for worst in (f"client_{metric}_worst_tenth", f"client_class_weighted_{metric}_worst_tenth"):
+        if metric != "loss" and all(worst in run.metrics.columns for run in runs):
+            return worst
+    return metric
+
+
+def spell_metric(metric: str) -> str:
+    """Return a metric in words.
+
+    >>> spell_metric("client_class_weighted_test_accuracy_worst_tenth")
+    'test accuracy of the worst tenth of clients'
+    """
+    name = re.sub("^client_(?:class_weighted_)?(.+)_worst_tenth$", r"\1", metric).replace("_", " ")
+    return name if "worst_tenth" not in metric else f"{name} of the worst tenth of clients"
+
+
 def count_seeds(groups: Groups) -> str:
     """Return the number of seeds per method as text, such as "5 seeds" or "1 to 5 seeds"."""
     fewest, most = (pick(map(len, groups.values())) for pick in (min, max))

@@ -16,16 +16,22 @@ from fedtide.report.summary import (
     last_values,
     lower_is_better,
     mean_and_std,
+    spell_metric,
 )
 from fedtide.student_interval import t_margin
 
 
-def verdict(groups: Groups) -> str:
-    """Say in a sentence or two which method does best, how clearly, and which diverged."""
-    metric = headline_metric(groups)
+def verdict(groups: Groups, metric: str | None = None) -> str:
+    """Say in a sentence or two which method does best, how clearly, and which diverged.
+
+    Args:
+        groups: the runs of each method.
+        metric: by which they are compared; None: the headline metric.
+    """
+    metric = metric or headline_metric(groups)
     ends = last_values(groups, metric)
     if not ends:
-        return f"No method has a {metric.replace('_', ' ')}."
+        return f"No method has a {spell_metric(metric)}."
     finite = {method: values for method, values in ends.items() if not has_diverged(values)}
     diverged = [
         f"{method} ({np.sum(~np.isfinite([*values.values()]))} of {len(values)} seeds)"
@@ -46,7 +52,7 @@ def _rank(ends: Mapping[str, Mapping[int, float]], metric: str, is_lower: bool) 
     """
     means = {method: mean_and_std([*values.values()])[0] for method, values in ends.items()}
     best, *others = sorted(ends, key=lambda method: means[method] * (1 if is_lower else -1))
-    text = f"{best} ends with the best {metric.replace('_', ' ')}: "
+    text = f"{best} ends with the best {spell_metric(metric)}: "
     text += f"{_format_level(metric, ends[best])}."
     if not others:
         return text

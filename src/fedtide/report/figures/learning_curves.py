@@ -33,6 +33,7 @@ from fedtide.report.summary import (
     headline_metric,
     lower_is_better,
     own_test_metrics,
+    spell_metric,
 )
 
 _NAMES = {"test_accuracy": "test accuracy", "loss": "training loss, mean over clients"}
@@ -107,7 +108,7 @@ def _describe_curves(groups: Groups, share: float) -> str:
 
 
 def _name(metric: str) -> str:
-    return _NAMES.get(metric, metric.replace("_", " "))
+    return _NAMES.get(metric, spell_metric(metric))
 
 
 def _capitalise(text: str) -> str:

@@ -13,7 +13,7 @@ from fedtide.report.figures.client_influence import draw_weights
 from fedtide.report.figures.learning_curves import draw_curves
 from fedtide.report.figures.participation_raster import draw_participation
 from fedtide.report.grouping import Conditions
-from fedtide.report.summary import count_seeds, headline_metric, lower_is_better
+from fedtide.report.summary import count_seeds, lower_is_better, worst_tenth_metric
 
 _MOST = 8  # conditions in one figure
 
@@ -29,7 +29,7 @@ def comparison_figure(conditions: Conditions) -> Figure:
     figure, panels = new_figure(4.2 * rows, 3, width=13.5, width_ratios=ratios, rows=rows)
     for row, (name, groups) in enumerate(shown.items()):
         curves, raster, weights = panels[3 * row : 3 * row + 3]
-        metric = headline_metric(groups)
+        metric = worst_tenth_metric(groups)
         draw_curves(curves, groups, metric, styles)
         scale_values([curves], metric, lower_is_better(groups, metric))
         is_single = max(map(len, groups.values())) == 1
