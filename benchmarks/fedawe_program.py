@@ -7,7 +7,7 @@ FOLDER holds github.com/mingxiang12/FedAWE at e0b8538. `run` runs the unmodified
 and some images of CIFAR-10 (in a folder in FEDTIDE_DATA), and records who took part with which
 probability, the models that the clients returned, and the server's models. fedtide's methods then
 get the same cohorts and updates; the distances of their models from the program's are written to
-records/fedawe_program.json. `write` puts the table into docs/methods-evidence.md. The program needs
+records/fedawe_program.json. `write` puts what they show into docs/methods-evidence.md. The program needs
 torchvision only for images, which are read here without it.
 """
 
@@ -39,6 +39,8 @@ from fedtide.algorithms import (
     KnownRates,
     RoundDriver,
 )
+from fedtide.leaderboard.cells import load_results
+from fedtide.leaderboard.spec import load_leaderboard
 from fedtide.participation import Availability, Bernoulli, Fluctuating
 from fedtide.population import Population
 from fedtide.problems.datasets.catalogue import load
@@ -47,7 +49,7 @@ from fedtide.provenance import machine, versions
 HERE = Path(__file__).parent
 RECORD = HERE / "records" / "fedawe_program.json"
 PAGE = HERE.parent / "docs" / "methods-evidence.md"
-LEADERBOARD = HERE.parent / "results" / "leaderboard"
+LEADERBOARD = HERE.parent / "results" / "leaderboard.parquet"
 BEGIN, END = "<!-- FedAWE's program: begin -->", "<!-- FedAWE's program: end -->"
 
 CLIENTS, IMAGES, BATCH, ROUNDS, SEED = 20, 4000, 8, 40, 3  # two periods of each pattern
@@ -275,48 +277,41 @@ def run(folder: Path) -> None:
 
 
 def write() -> None:
-    """Write the table of the record into the page."""
+    """Write what the record shows into the page."""
     found = json.loads(RECORD.read_text(encoding="utf-8"))
+    rows = found["cases"]
+    worst = [max(row[f"difference of {of}"] for row in rows) for of in ("models", "rates")]
+    clipping = [row["clipped rounds"] for row in rows if row["clipped rounds"]]
+    took_part = sum(row["participations"] for row in rows if row["method"] == "fedawe")
     lines = [
-        "| method | first γ | patterns | participations | models | rates | clipped rounds |",
-        "|---|---|---|---|---|---|---|",
+        f"In all {len(rows)} pairs of a method and a pattern, models differ by at most "
+        f"{worst[0]:.1e} and rates by at most {worst[1]:.1e}, over {took_part} participations in "
+        f"all four patterns; FedAWE clips in {sum(clipping)} of {len(clipping) * found['rounds']} "
+        "rounds.",
+        "",
+        _beside_fedau(),
     ]
-    cases: dict[tuple[str, float], list[dict[str, Any]]] = {}
-    for row in found["cases"]:
-        cases.setdefault((row["method"], row["lr"]), []).append(row)
-    for (method, lr), rows in cases.items():
-        furthest = max(row["difference of models"] for row in rows)
-        rates = max(row["difference of rates"] for row in rows)
-        clipped = sum(row["clipped rounds"] for row in rows)
-        took_part = sum(row["participations"] for row in rows)
-        lines.append(
-            f"| {method} | {lr} | {len(rows)} | {took_part} | {furthest:.1e} | {rates:.1e} | "
-            f"{clipped} of {len(rows) * found['rounds']} |"
-        )
-    lines += ["", _beside_fedau()]
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    table = "\n".join(lines)
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
+    shown = "\n".join(lines)
+    PAGE.write_text(f"{before}{BEGIN}\n{shown}\n{END}{after}", encoding="utf-8")
 
 
 def _beside_fedau() -> str:
     """Return how FedAWE and FedAU compare on the leaderboard, from its records."""
-    words = []
+    board, words = load_leaderboard(), []
+    results = load_results(board.cells(), LEADERBOARD)
     for problem, name in (
         ("quadratic", "quadratics"),
         ("digits", "digits"),
         ("fashion", "Fashion-MNIST"),
     ):
         figures, steps = [], []
-        for path in sorted((LEADERBOARD / problem).glob("*.json")):
-            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-            if "fedawe" not in cells:  # full participation
-                continue
-            own, other = cells["fedawe"], cells["fedau"]
-            figures.append(np.mean(own["figures"]) / np.mean(other["figures"]))
-            steps.append(np.prod(own["best"]) / other["best"][0])  # γ η; FedAU has η = 1
+        for pattern in board.patterns:
+            own, other = (results[problem, pattern, method] for method in ("fedawe", "fedau"))
+            figures.append(np.mean(own.figures) / np.mean(other.figures))
+            steps.append(np.prod(own.best) / other.best[0])  # γ η; FedAU has η = 1
         better = sum(ratio < 1 for ratio in figures)
         words.append(
             f"on {name} it is better in {better} of {len(figures)} patterns, its value is "
