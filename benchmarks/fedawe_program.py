@@ -7,8 +7,8 @@ FOLDER holds github.com/mingxiang12/FedAWE at e0b8538. `run` runs the unmodified
 and some images of CIFAR-10 (in a folder in FEDTIDE_DATA), and records who took part with which
 probability, the models that the clients returned, and the server's models. fedtide's methods then
 get the same cohorts and updates; the distances of their models from the program's are written to
-records/fedawe_program.json. `write` puts what they show into docs/methods-evidence.md. The program needs
-torchvision only for images, which are read here without it.
+records/fedawe_program.json. `write` puts what they show into docs/methods-evidence.md. The program
+needs torchvision only for images, which are read here without it.
 """
 
 from __future__ import annotations
