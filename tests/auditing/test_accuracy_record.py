@@ -29,6 +29,16 @@ def test_every_process_is_recorded(modules):
         assert set(rows) >= set(audit.ROWS[table])
 
 
+def test_periods_and_memory_are_hardly_ever_wrong(modules):
+    """What the page says of all processes beside the table of false alarms."""
+    rows = modules[1].load()["false alarms"]
+    assert len(rows) == 27
+    for row in rows.values():
+        found = {key: share.share * share.logs for key, share in row.items() if share is not None}
+        assert found["period"] == 0
+        assert max(found.get(key, 0) for key in ("positive", "negative", "none")) <= 1
+
+
 def test_a_share_without_hits_has_the_error_of_half_a_log(modules):
     _, record = modules
     none, all_of_them = record.Share.count([False] * 99), record.Share.count([True] * 99)
