@@ -5,6 +5,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import yaml
 
 import fedtide as ft
 import fedtide.simulation.loop as fedtide_loop
-from fedtide.cli.main import main
+from fedtide.cli.main import COMMANDS, main
 from fedtide.participation import SELECTIONS
 from fedtide.simulation.checkpoint import load_newest
 
@@ -120,6 +121,22 @@ def test_a_folder_below_home_with_brackets(command, fedtide, tmp_path, monkeypat
     assert not Path("~").exists()
     assert str(tmp_path / "home" / "[a]*") in out
     assert (tmp_path / "home/[a]*/results.parquet").exists()
+
+
+def test_every_command_has_help(fedtide):
+    for command in COMMANDS:
+        assert fedtide(command, "--help")[0] == 0
+
+
+def test_a_search_offers_a_command_for_its_best_unless_all_runs_fail(fedtide):
+    strategy = {"type": "two-stage", "lr": [0.1], "server_lr": [1.0]}
+    file = write(EXPERIMENT | {"strategy": strategy})
+    out = fedtide("sweep", file, "--out", "my runs", "--workers=1")[1]
+    command = out.splitlines()[-1].partition("run it with: ")[2]
+    best = str(Path("my runs/best.yaml"))
+    assert shlex.split(command) == ["fedtide", "run", best, "seeds=[1, 2, 3]"]
+    file = write(EXPERIMENT | {"strategy": strategy | {"lr": [1e30]}})
+    assert fedtide("sweep", file, "--out", "failed", "--workers=1")[0] == 0
 
 
 def test_without_out_runs_are_numbered(fedtide):
@@ -307,6 +324,7 @@ def test_an_exception_in_code_of_ones_own_comes_first_and_is_recorded(
         (["report", "here", "--html", "x.pdf"], "html"),
         (["audit", "here/participation.parquet", "--json", "x.csv"], "json"),
         (["papers", "--write", "x.json"], "write"),
+        (["leaderboard", "--write", "x.json"], "write"),
     ],
     ids=str,
 )

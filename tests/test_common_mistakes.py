@@ -65,6 +65,7 @@ MISTAKES = [
     ({"algorithm": 3}, "algorithm: 3 is not a `type`", "choose one of"),
     ({"algorithm": ft.algorithms.FedAU}, "algorithm: FedAU is a class", "write FedAU()"),
     ({"problem": torch.nn.Linear(1, 1)}, "problem: the class Linear is not", "derive it from"),
+    ({"participation": BERNOULLI | {"rates": "30 %"}}, "participation.rates: '30 %'", "write 0.3"),
     (
         {"participation": BERNOULLI | {"rates": [0.1, "x"]}},
         "participation.rates: ",

@@ -36,6 +36,13 @@ def test_modules_of_an_example_are_copied_with_the_texts_that_they_read(tmp_path
     }
 
 
+def test_a_copied_app_has_no_caches(tmp_path):
+    (folder,) = copy_example("flower", tmp_path)
+    assert {"pyproject.toml", "server_app.py", "client_app.py", "task.py"} == {
+        file.name for file in folder.iterdir()
+    }
+
+
 def test_copies_never_replace_files_except_by_the_same(tmp_path):
     (first,) = copy_example("digits", tmp_path)
     assert first in copy_example("digits-sweep", tmp_path)

@@ -84,6 +84,7 @@ REFUSED = [
     ("state", {"privacy": GAUSSIAN}),
     ("ledger", {"ledger": "x"}),
     ("federation", {"ledger": "sqlite://", "federation": "a\nb"}),
+    ("metrics_port", {"metrics_port": 0}),
     ("timeout", {"timeout": -1}),
     ("num_rounds", {"rounds": 1.5}),
     ("train_config.lr", {"train_config": ConfigRecord({"lr": 0.0})}),

@@ -70,7 +70,10 @@ def test_run_one_experiment(fedtide, monkeypatch, tmp_path):
     [
         (["002/syntetic"], "name: unknown '002/syntetic';"),
         (["002/synthetic", "--methods", "fedav"], "methods: unknown 'fedav';"),
+        (["002/synthetic", "--seeds", "1,x"], "seeds: '1,x' is not"),
         (["004/skew", "--export", "x.yaml"], "export: 004/skew"),
+        (["001/weights", "--device", "cpu"], "device: 001/weights trains no models;"),
+        (["--show"], "name: missing; say which experiment"),
         (["002/synthetic", "--device", "cuda:99"], "device: 'cuda:99' is not available ("),
         (["001/cifar10", "--cases", "bernoulli,cyclic", "--export", "x.yaml"], "cases: "),
         (["002/synthetic", "--record", "noisy/fedavg/7"], "record: 002/synthetic has none"),

@@ -96,6 +96,8 @@ def test_rates_that_cannot_be_computed_are_refused_or_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(inclusion, "_MAX_INTERVALS", 64)
+    with pytest.raises(InvalidInputError, match=r"^weights: fewer are positive .2. than"):
+        inclusion_probabilities([1.0, 2.0], 5)
     weights = np.exp(-np.arange(200) / 2)
     with pytest.raises(InvalidInputError, match=r"^weights: .*; "):
         inclusion_probabilities(weights, 100)

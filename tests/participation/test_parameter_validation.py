@@ -50,6 +50,7 @@ def assert_rejected(call: Callable[[], object], start: str) -> None:
         (lambda: SubsetLaw([[0], [1]], [1.0]), "probabilities: 1 for 2 subsets"),
         (lambda: SubsetLaw([[0], [1]], [0.5, 0.4]), "probabilities: the sum is 0.9"),
         (lambda: SubsetLaw([[0], [1]], [1.5, -0.5]), "probabilities: -0.5"),
+        (lambda: Table([[0.5, -0.5]]), "weights: -0.5"),
         (lambda: Table([[0.5, float("nan")]]), "weights: nan"),
         (lambda: Table([0.5, 0.5]), "weights: 1 dimensions"),
         (lambda: Replay("log.csv", stage="use"), "stage: unknown 'use'"),

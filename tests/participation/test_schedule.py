@@ -69,7 +69,7 @@ class Gives(AvailabilityStream, SelectionStream):
         return self.found
 
 
-IDS = [[2, 0], [1, 1], [0, 4], [-1]]
+IDS = [[2, 0], [1, 1], [0, 4], None]
 
 
 @pytest.mark.parametrize("ids", IDS, ids=str)

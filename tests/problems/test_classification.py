@@ -170,6 +170,8 @@ class AllToOneClient(Partition):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        ({"clients": 0}, "^clients: 0 .*; give"),
+        ({"partition": "iid"}, "^partition: 'iid' .*; give"),
         ({"clients": 1438}, "^clients: 1438 .*; give at most 1437"),
         ({"partition": AllToOneClient()}, "^clients: 9 of 10 .*client 1.*; give"),
         ({"normalise": [0.5]}, "normalise: "),

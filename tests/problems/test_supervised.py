@@ -399,6 +399,13 @@ def test_uint8_images_are_standardised_and_other_integers_stay():
 
 
 MISTAKES = {
+    "metric-called-like-a-column": ({"metrics": {"loss": "mae"}}, "metrics: 'loss' is the name"),
+    "no-partition": ({"clients": 5}, "partition: missing"),
+    "two-divisions": (
+        {"partition": SharedPool(samples=5)},
+        "partition: it has no effect if clients is a column",
+    ),
+    "unknown-loss": ({"loss": "mes"}, "loss: unknown 'mes'; did you mean 'mse'"),
     "unknown-column": ({"inputs": ["a", "z"]}, "inputs: .*'z'"),
     "text-input": ({"inputs": "kind"}, "inputs: .*text.*'3%' into 0.03"),
     "text-for-numbers": ({"target": "kind"}, "target: .*text.*cross_entropy"),

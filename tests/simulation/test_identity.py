@@ -16,7 +16,7 @@ import fedtide as ft
 from fedtide.cli.main import app
 from fedtide.problems import Problem
 from fedtide.simulation.experiment import BUILDER
-from fedtide.spec import describe, session
+from fedtide.spec import describe, session, spec
 from fedtide.training.lr_schedules import LearningRateSchedule
 
 OWN = """
@@ -186,6 +186,17 @@ def test_problems_with_data_in_memory_share_a_task_only_if_the_content_is_equal(
             for x in (long, long, changed, changed):
                 prepare_cached(Given(make(x.copy())), 0, "cpu", "float64")
         assert len(prepared) == before + 2
+
+
+def test_problems_that_hold_data_are_compared_without_an_error():
+    @spec
+    class Given:
+        data: object
+
+    one, two = np.random.default_rng(0).normal(size=(2, 3))
+    for make in (np.array, pl.Series, torch.tensor, lambda x: {"x": x, "y": x}):
+        assert Given(make(one)) == Given(make(one))
+        assert Given(make(one)) != Given(make(two))
 
 
 def mae(outputs, target):

@@ -54,6 +54,12 @@ def test_lines_without_a_terminal_say_what_is_compiled_and_the_remaining_time(cl
         )
 
 
+def test_bars_of_several_seeds_end_complete(terminal, regression):
+    fields = {key: value for key, value in regression.items() if key != "seed"}
+    ft.simulate(**fields, seeds=[1, 2], name="mine")
+    assert "24/24" in terminal.getvalue()
+
+
 def test_progress_false_draws_nothing_in_a_terminal(terminal, regression):
     ft.simulate(**regression, progress=False)
     assert terminal.getvalue() == ""

@@ -48,6 +48,8 @@ def test_seeds_in_a_folder_have_a_run_folder_each_and_resume(fields, tmp_path, k
 def test_the_summary_of_seeds_has_means_and_standard_deviations(fields):
     results = ft.simulate(**fields, name="mine", seeds=SEEDS)
     losses = np.array([result.metrics["loss"][-1] for result in results])
+    assert f"{losses[0]:.4g}" in results[0].summary()
+    assert f"{losses[0]:.4g}" in repr(results[0])
     lines = results.summary().splitlines()
     assert lines[0] == "fedavg, seeds 4, 2, 7"
     (line,) = [line for line in lines if line.split()[0] == "loss"]
