@@ -1,13 +1,19 @@
 """What a ledger says about single updates, the quarantine of a site, and the way back."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+from flwr.app import MetricRecord
 
 import fedtide as ft
+from fedtide.differential_privacy import epsilon_of_loss
 from fedtide.errors import InvalidInputError
-from fedtide.flower.ledger.ledger import Ledger, read_ledger, read_rounds, read_sites
+from fedtide.flower.arrays import vector_to_arrays
+from fedtide.flower.ledger.ledger import Ledger, read_ledger, read_metrics, read_rounds, read_sites
 from fedtide.flower.ledger.ledger_maintenance import quarantine
 from fedtide.flower.server.recovery import roll_back
+from fedtide.flower.server.strategy import FedTide
 from fedtide.privacy import Gaussian
 
 from .driver import (
@@ -57,10 +63,34 @@ def test_the_ledger_has_the_weight_and_the_norm_of_each_update(method, url):
     np.testing.assert_allclose(model(strategy), x, rtol=1e-12)
 
 
+def test_what_is_measured_is_in_the_ledger(url):
+    """By the server after each round; by the clients, the median of what they send."""
+    grid, start = federation(), vector_to_arrays(TASK.start, TASK.layout)
+    for n in range(N):
+        node_of(grid, n).tamper = partial(add_metric, value=float(n == 0))
+    strategy = FedTide(A.FedAvg(), clients=N, clock=grid.clock, ledger=url)
+    evaluate = lambda ended, arrays: MetricRecord({"loss": 1 / ended if ended else 9.0})  # noqa: E731
+    strategy.start(grid, start, 3, evaluate_fn=evaluate)
+    server = [(t, "server", "loss", 1 / (t + 1)) for t in range(3)]
+    medians = [(t, "training", "odd", 0.0) for t in range(3)]
+    found = read_metrics(url, since=0).rows()
+    assert [row for row in found if row[2] != "clients"] == [*server, *medians]
+    assert read_metrics(url, since=2).filter(source="server").rows() == server[2:]
+
+
+def add_metric(reply, value):
+    if reply.has_content() and reply.content.metric_records:
+        next(iter(reply.content.metric_records.values()))["odd"] = value
+    return reply
+
+
 def test_a_private_federation_tells_no_norms(url, tmp_path):
+    """ε of a client that was in both rounds: both together are a Gaussian with μ² = 2."""
     options = {"privacy": Gaussian(1.0, 1.0, 1e-5), "state": tmp_path, "ledger": url}
     deploy(federation(), A.FedAvg(weights="all"), rounds=2, **options)
-    log = read_ledger(url)
+    log, measured = read_ledger(url), read_metrics(url, since=0).filter(source="privacy")
+    expected = [epsilon_of_loss(1.0, 1e-5), epsilon_of_loss(2.0, 1e-5)]
+    np.testing.assert_allclose(measured["value"], expected, rtol=1e-9)
     assert log["norm"].null_count() == len(log) == 2 * N
     assert log["step_weight"].to_list() == [1 / N] * (2 * N)
 

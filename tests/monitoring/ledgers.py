@@ -29,9 +29,9 @@ def end_of(t: int) -> float:
     return BEGIN + SECONDS * (t + 1)
 
 
-def used(t: int, *clients: str) -> list[Entry]:
+def used(t: int, *clients: str, **facts: float) -> list[Entry]:
     """Return the entries of a round in which these clients took part."""
-    return [Entry(name, "used", 1 / len(clients), end_of(t) - 1) for name in clients]
+    return [Entry(name, "used", 1 / len(clients), end_of(t) - 1, **facts) for name in clients]
 
 
 def write(url: str, rounds: Iterable[list[Entry]], federation: str = "north") -> None:

@@ -13,12 +13,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fedtide.flower.demo import free_port
 from fedtide.flower.deployment.resubmission import export_status
+from fedtide.flower.ledger.ledger import Ledger
+from fedtide.monitoring.exporter import render_metrics
 from fedtide.monitoring.monitor import Monitor
 from fedtide.monitoring.status import CLIENT_STATES
+from fedtide.monitoring.surroundings import Surroundings
 from fedtide.participation import STAGES
 from fedtide.participation.log.schema import REASONS
 
-from .ledgers import draw_rounds, write
+from .ledgers import draw_rounds, used, write
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "fedtide.rules.yml"
@@ -50,12 +53,15 @@ def exported(tmp_path_factory) -> dict[str, set[str]]:
     """Return the labels of each series of a real federation and of a run, by name."""
     url = f"sqlite:///{tmp_path_factory.mktemp('ledger') / 'ledger.db'}"
     write(url, draw_rounds(6, 20))
+    write(url, [used(20, "site-1", step_weight=0.1, norm=2.0)])
+    Ledger(url, "north").record(20, "server", {"loss": 0.3})
     monitor = Monitor(url)
     monitor.refresh()
+    text = render_metrics(monitor.status, True, 100, Surroundings(1e9, 0.5, "running", 2e9))
     found: dict[str, set[str]] = {}
     export_status("127.0.0.1", free_port())("pending")
-    text = monitor.metrics.decode() + generate_latest().decode()
-    for family in text_string_to_metric_families(text):
+    text += generate_latest()
+    for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
             if sample.name.startswith("fedtide_") and not sample.name.endswith("_created"):
                 found.setdefault(sample.name, set()).update(sample.labels)

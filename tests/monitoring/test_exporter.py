@@ -1,5 +1,6 @@
 """The metrics: each against plain loops over the rows of the ledger."""
 
+import math
 from collections import defaultdict
 
 import numpy as np
@@ -9,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import fedtide as ft
 from fedtide.auditing.log.client_table import ClientTable
-from fedtide.flower.ledger.ledger import Entry
+from fedtide.flower.ledger.ledger import Entry, Ledger
+from fedtide.flower.ledger.ledger_maintenance import quarantine
 from fedtide.monitoring.monitor import Monitor, MonitorSettings
 from fedtide.participation import STAGES
 from fedtide.participation.log.schema import REASONS
@@ -103,14 +105,12 @@ def test_lateness_is_the_number_of_rounds_since_the_request(ledger, rows):
         assert count == sum(one <= float(bound) for one in late)
 
 
-def test_influence_skew_and_rates_are_those_of_the_last_rounds(ledger, rows):
+def test_influence_and_rates_are_those_of_the_last_rounds(ledger, rows):
     metrics = read_metrics(ledger, window=WINDOW)
     recent = [row for row in rows if row.round >= ROUNDS - WINDOW]
     weights = influences(recent, NAMES)
     ratios = metrics.by("client_influence_ratio", "client")
     np.testing.assert_allclose([ratios[name] for name in NAMES], weights * CLIENTS, rtol=1e-6)
-    skew = np.abs(weights - 1 / CLIENTS).sum()
-    assert metrics.value("skew") == pytest.approx(skew, rel=1e-6)
     taken = [sum(row.client == name and row.stage == "used" for row in recent) for name in NAMES]
     rates = metrics.by("client_rate", "client")
     np.testing.assert_allclose([rates[name] for name in NAMES], np.array(taken) / WINDOW)
@@ -128,7 +128,7 @@ def test_skew_rates_and_their_intervals_are_those_of_the_audit(ledger):
     np.testing.assert_allclose(rates.low, whole.rates.low[order])
     np.testing.assert_allclose(rates.high, whole.rates.high[order])
     audited = whole.objectives.given
-    assert metrics.value("skew") == pytest.approx(audited.l1_skew, rel=1e-6)
+    assert metrics.value("skew") == pytest.approx(audited.skew.corrected, rel=1e-6)
     interval = [metrics.value("skew_low"), metrics.value("skew_high")]
     np.testing.assert_allclose(interval, audited.interval, rtol=1e-6)
 
@@ -152,6 +152,7 @@ def test_absences_states_and_unused_updates_of_each_client(url):
         "gone": 1,
         "absent": 0,
         "never": 0,
+        "quarantined": 0,
     }
     unused = {name: sum(r.client == name and r.reason is not None for r in rows) for name in seen}
     assert metrics.by("client_unused_updates_total", "client") == unused
@@ -166,6 +167,7 @@ def test_clients_out_of_the_window_are_absent_and_unknown_ones_never_came(url):
         "gone": 0,
         "absent": 1,
         "never": 2,
+        "quarantined": 0,
     }
     metrics = read_metrics(url, window=5, clients=["bob", "eve", "ann"])
     assert metrics.by("clients", "state")["never"] == 1
@@ -173,15 +175,41 @@ def test_clients_out_of_the_window_are_absent_and_unknown_ones_never_came(url):
     assert metrics.by("client_absence_rounds", "client") == {"ann": 11, "bob": 0}
 
 
+def test_updates_and_measurements_are_those_of_the_window(url):
+    """The quarantine is seen without a further round."""
+    norms = [9.0, 1.0, 4.0, 2.0]
+    write(url, [used(t, "ann", "bob", step_weight=t / 8, norm=one) for t, one in enumerate(norms)])
+    ledger = Ledger(url, "north")
+    for t, loss in enumerate([0.1, 0.5, math.nan, 0.2]):
+        ledger.record(t, "server", {"loss": loss, "accuracy": 0.5})
+    ledger.record(3, "server", {"loss": 0.25})
+    monitor = Monitor(url, MonitorSettings(window=3))
+    monitor.refresh()
+    metrics = Metrics(monitor.metrics)
+    assert metrics.by("client_update_norm", "client") == {"ann": 2.0, "bob": 2.0}
+    assert metrics.by("client_step_weight", "client") == {"ann": 0.25, "bob": 0.25}
+    assert metrics.by("measured", "name") == {"loss": 0.25, "accuracy": 0.5}
+    assert [(one.round, one.low, one.high) for one in monitor.status.newest] == [
+        (2, 0.5, 0.5),
+        (3, 0.25, 0.5),
+    ]
+    quarantine(url, "bob", begins=True)
+    monitor.refresh()
+    metrics = Metrics(monitor.metrics)
+    assert metrics.value("clients", state="quarantined") == 1
+    assert metrics.by("client_rate", "client")["bob"] == 0
+
+
 def test_fair_shares_come_from_the_roster(url):
     write(url, [used(t, "ann", "bob") for t in range(6)])
     roster = ClientTable.from_frame(
         pl.DataFrame({"client": ["ann", "bob", "eve"], "weight": [2.0, 1.0, 1.0]})
     )
-    metrics = read_metrics(url, roster=roster)
-    ratios = metrics.by("client_influence_ratio", "client")
+    monitor = Monitor(url, MonitorSettings(roster=roster))
+    monitor.refresh()
+    ratios = Metrics(monitor.metrics).by("client_influence_ratio", "client")
     assert ratios == pytest.approx({"ann": 1.0, "bob": 2.0, "eve": 0.0})
-    assert metrics.value("skew") == pytest.approx(0.25 + 0.25)
+    assert monitor.status.objective.skew.observed == pytest.approx(0.25 + 0.25)
 
 
 def test_a_client_whose_name_is_claimed_by_another_node_is_not_there(url):

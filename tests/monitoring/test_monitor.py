@@ -22,6 +22,11 @@ def open_monitor(url: str, **settings) -> Monitor:
     return monitor
 
 
+def list_metrics(monitor: Monitor) -> list[bytes]:
+    """Return the metrics without the space on the disk, which others change."""
+    return [line for line in monitor.metrics.splitlines() if b"disk" not in line]
+
+
 @pytest.mark.parametrize("step", [1, 5])
 def test_reading_part_by_part_gives_what_reading_at_once_gives(url, step):
     rounds = draw_rounds(6, 5 * step)
@@ -29,7 +34,7 @@ def test_reading_part_by_part_gives_what_reading_at_once_gives(url, step):
     for low in range(0, len(rounds), step):
         write(url, rounds[low : low + step])
         follower.refresh()
-    assert follower.metrics == open_monitor(url, window=4).metrics
+    assert list_metrics(follower) == list_metrics(open_monitor(url, window=4))
 
 
 def test_a_round_that_was_undone_and_repeated_is_read_again(url):
@@ -44,7 +49,7 @@ def test_a_round_that_was_undone_and_repeated_is_read_again(url):
     ledger = Ledger(url, "north")
     ledger.commit(3, used(3, "eve"), time=1.0)
     monitor.refresh()
-    assert monitor.metrics == open_monitor(url).metrics
+    assert list_metrics(monitor) == list_metrics(open_monitor(url))
 
 
 def test_the_federation_is_kept_when_another_one_joins_the_database(url):

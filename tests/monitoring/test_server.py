@@ -3,16 +3,22 @@
 import base64
 import hashlib
 import http.client
+import math
 import re
+import shutil
 import socket
 import time
+from functools import partial
 from html.parser import HTMLParser
 from urllib.parse import urlsplit
 
 import pytest
 
 from fedtide.errors import InvalidInputError
-from fedtide.flower.ledger.ledger import Entry
+from fedtide.flower._flwr import ask_superlink
+from fedtide.flower.deployment.certificates import write_certificates
+from fedtide.flower.ledger.ledger import Entry, Ledger
+from fedtide.flower.ledger.ledger_maintenance import quarantine
 from fedtide.monitoring.monitor import Monitor, MonitorSettings
 from fedtide.monitoring.server import serve
 from fedtide.monitoring.watch_page import render_page
@@ -80,12 +86,12 @@ def open_monitor(url: str, **settings) -> Monitor:
 
 def show(url: str, now: float, find: str = "", **settings) -> Page:
     monitor = open_monitor(url, **settings)
-    return Page(render_page(monitor.status, monitor.error, find, now))
+    return Page(render_page(monitor, find, now))
 
 
 def rows_of(page: Page) -> dict[str, list[str]]:
     """Return the cells of each client's row."""
-    return {cells[0]: cells[1:] for cells in page.cells if len(cells) == 7}
+    return {cells[0]: cells[1:] for cells in page.cells if len(cells) == 9}
 
 
 def test_page_and_metrics_are_served_and_end_with_the_context(url):
@@ -213,10 +219,60 @@ def test_a_row_says_what_the_ledger_says_of_a_client(url):
     for name in names:
         assert rows[name][2] == f"{shares[name]:.2f}"
     assert [rows[name][0] for name in names] == ["present", "away", "away"]
-    assert rows["ann"][4:] == ["last round", ""]
-    assert rows["bob"][4].startswith("2 rounds, ")
-    assert rows["eve"][4:] == ["1 round, 2 min", "1"]
+    assert rows["ann"][6:] == ["last round", ""]
+    assert rows["bob"][6].startswith("2 rounds, ")
+    assert rows["eve"][6:] == ["1 round, 2 min", "1"]
     assert [REASONS["not finite"], "1"] in page.cells
+
+
+def test_the_page_says_what_the_run_measures_and_how_long_it_may_go_on(url, tmp_path, monkeypatch):
+    """The SuperLink is that of Flower's config.toml, as is its certificate."""
+    write_certificates(tmp_path, "fl.example.org")
+    config = (
+        f'[superlink.page]\naddress = "127.0.0.1:1"\nroot-certificates = "{tmp_path}/local.pem"'
+    )
+    (tmp_path / "config.toml").write_text(config)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    write(url, [used(t, "ann", "bob", step_weight=0.5, norm=2.25) for t in range(3)])
+    ledger = Ledger(url, "north")
+    ledger.record(1, "server", {"loss": 0.5})
+    ledger.record(2, "server", {"loss": math.nan})
+    ledger.record(2, "privacy", {"epsilon": 1.5})
+    quarantine(url, "bob", begins=True)
+    around = {"ask_superlink": partial(ask_superlink, "page")}
+    page = show(url, time.time(), **around)
+    assert ["epsilon, the largest of a client so far", "1.5", "2", "1.5 to 1.5"] in page.cells
+    assert ["loss, by the server", "nan", "2", "0.5 to 0.5"] in page.cells
+    assert ["certificate", "expires in 365 days", "", ""] in page.cells
+    assert "No run is under way: the SuperLink says 'unknown'." in page.text
+    [disk] = [cells[1] for cells in page.cells if cells[:1] == ["disk of the ledger"]]
+    free = shutil.disk_usage(tmp_path).free / 1e9
+    assert float(disk.split(" GB free")[0]) == pytest.approx(free, abs=1.0)
+    assert rows_of(page)["bob"][0] == "quarantined"
+    assert rows_of(page)["ann"][3:5] == ["0.5", "2.25"]
+    assert "The certificate has expired 10 days ago." in "".join(
+        show(url, time.time() + 375 * 86_400, **around).text
+    )
+    with pytest.raises(InvalidInputError, match=r"^superlink: 'nowhere' is not usable"):
+        ask_superlink("nowhere")
+
+
+def test_the_page_says_how_much_of_a_large_ledger_is_read(url, monkeypatch):
+    write(url, draw_rounds(5, 8))
+    monitor = Monitor(url)
+    monkeypatch.setattr(monitor, "_batch", 3)
+    monkeypatch.setattr(monitor._window, "add", stop_after(monitor, monitor._window.add))
+    monitor.refresh()
+    monitor.status = None
+    assert "The ledger is being read: 3 of 8 rounds so far." in render_page(monitor, "", end_of(8))
+
+
+def stop_after(monitor: Monitor, add):
+    def stop(*arguments) -> None:
+        add(*arguments)
+        monitor.stop()
+
+    return stop
 
 
 def test_warnings_name_what_is_wrong(url):
@@ -227,15 +283,16 @@ def test_warnings_name_what_is_wrong(url):
     assert "No round has ended for" not in calm
     assert "No round has ended for 2.0 h" in "".join(show(url, end_of(41) + 7200).text)
     monitor = open_monitor(url)
-    page = render_page(monitor.status, "ledger: <locked>", "", end_of(41))
+    monitor.error = "ledger: <locked>"
+    page = render_page(monitor, "", end_of(41))
     assert "The ledger cannot be read: ledger: &lt;locked&gt;" in page
 
 
 def test_many_clients_make_a_short_page(url):
     write(url, [used(t, *(f"phone-{n}" for n in range(t, 3_000, 3))) for t in range(3)])
     monitor = open_monitor(url)
-    text = render_page(monitor.status, None, "", end_of(3))
+    text = render_page(monitor, "", end_of(3))
     assert len(text) < 200_000
     assert "100 of 3,000 clients" in text
-    found = Page(render_page(monitor.status, None, "phone-2777", end_of(3)))
+    found = Page(render_page(monitor, "phone-2777", end_of(3)))
     assert list(rows_of(found)) == ["phone-2777"]

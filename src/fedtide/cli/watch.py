@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +12,11 @@ import typer
 
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.errors import Interrupted
-from fedtide.flower.ledger.ledger import read_rounds
+from fedtide.flower.ledger.ledger import read_ledger_part
 from fedtide.monitoring.monitor import Monitor, MonitorSettings
 from fedtide.monitoring.server import PORT, serve
+
+_PAUSE = 5.0  # seconds between two lines on how much of a large ledger is read
 
 
 def watch_command(
@@ -47,11 +51,19 @@ def watch_command(
         int,
         typer.Option(help="Export metrics of single clients if there are at most this many."),
     ] = 100,
+    superlink: Annotated[
+        str | None,
+        typer.Option(
+            help="A connection in Flower's config.toml, such as ours, to show the status of the "
+            "newest run and when the certificate expires."
+        ),
+    ] = None,
 ) -> None:
     """Serve a page, and metrics for Prometheus, on a federation from its ledger.
 
     The page shows which clients are present, each client's influence against its fair share,
-    rate and absences, updates that were not used and why, and the skew of the last rounds. It
+    rate, absences and updates, what was measured, updates that were not used and why, and the skew
+    of the last rounds. It
     updates itself and loads nothing from other servers. Prometheus reads /metrics. The federation
     need not be running, and the ledger may be empty. Ctrl-C ends the command.
 
@@ -59,11 +71,21 @@ def watch_command(
     """
     table = None if roster is None else ClientTable.from_file(roster)
     settings = MonitorSettings(clients, table, window, client_series)
-    read_rounds(ledger)  # a ledger that cannot be read is an error now, not a sentence on the page
+    # What cannot be read is an error now, not a sentence on the page.
+    read_ledger_part(ledger, -1, 2)
+    if superlink is not None:
+        from fedtide.flower._flwr import ask_superlink  # needs fedtide[flower]
+
+        ask_superlink(superlink)
+        settings = replace(settings, ask_superlink=partial(ask_superlink, superlink))
+    monitor = Monitor(ledger, settings)
     try:
-        with serve(Monitor(ledger, settings), host, port) as server:
+        with serve(monitor, host, port) as server:
             print(f"watch: {server.url}, metrics at {server.url}metrics", flush=True)
             while True:
-                time.sleep(3600.0)
+                time.sleep(_PAUSE)
+                read, ended = monitor.progress
+                if monitor.status is None and ended:
+                    print(f"watch: {read:,} of {ended:,} rounds are read", flush=True)
     except Interrupted:
         raise typer.Exit from None

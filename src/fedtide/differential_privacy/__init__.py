@@ -10,6 +10,7 @@ from fedtide.differential_privacy.mechanisms import (
 from fedtide.differential_privacy.private_sum import (
     PrivateSum,
     PrivateSumState,
+    largest_epsilon,
     make_private,
     shut_out,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "PrivateSum",
     "PrivateSumState",
     "epsilon_of_loss",
+    "largest_epsilon",
     "loss_of_epsilon",
     "make_private",
     "shut_out",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -83,11 +83,31 @@ def _require_inherited(algorithm: Algorithm[Any], base: type, functions: Sequenc
 
 def shut_out(algorithm: Algorithm[Any], state: Any) -> frozenset[int]:
     """Return the clients that `PrivateSum.shut_out` names; none if the method is not private."""
+    for private, own in _find_private(algorithm, state):
+        return frozenset(private.shut_out(own).nonzero().flatten().tolist())
+    return frozenset()
+
+
+def largest_epsilon(algorithm: Algorithm[Any], state: Any) -> float | None:
+    """Return the largest ε that a client has lost so far; None if the method is not private.
+
+    Raises:
+        MissingExtraError: dp-accounting is not installed.
+    """
+    for private, own in _find_private(algorithm, state):
+        lost = float(own.lost.max()) / private.mechanism.variance
+        return private.mechanism.epsilon(lost)
+    return None
+
+
+def _find_private(
+    algorithm: Algorithm[Any], state: Any
+) -> Iterator[tuple[PrivateSum, PrivateSumState]]:
+    """Yield the private sum in a method, if it has one, and its state."""
     while isinstance(algorithm, Wrapper):
         if isinstance(algorithm, PrivateSum):
-            return frozenset(algorithm.shut_out(state).nonzero().flatten().tolist())
+            yield algorithm, state
         algorithm, state = algorithm.inner, state.inner
-    return frozenset()
 
 
 def _hide(inner: SumT) -> SumT:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.cli.flower_config import read_superlink_connection
@@ -328,27 +330,53 @@ RUN_FAILED = "finished:failed"
 _connection = cache(read_superlink_connection)  # each call prints a line
 
 
-def run_status(superlink: str, run_id: int) -> str:
-    """Return Flower's status of a run, such as "running" or `RUN_FAILED`.
+def run_status(superlink: str, run_id: int | None) -> str:
+    """Return Flower's status of a run, None: of the newest, such as "running" or `RUN_FAILED`.
 
     "unknown": the SuperLink does not answer. A run that it does not know counts as failed.
 
     Raises:
         InvalidInputError: no such connection in Flower's config.toml.
     """
-    try:
-        connection = _connection(superlink)
-    except Exception as error:  # Flower's own, of many kinds
-        raise InvalidInputError(f"superlink: {superlink!r} is not usable ({error})") from error
+    connection = _find_connection(superlink)
     try:
         with init_http_client_from_connection(connection) as client:
             runs = client.ListRuns(ListRunsRequest(limit=100)).run_dict
     except Exception:
         return "unknown"
+    if run_id is None:
+        run_id = max(runs, key=lambda one: str(runs[one].pending_at), default=None)
+    if run_id is None:
+        return "no run"
     if run_id not in runs:
         return RUN_FAILED
     status = runs[run_id].status
     return ":".join(filter(None, [status.status, status.sub_status]))
+
+
+def ask_superlink(superlink: str) -> tuple[str, float]:
+    """Return the status of the newest run, and when the certificate of the connection expires.
+
+    The latter in seconds since 1970; NaN: it has none.
+
+    Raises:
+        InvalidInputError: no such connection in Flower's config.toml, or no such file.
+    """
+    path, expires = _find_connection(superlink).root_certificates, math.nan
+    if path is not None:
+        try:
+            certificates = x509.load_pem_x509_certificates(Path(path).read_bytes())
+        except (OSError, ValueError) as error:
+            raise InvalidInputError(f"superlink: {path} cannot be read ({error})") from None
+        expires = min(one.not_valid_after_utc.timestamp() for one in certificates)
+    return run_status(superlink, None), expires
+
+
+def _find_connection(superlink: str) -> Any:
+    try:
+        return _connection(superlink)
+    except Exception as error:  # Flower's own, of many kinds
+        raise InvalidInputError(f"superlink: {superlink!r} is not usable ({error})") from error
 
 
 def ask_client(app: Path, node_config: str, message_type: str) -> Message:

@@ -10,6 +10,7 @@ import numpy as np
 from fedtide.errors import MissingExtraError
 from fedtide.monitoring.ledger_window import LATENESS_BOUNDS
 from fedtide.monitoring.status import GONE, Status
+from fedtide.monitoring.surroundings import Surroundings
 from fedtide.participation.log.schema import REASONS, STAGES
 
 try:
@@ -26,28 +27,40 @@ Gauge = core.GaugeMetricFamily
 Counter = core.CounterMetricFamily
 
 
-def render_metrics(status: Status | None, up: bool, client_series: int) -> bytes:
+def render_metrics(
+    status: Status | None, up: bool, client_series: int, around: Surroundings
+) -> bytes:
     """Return the metrics in Prometheus's text format.
 
     Args:
         status: of the federation; None: no round has ended.
         up: whether the ledger could be read at the last attempt.
         client_series: metrics of single clients are left out if there are more clients than this.
+        around: what is known besides.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_StatusCollector(status, up, client_series))
+    registry.register(_StatusCollector(status, up, client_series, around))
     return generate_latest(registry)
 
 
 class _StatusCollector(Collector):
     """Gives one status to `prometheus_client`."""
 
-    def __init__(self, status: Status | None, up: bool, client_series: int) -> None:
+    def __init__(
+        self, status: Status | None, up: bool, client_series: int, around: Surroundings
+    ) -> None:
         self._status, self._up, self._client_series = status, up, client_series
+        self._around = around
 
     def collect(self) -> Iterable[Metric]:
         text = "1 if the ledger could be read at the last attempt, else 0."
         yield Gauge("fedtide_ledger_up", text, self._up)
+        if not math.isnan(self._around.free):
+            text = "Bytes that are free on the disk of the ledger."
+            yield Gauge("fedtide_disk_free_bytes", text, self._around.free)
+        if not math.isnan(self._around.expires):
+            text = "When the certificate of the SuperLink expires."
+            yield Gauge("fedtide_certificate_expiry_timestamp_seconds", text, self._around.expires)
         if self._status is None:
             return
         yield from _list_federation_metrics(self._status)
@@ -80,13 +93,18 @@ def _list_federation_metrics(status: Status) -> Iterator[Metric]:
     yield _metric(Gauge, "window_rounds", "Rounds in the window.", who, [len(status.rounds)])
     if status.objective is not None:
         skew = status.objective.skew
-        text = "L1 skew of the window: sum over clients of |influence - fair share|, 0 to 2."
-        yield _metric(Gauge, "skew", text, who, [skew.observed])
+        text = "L1 skew of the window, without the part due to chance: 0 to 2; missing as below."
+        yield _metric(Gauge, "skew", text, who, [skew.corrected])
         text = "{} end of the 95% interval of the L1 skew; missing if the window allows none."
         yield _metric(Gauge, "skew_low", text.format("Lower"), who, [skew.interval[0]])
         yield _metric(Gauge, "skew_high", text.format("Upper"), who, [skew.interval[1]])
     text = "Updates to expect in a round if clients go on as in the window."
     yield _metric(Gauge, "expected_updates", text, who, [status.expected.sum()])
+    text = "What clients and server measured last; NaN: it was not finite."
+    metric = Gauge("fedtide_measured", text, labels=["federation", "source", "name"])
+    for one in status.newest:
+        metric.add_metric([who, one.source, one.name], one.value)
+    yield metric
 
 
 def _list_client_metrics(status: Status) -> Iterator[Metric]:
@@ -97,6 +115,10 @@ def _list_client_metrics(status: Status) -> Iterator[Metric]:
     text = "Rounds since the client was seen; 0: in the last round."
     absences = np.where(status.totals.last < 0, np.nan, status.absences)
     yield _metric(Gauge, "client_absence_rounds", text, who, absences, *label)
+    text = "Mean factor with which updates of the client entered the steps of the window."
+    yield _metric(Gauge, "client_step_weight", text, who, status.step_weights, *label)
+    text = "Median norm of the updates of the client in the window."
+    yield _metric(Gauge, "client_update_norm", text, who, status.norms, *label)
     text = "1 if the client has been silent for longer than its habits explain, else 0."
     yield _metric(Gauge, "client_gone", text, who, status.states == GONE, *label)
     text = "Probability that an update of the client is used in a round."

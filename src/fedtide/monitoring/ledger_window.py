@@ -35,6 +35,8 @@ class Round:
         stages: the furthest stage that the client reached, as an index in STAGES; −1: it was not
             there, but another node claimed its name.
         weights: q_t^n; NaN: none.
+        step_weights: the factors with which updates entered the step; NaN: unknown.
+        norms: of the updates; NaN: unknown.
     """
 
     number: int
@@ -42,6 +44,8 @@ class Round:
     clients: Ints
     stages: Ints
     weights: Floats
+    step_weights: Floats
+    norms: Floats
 
     def reached(self, stage: int) -> Ints:
         """Return the clients that reached a stage."""
@@ -193,6 +197,7 @@ class LedgerWindow:
     >>> rows = {"round": [0, 1], "client": ["ann", "bob"], "stage": ["used", "selected"]}
     >>> rows |= {"weight": [1.0, None], "time": [9.0, 19.0]}
     >>> rows |= {"asked": [None, None], "reason": [None, "no reply"]}
+    >>> rows |= {"step_weight": [1.0, None], "norm": [0.3, None]}
     >>> window.add(rounds, pl.DataFrame(rows))
     >>> window.counts.ended, window.names, window.totals.last, dict(window.counts.reasons)
     (2, ['ann', 'bob'], array([0, 1]), {'no reply': 1})
@@ -210,27 +215,28 @@ class LedgerWindow:
 
         Args:
             rounds: columns round and time, ascending.
-            rows: of these rounds: columns round, client, stage, weight, time, asked and reason,
-                sorted by round.
+            rows: of these rounds, with the columns of `Entry`, sorted by round.
         """
         ends, of_row = rounds["time"].to_list(), rows["round"].to_numpy()
-        clients, stages, weights, lateness, reasons = self._read_columns(rows)
-        times = rows["time"].cast(pl.Float64).fill_null(np.nan).to_numpy()
+        clients, stages, lateness, reasons = self._read_columns(rows)
+        times, *figures = (
+            rows[name].cast(pl.Float64).fill_null(np.nan).to_numpy()
+            for name in ("time", "weight", "step_weight", "norm")
+        )
         self.totals.extend(len(self.names))
         low = np.searchsorted(of_row, rounds["round"], side="left")
         high = np.searchsorted(of_row, rounds["round"], side="right")
         for t, end, a, b in zip(rounds["round"].to_list(), ends, low, high, strict=True):
             own = slice(a, b)
-            one, why = Round(t, end, clients[own], stages[own], weights[own]), reasons[own]
+            one = Round(t, end, clients[own], stages[own], *(column[own] for column in figures))
+            why = reasons[own]
             unused = np.array([reason is not None for reason in why], dtype=np.bool_)
             self.totals.add(one.reached(0), t, times[own][one.stages >= 0], one.clients[unused])
             self.counts.add(one, lateness[own], filter(None, why))
             self.rounds.append(one)
 
-    def _read_columns(
-        self, rows: pl.DataFrame
-    ) -> tuple[Ints, Ints, Floats, Ints, list[str | None]]:
-        """Return clients and stages by number, weights, lateness and reasons."""
+    def _read_columns(self, rows: pl.DataFrame) -> tuple[Ints, Ints, Ints, list[str | None]]:
+        """Return clients and stages by number, lateness and reasons."""
         numbers, stage_codes = self._numbers, {name: code for code, name in enumerate(STAGES)}
         stage = rows["stage"].replace_strict(stage_codes, default=None, return_dtype=pl.Int64)
         if stage.has_nulls():
@@ -246,7 +252,6 @@ class LedgerWindow:
         return (
             np.array(clients, dtype=np.int64),
             stage.to_numpy(),
-            rows["weight"].cast(pl.Float64).fill_null(np.nan).to_numpy(),
             np.where(stage >= REPORTED, rows["round"] - asked, -1),
             reason.to_list(),
         )

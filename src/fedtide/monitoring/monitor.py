@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event, Thread
 
+import polars as pl
+
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.errors import InvalidInputError, first_line
-from fedtide.flower.ledger.ledger import read_ledger_part
+from fedtide.flower.ledger.ledger import read_ledger_part, read_metrics, read_quarantine
 from fedtide.monitoring.exporter import render_metrics
 from fedtide.monitoring.ledger_window import LedgerWindow
 from fedtide.monitoring.status import FairShares, Status, measure_status
+from fedtide.monitoring.surroundings import AskSuperLink, Surroundings, look_around
 from fedtide.validation import require_at_least
 
 _POLL = 1.0  # seconds between two reads of the ledger
+_LOOK = 10.0  # seconds between two looks at the disk and the SuperLink
 _SHARE = 0.1  # of a core that following the ledger may take
 _PATIENCE = 5.0  # seconds to wait for the thread to end
 _ROWS = 100_000  # read at a time, roughly
@@ -30,6 +36,7 @@ class MonitorSettings:
         roster: a table of all clients, whose column `weight`, if any, gives the fair shares.
         window: W, the number of rounds of the window.
         client_series: metrics of single clients are exported if there are at most so many clients.
+        ask_superlink: for the newest run and the certificate; None: nobody is asked.
 
     Raises:
         InvalidInputError: a number outside its range, or a roster and clients.
@@ -39,6 +46,7 @@ class MonitorSettings:
     roster: ClientTable | None = None
     window: int = 100
     client_series: int = 100
+    ask_superlink: AskSuperLink | None = None
 
     def __post_init__(self) -> None:
         require_at_least("window", self.window, 2)
@@ -79,6 +87,8 @@ class Monitor:
     Attributes:
         status: after the last round; None: no round has ended.
         error: why the ledger could not be read at the last attempt; None: it could.
+        progress: how many of how many rounds of the ledger have been read.
+        around: what is known besides the ledger.
         metrics: the status as Prometheus reads it.
     """
 
@@ -86,9 +96,14 @@ class Monitor:
         self.settings = settings or MonitorSettings()
         self.status: Status | None = None
         self.error: str | None = None
+        self.progress = 0, 0
+        self.around = Surroundings()
         self._url, self._federation = url, ""
         self._batch = 64
         self._changed = False  # since the status was measured
+        self._quarantined: set[str] = set()
+        self._measured = pl.DataFrame()
+        self._looked_at = -math.inf
         self._forget()
         self._stop = Event()
         self._thread = Thread(target=self._follow, name="fedtide-monitor", daemon=True)
@@ -105,15 +120,21 @@ class Monitor:
             self._thread.join(_PATIENCE)
 
     def refresh(self) -> None:
-        """Read the new rounds, if there are any, and update status and metrics.
+        """Read the new rounds, if there are any, look around, and update status and metrics.
 
         Raises:
             InvalidInputError: as `read_ledger`.
         """
+        if time.monotonic() - self._looked_at >= _LOOK:
+            with suppress(InvalidInputError, OSError):  # what is wrong from the start is refused
+                self.around = look_around(self._url, self.settings.ask_superlink)
+            self._looked_at = time.monotonic()
+            self.metrics = self._render()
         self._read()
+        self._read_notes()
         if self._changed:
-            shares = self.settings.shares
-            self.status = measure_status(self._window, self._federation, shares)
+            shares, notes = self.settings.shares, (self._quarantined, self._measured)
+            self.status = measure_status(self._window, self._federation, shares, *notes)
         if self._changed or self.error is not None:
             self.error, self._changed = None, False
             self.metrics = self._render()
@@ -147,7 +168,18 @@ class Monitor:
                 return
             self._changed = True
             self._window.add(rounds, part.rows)
+            self.progress = self._window.counts.ended, part.ended
             self._batch = max(2, min(10_000, self._batch * _ROWS // max(len(part.rows), 1)))
+
+    def _read_notes(self) -> None:
+        """Read who is quarantined, and what was measured in the window."""
+        if not self._window.rounds:
+            return
+        url, since = self._named_url(), self._window.rounds[0].number
+        quarantined = {name for name, _ in read_quarantine(url)}
+        measured = read_metrics(url, since)
+        if quarantined != self._quarantined or not measured.equals(self._measured):
+            self._quarantined, self._measured, self._changed = quarantined, measured, True
 
     def _forget(self) -> None:
         """Forget what was read of the ledger."""
@@ -160,4 +192,5 @@ class Monitor:
         return f"{self._url.partition('#')[0]}#{name}" if name else self._url
 
     def _render(self) -> bytes:
-        return render_metrics(self.status, self.error is None, self.settings.client_series)
+        series, up = self.settings.client_series, self.error is None
+        return render_metrics(self.status, up, series, self.around)

@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, CONTENT_TYPE, monitor.metrics)
         elif path == "/":
             find = parse_qs(query).get("find", [""])[0][:200]
-            page = render_page(monitor.status, monitor.error, find, time.time())
+            page = render_page(monitor, find, time.time())
             self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page.encode())
         else:
             text = b"not found; the page is at /, the metrics at /metrics\n"

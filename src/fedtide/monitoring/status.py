@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,9 +27,9 @@ from fedtide.monitoring.ledger_window import (
     Round,
 )
 
-CLIENT_STATES = ("present", "away", "gone", "absent", "never")
-"""Each client is in one of these states, see `find_states`."""
-PRESENT, AWAY, GONE, ABSENT, NEVER = range(len(CLIENT_STATES))
+CLIENT_STATES = ("present", "away", "gone", "absent", "never", "quarantined")
+"""Each client is in one of these states, see `find_states`, or in quarantine."""
+PRESENT, AWAY, GONE, ABSENT, NEVER, QUARANTINED = range(len(CLIENT_STATES))
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,27 @@ class FairShares:
         return names + [""] * (size - len(names)), np.full(size, 1 / size)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What was measured last under a name; figures that were not finite are NaN.
+
+    Args:
+        source: who measured it, see `Ledger.record`.
+        name: of the metric.
+        round: after which it was measured.
+        value: the figure.
+        low: the lowest figure in the window.
+        high: the highest one.
+    """
+
+    source: str
+    name: str
+    round: int
+    value: float
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, eq=False)
 class Status:
     """A federation after its last round; arrays of shape (N,) are by client.
@@ -72,6 +94,10 @@ class Status:
         objective: that of the window; None if fewer than two rounds or no update were seen.
         rates: how often updates of each client are used, as estimated from the window; None as
             `objective`.
+        step_weights: the mean factor with which updates of each client entered the steps of the
+            window, (N,); NaN: unknown.
+        norms: the median norm of its updates in the window, (N,); NaN: unknown.
+        measured: what was measured after the rounds of the window, as `read_metrics` returns it.
     """
 
     federation: str
@@ -84,6 +110,9 @@ class Status:
     counts: LedgerCounts
     objective: EffectiveObjective | None
     rates: RateEstimates | None
+    step_weights: Floats
+    norms: Floats
+    measured: pl.DataFrame
 
     @property
     def last(self) -> Round:
@@ -113,11 +142,24 @@ class Status:
     def expected(self) -> Floats:
         """The probability that an update of each client is used in a round, (N,).
 
-        It is 0 for clients that are gone, and NaN if nothing is known.
+        It is 0 for clients that are gone or in quarantine, and NaN if nothing is known.
         """
         if self.rates is None:
             return np.full(len(self.names), np.nan)
-        return np.where(self.states == GONE, 0.0, self.rates.estimate)
+        return np.where(np.isin(self.states, [GONE, QUARANTINED]), 0.0, self.rates.estimate)
+
+    @cached_property
+    def newest(self) -> list[Measured]:
+        """What was measured last, by source and name."""
+        value = pl.col("value")
+        rows = self.measured.group_by("source", "name", maintain_order=True).agg(
+            pl.col("round").last(),
+            value.last().alias("last"),
+            value.min().alias("low"),
+            value.max().alias("high"),
+        )
+        filled = rows.with_columns(pl.col("last", "low", "high").fill_null(np.nan))
+        return [Measured(*row) for row in filled.iter_rows()]
 
     @cached_property
     def by_name(self) -> Ints:
@@ -133,7 +175,13 @@ class Status:
         return dict(zip(CLIENT_STATES, counts.tolist(), strict=True))
 
 
-def measure_status(window: LedgerWindow, federation: str, shares: FairShares) -> Status | None:
+def measure_status(
+    window: LedgerWindow,
+    federation: str,
+    shares: FairShares,
+    quarantined: Set[str],
+    measured: pl.DataFrame,
+) -> Status | None:
     """Return the status that a window shows; None if no round has ended.
 
     The influence is that of plain averaging, Σ_t q_t^n over the window, normalised, and the L1 skew
@@ -143,6 +191,8 @@ def measure_status(window: LedgerWindow, federation: str, shares: FairShares) ->
         window: the last rounds.
         federation: its name.
         shares: the fair shares of the clients.
+        quarantined: the clients in quarantine.
+        measured: what was measured after these rounds.
     """
     if not window.rounds:
         return None
@@ -151,7 +201,9 @@ def measure_status(window: LedgerWindow, federation: str, shares: FairShares) ->
     totals.extend(len(names))
     rounds = list(window.rounds)
     states = find_states(totals, rounds[0].number, rounds[-1].number)
+    states[np.isin(names, list(quarantined))] = QUARANTINED
     objective, rates = _audit_rounds(rounds, names, wanted)
+    step_weights, norms = _describe_updates(rounds, len(names))
     return Status(
         federation=federation,
         names=names,
@@ -163,6 +215,9 @@ def measure_status(window: LedgerWindow, federation: str, shares: FairShares) ->
         counts=deepcopy(window.counts),
         objective=objective,
         rates=rates,
+        step_weights=step_weights,
+        norms=norms,
+        measured=measured,
     )
 
 
@@ -209,3 +264,14 @@ def _audit_rounds(
     rates = estimate_rates(log, pattern)
     objective = measure_influence(log, VarianceModel(log, pattern, rates), wanted)
     return objective, rates
+
+
+def _describe_updates(rounds: list[Round], clients: int) -> tuple[Floats, Floats]:
+    """Return the mean weight and the median norm of each client's updates, (N,); NaN: unknown."""
+    columns = ("clients", "step_weights", "norms")
+    rows = {name: np.concatenate([vars(one)[name] for one in rounds]) for name in columns}
+    weight, norm = (pl.col(name).fill_nan(None) for name in columns[1:])
+    found = pl.DataFrame(rows).group_by("clients").agg(weight.mean(), norm.median())
+    values = np.full((2, clients), np.nan)
+    values[:, found["clients"]] = found.select(columns[1:]).fill_null(np.nan).to_numpy().T
+    return values[0], values[1]

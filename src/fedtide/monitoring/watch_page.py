@@ -12,6 +12,7 @@ import numpy as np
 
 from fedtide.html_page import STYLE, render_template
 from fedtide.monitoring.ledger_window import Ints
+from fedtide.monitoring.monitor import Monitor
 from fedtide.monitoring.status import (
     CLIENT_STATES,
     GONE,
@@ -19,6 +20,7 @@ from fedtide.monitoring.status import (
     PRESENT,
     Status,
 )
+from fedtide.monitoring.surroundings import Surroundings
 from fedtide.participation.log.schema import REASONS, STAGES
 
 _FOLDER = files("fedtide.monitoring")
@@ -31,6 +33,15 @@ _FEWEST_BARS = 30  # the chart has room for at least this many
 _LISTED = 5  # names in a sentence
 _STALLED = 10  # times the usual length of a round, after which a federation counts as stalled
 _STALLED_SECONDS = 60.0
+_FULL = 0.05  # the share of a disk that is free below which it counts as almost full
+_SOON = 30 * 86_400.0  # seconds before a certificate expires that this is a warning
+_MEASURES = 20  # figures that are shown at most
+_SOURCES = {
+    "server": "by the server",
+    "evaluation": "by clients",
+    "training": "of clients in training",
+    "privacy": "the largest of a client so far",
+}
 
 
 def _hash(text: str) -> str:
@@ -45,21 +56,25 @@ CONTENT_SECURITY_POLICY = (
 """What a browser may run and load: the page's own style and script, and the page itself."""
 
 
-def render_page(status: Status | None, error: str | None, find: str, now: float) -> str:
+def render_page(monitor: Monitor, find: str, now: float) -> str:
     """Return the HTML of the page.
 
     Args:
-        status: of the federation; None: no round is known.
-        error: why the ledger cannot be read; None: it can.
+        monitor: of the federation.
         find: a part of the names of the clients that are shown; "": any.
         now: in seconds since 1970.
     """
-    lead = "No round has ended, or the ledger is still being read; this page waits."
+    status, error, (read, ended) = monitor.status, monitor.error, monitor.progress
+    lead = "No round has ended; this page waits."
+    if ended:
+        lead = f"The ledger is being read: {read:,} of {ended:,} rounds so far."
     content: dict[str, Any] = {"title": "No rounds yet", "lead": lead}
     if status is not None:
         content = _describe(status, find, now)
     warnings = [f"The ledger cannot be read: {error}"] if error else []
+    warnings += _list_dangers(monitor.around, now)
     content["warnings"] = warnings + content.get("warnings", [])
+    content["facts"] = _list_facts(status, monitor.around, now)
     return render_template(
         "fedtide.monitoring",
         "watch.html.jinja",
@@ -69,6 +84,41 @@ def render_page(status: Status | None, error: str | None, find: str, now: float)
         find=find,
         **content,
     )
+
+
+def _list_dangers(around: Surroundings, now: float) -> list[str]:
+    """Return what will end the federation, or has ended it, as far as it is known."""
+    lines = []
+    if around.run.startswith("finished") or around.run in ("no run", "unknown"):
+        lines.append(f"No run is under way: the SuperLink says {around.run!r}.")
+    if around.share < _FULL:
+        lines.append(f"The disk of the ledger is almost full: {around.free / 1e9:.1f} GB are free.")
+    if around.expires - now < _SOON:
+        lines.append(f"The certificate {_describe_expiry(around.expires, now)}.")
+    return lines
+
+
+def _list_facts(status: Status | None, around: Surroundings, now: float) -> list[list[str]]:
+    """Return what is known of the run, the disk and the certificate, and what was measured."""
+    facts = []
+    if around.run:
+        facts.append(["run", around.run, "", ""])
+    for one in [] if status is None else status.newest[:_MEASURES]:
+        label = f"{one.name}, {_SOURCES[one.source]}"
+        span = f"{one.low:.4g} to {one.high:.4g}"
+        facts.append([label, f"{one.value:.4g}", f"{one.round:,}", span])
+    if not np.isnan(around.free):
+        free = f"{around.free / 1e9:.1f} GB free ({around.share:.0%})"
+        facts.append(["disk of the ledger", free, "", ""])
+    if not np.isnan(around.expires):
+        facts.append(["certificate", _describe_expiry(around.expires, now), "", ""])
+    return facts
+
+
+def _describe_expiry(expires: float, now: float) -> str:
+    if expires < now:
+        return f"has expired {format_duration(now - expires)} ago"
+    return f"expires in {format_duration(expires - now)}"
 
 
 def _describe(status: Status, find: str, now: float) -> dict[str, Any]:
@@ -123,11 +173,13 @@ def _list_tiles(status: Status) -> list[tuple[str, str]]:
         (f"{used:,}", f"updates used, of {selected:,} clients that were asked in it"),
     ]
     if status.objective is not None:
-        low, high = status.objective.interval
+        (low, high), skew = status.objective.interval, status.objective.skew
         text = f"L1 skew of the last {len(status.rounds):,} rounds (0 fair, at most 2)"
-        if not np.isnan(low):
-            text += f"; 95% interval, chance deducted: {low:.2f} to {high:.2f}"
-        tiles.append((f"{status.objective.l1_skew:.2f}", text))
+        if np.isnan(low):
+            tiles.append((f"{skew.observed:.2f}", f"{text}, chance included"))
+        else:
+            text += f", chance deducted; 95% interval: {low:.2f} to {high:.2f}"
+            tiles.append((f"{skew.corrected:.2f}", text))
     states = status.count_states()
     tiles.append((f"{states['gone']:,}", "clients gone"))
     return tiles
@@ -137,7 +189,8 @@ def _explain(status: Status) -> str:
     text = (
         f"Figures are of the last {len(status.rounds):,} rounds, refusals of all. Times its share: "
         "the client's influence under plain averaging, over its fair share; methods such as FedAU "
-        "correct it. Rate: how often an update of the client is used"
+        "correct it. Weight in steps: the mean factor with which its updates entered the model's "
+        "steps; norm: the median of theirs. Rate: how often an update of the client is used"
     )
     if status.rates is None:
         return f"{text}; known after two rounds."
@@ -195,6 +248,8 @@ def _list_rows(status: Status, chosen: Ints, now: float) -> list[dict[str, Any]]
             "strip": _draw_strip(line),
             "strip_label": f"there in {int((line >= 0).sum())} of {len(line)} rounds",
             "ratio": "–" if np.isnan(ratios[n]) else f"{ratios[n]:.2f}",
+            "weight": _format_figure(status.step_weights[n]),
+            "norm": _format_figure(status.norms[n]),
             "rate": _format_rate(status, n),
             "absence": _format_absence(status, n, now),
             "unused": f"{unused[n]:,}" if unused[n] else "",
@@ -213,6 +268,10 @@ def _draw_strip(stages: Ints) -> list[dict[str, int]]:
 def _list_reasons(status: Status) -> list[tuple[str, str]]:
     """Return why updates were not used, and how often in all rounds."""
     return [(REASONS.get(one, one), f"{n:,}") for one, n in status.counts.reasons.most_common()]
+
+
+def _format_figure(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.3g}"
 
 
 def _format_rate(status: Status, n: int) -> str:

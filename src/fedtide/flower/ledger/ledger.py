@@ -1,14 +1,16 @@
 """The ledger: the participation log of a live federation in a database, written round by round.
 
-It has four tables, readable with plain SQL: `rounds` (federation, round, time: every round that has
+It has five tables, readable with plain SQL: `rounds` (federation, round, time: every round that has
 ended, including empty ones), `participation` (federation, round, client, stage, weight, time,
-asked, reason, step_weight, norm: the log), `quarantine` (federation, client, time) and
-`fedtide_schema` (version). A database may hold the ledgers of several federations.
+asked, reason, step_weight, norm: the log), `metrics` (federation, round, source, name, value),
+`quarantine` (federation, client, time) and `fedtide_schema` (version). A database may hold the
+ledgers of several federations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 import polars as pl
@@ -16,6 +18,7 @@ import polars as pl
 from fedtide.errors import InvalidInputError, MissingExtraError, first_line
 from fedtide.flower.ledger.ledger_tables import (
     ADDED,
+    METRICS,
     PARTICIPATION,
     QUARANTINE,
     ROUNDS,
@@ -150,9 +153,30 @@ class Ledger:
             InvalidInputError: the database fails.
         """
         with database_errors(self._engine), self._engine.begin() as connection:
-            for table in (PARTICIPATION, ROUNDS):
+            for table in (METRICS, PARTICIPATION, ROUNDS):
                 undone = self._in_federation(table) & (table.c.round >= round)
                 connection.execute(table.delete().where(undone))
+
+    def record(self, round: int, source: str, values: Mapping[str, float]) -> None:
+        """Record what was measured after a round, in place of what the same source has recorded.
+
+        Args:
+            round: t.
+            source: who has measured: "server", "evaluation" and "training" (the clients), or
+                "privacy".
+            values: by name.
+
+        Raises:
+            InvalidInputError: the database fails.
+        """
+        keys = {"federation": self.federation, "round": round, "source": source}
+        former = sql.and_(*(METRICS.c[name] == key for name, key in keys.items()))
+        finite = {n: v if math.isfinite(v) else None for n, v in values.items()}  # no NaN in SQLite
+        with database_errors(self._engine), self._engine.begin() as connection:
+            connection.execute(METRICS.delete().where(former))
+            if finite:
+                rows = [keys | {"name": name, "value": value} for name, value in finite.items()]
+                connection.execute(METRICS.insert(), rows)
 
     def quarantined(self) -> set[str]:
         """Return the names of the clients that the operator has quarantined.
@@ -278,6 +302,23 @@ def read_sites(url: str) -> pl.DataFrame:
     return sites.join(quarantine, "client", "left").sort("client")
 
 
+def read_metrics(url: str, since: int) -> pl.DataFrame:
+    """Return what was measured after rounds from `since` on.
+
+    Returns:
+        round, source, name, value (null: it was not finite), sorted by source, name and round.
+
+    Raises:
+        InvalidInputError: as in `read_ledger`.
+    """
+    columns = [METRICS.c[name] for name in _METRICS]
+    with open_ledger(url) as (connection, version, federation):
+        of = METRICS.c.federation == find_federation(connection, federation)
+        query = sql.select(*columns).where(of & (METRICS.c.round >= since))
+        found = [] if version < VERSION else list(map(tuple, connection.execute(query)))
+    return pl.DataFrame(found, _METRICS, orient="row").sort("source", "name", "round")
+
+
 def read_quarantine(url: str) -> list[tuple[str, float]]:
     """Return the clients in quarantine, and since when, in seconds since 1970.
 
@@ -302,11 +343,13 @@ class LedgerPart:
             still has it, and those after it.
         rows: the rows of the rounds after it, with all columns of `Entry`, by round; stage is a
             String.
+        ended: how many rounds have ended.
     """
 
     federation: str
     rounds: pl.DataFrame
     rows: pl.DataFrame
+    ended: int
 
 
 def read_ledger_part(url: str, after: int, most: int) -> LedgerPart:
@@ -328,7 +371,9 @@ def read_ledger_part(url: str, after: int, most: int) -> LedgerPart:
         own = PARTICIPATION.c.federation == federation
         new = own & PARTICIPATION.c.round.between(after + 1, last)
         rows = _select(connection, version, PARTICIPATION, new, *_TYPES)
-    return LedgerPart(federation, rounds, rows)
+        newest = sql.select(sql.func.max(ROUNDS.c.round)).where(ROUNDS.c.federation == federation)
+        ended = connection.scalar(newest)
+    return LedgerPart(federation, rounds, rows, 0 if ended is None else ended + 1)
 
 
 def _select(
@@ -366,4 +411,11 @@ _TYPES: dict[str, type[pl.DataType]] = {
     "reason": pl.String,
     "step_weight": pl.Float64,
     "norm": pl.Float64,
+}
+
+_METRICS: dict[str, type[pl.DataType]] = {
+    "round": pl.Int64,
+    "source": pl.String,
+    "name": pl.String,
+    "value": pl.Float64,
 }

@@ -9,6 +9,7 @@ import sqlalchemy as sql
 
 from fedtide.errors import InvalidInputError, did_you_mean, quantify
 from fedtide.flower.ledger.ledger_tables import (
+    METRICS,
     PARTICIPATION,
     QUARANTINE,
     READABLE,
@@ -156,12 +157,12 @@ def prune_ledger(url: str, first: int, end: int | None = None) -> None:
         end: the first round after those that are kept; None: the last ones are kept.
 
     Raises:
-        InvalidInputError: the database fails.
+        InvalidInputError: the database fails, or has tables of an older version.
     """
     with open_existing(url) as engine, engine.begin() as connection:
-        check_version(connection, READABLE)
+        check_version(connection, [VERSION])
         name = find_federation(connection, url.partition("#")[2])
-        for table in (PARTICIPATION, ROUNDS):
+        for table in (METRICS, PARTICIPATION, ROUNDS):
             removed = table.c.round < first
             if end is not None:
                 removed |= table.c.round >= end

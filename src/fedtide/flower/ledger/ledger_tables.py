@@ -66,6 +66,17 @@ PARTICIPATION = sql.Table(
 )
 """The participation log."""
 
+METRICS = sql.Table(
+    "metrics",
+    TABLES,
+    sql.Column("federation", sql.String(200), primary_key=True),
+    sql.Column("round", sql.BigInteger, primary_key=True, autoincrement=False),
+    sql.Column("source", sql.String(10), primary_key=True),
+    sql.Column("name", sql.String(200), primary_key=True),
+    sql.Column("value", sql.Double),
+)
+"""What was measured after a round, see `Ledger.record`; since version 3."""
+
 QUARANTINE = sql.Table(
     "quarantine",
     TABLES,
@@ -73,7 +84,7 @@ QUARANTINE = sql.Table(
     sql.Column("client", sql.String(200), primary_key=True),
     sql.Column("time", sql.Double, nullable=False),
 )
-"""The clients that a federation does not ask, since when; version 3."""
+"""The clients that a federation does not ask, since when; since version 3."""
 
 
 @contextmanager
@@ -96,7 +107,7 @@ def open_ledger(url: str) -> Iterator[tuple[sql.Connection, int, str]]:
 def open_existing(url: str) -> Iterator[sql.Engine]:
     """Connect to an existing ledger; the name of a federation after # is ignored."""
     engine = create_engine(url.partition("#")[0])
-    file = _find_file(engine.url)
+    file = find_file(engine.url)
     if file and not os.path.isfile(file):  # SQLite would create it
         raise InvalidInputError(f"ledger: no database {file!r}; give the path of an existing file")
     try:
@@ -151,7 +162,7 @@ def prepare_writing(engine: sql.Engine) -> None:
     """Keep readers of an SQLite file from blocking its writer, and make a new file private."""
     if engine.dialect.name != "sqlite":
         return
-    file = _find_file(engine.url)
+    file = find_file(engine.url)
     # Only for a new file: closing one releases all locks of this process on it, those of SQLite
     # included, and another process would remove the write-ahead log of an open ledger.
     if file and not os.path.exists(file):
@@ -164,7 +175,7 @@ def prepare_writing(engine: sql.Engine) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
 
 
-def _find_file(url: sql.URL) -> str | None:
+def find_file(url: sql.URL) -> str | None:
     """Return the file of an SQLite database; None: in memory, given as a URI, or not SQLite."""
     if url.get_backend_name() != "sqlite" or url.database == ":memory:" or "uri" in url.query:
         return None

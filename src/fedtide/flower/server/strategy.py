@@ -16,8 +16,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedtide.algorithms import Algorithm, FedAvg
-from fedtide.differential_privacy import Mechanism, make_private, shut_out
-from fedtide.errors import InvalidInputError, printable, quantify
+from fedtide.differential_privacy import Mechanism, largest_epsilon, make_private, shut_out
+from fedtide.errors import InvalidInputError, MissingExtraError, printable, quantify
 from fedtide.flower.arrays import ModelWriter, flatten_initial, widen_half
 from fedtide.flower.ledger.ledger import Ledger
 from fedtide.flower.protocol import build_round_config, build_train_content
@@ -273,7 +273,11 @@ class FedTide(Strategy):
         why = "".join(f"; {reason}: {count}" for reason, count in unused.most_common())
         used = sum(entry.stage == "used" for entry in training.entries)
         log.info("%s used%s", quantify(used, "update"), why)
-        _keep(metrics, result.train_metrics_clientapp, "Training in round", t + 1)
+        self._keep("training", metrics, result.train_metrics_clientapp, "Training in round")
+        if self._private and self._ledger is not None:
+            with suppress(MissingExtraError):  # nothing but a budget needs dp-accounting
+                epsilon = largest_epsilon(training.driver.algorithm, training.driver.state)
+                self._ledger.record(t, "privacy", {"epsilon": epsilon or 0.0})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -420,19 +424,29 @@ class FedTide(Strategy):
         requests = list(self.configure_evaluate(ended, arrays, config or ConfigRecord(), grid))
         replies = self._evaluation.collect(requests, ended, self._clock.tick() + timeout)
         metrics = self.aggregate_evaluate(ended, replies)
-        _keep(metrics, result.evaluate_metrics_clientapp, "Evaluation by clients, round", ended)
+        kept = result.evaluate_metrics_clientapp
+        self._keep("evaluation", metrics, kept, "Evaluation by clients, round")
 
     def _evaluate_on_server(self, result: Result, evaluate_fn: EvaluateFn | None) -> None:
         if evaluate_fn is not None:
             ended = self._training.round
             metrics = evaluate_fn(ended, self._writer.to_arrays(self._training.output))
-            _keep(metrics, result.evaluate_metrics_serverapp, "Evaluation after round", ended)
+            kept = result.evaluate_metrics_serverapp
+            self._keep("server", metrics, kept, "Evaluation after round")
 
-
-def _keep(
-    metrics: MetricRecord | None, results: dict[int, MetricRecord], what: str, t: int
-) -> None:
-    """Log metrics and put them into the results of a round."""
-    if metrics is not None:
-        log.info("%s %d: %s", what, t, printable(repr(metrics), 1000))
-        results[t] = metrics
+    def _keep(
+        self,
+        source: str,
+        metrics: MetricRecord | None,
+        results: dict[int, MetricRecord],
+        what: str,
+    ) -> None:
+        """Log metrics of the last round that ended; put them into the results and the ledger."""
+        if metrics is None:
+            return
+        ended = self._training.round
+        log.info("%s %d: %s", what, ended, printable(repr(metrics), 1000))
+        results[ended] = metrics
+        if self._ledger is not None and ended:
+            single = {n: float(v) for n, v in metrics.items() if not isinstance(v, list)}
+            self._ledger.record(ended - 1, source, single)
