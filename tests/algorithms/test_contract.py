@@ -78,14 +78,9 @@ def test_it_ends_where_its_weights_say_unless_absent_clients_count(method):
 
 
 @every_method
-def test_nothing_moves_before_anyone_came(method):
-    if type(method).__name__ == "WaitForAll":
-        return  # it trains everyone, present or not
-    np.testing.assert_array_equal(run(method, TABLES["empty"]).iterates, [START] * 8)
-
-
-@every_method
-def test_it_works_for_a_single_client(method):
+def test_nothing_moves_before_anyone_came_and_a_single_client_is_enough(method):
+    if type(method).__name__ != "WaitForAll":  # which trains everyone, present or not
+        np.testing.assert_array_equal(run(method, TABLES["empty"]).iterates, [START] * 8)
     problem = Quadratics(PROBLEM.A[:1], PROBLEM.e[:1])
     driven = run(of_one_client(method), TABLES["random"][:, :1], problem)
     assert np.isfinite(driven.iterates).all()

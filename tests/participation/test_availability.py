@@ -128,7 +128,7 @@ def test_a_process_keeps_its_contract(
 
 
 @every_process
-def test_the_seed_changes_random_processes_only(
+def test_the_seed_changes_random_processes_and_only_records_have_a_length(
     name: str, factory: Factory, tmp_path: Path
 ) -> None:
     process, population = factory(25, tmp_path), _population(25)
@@ -138,6 +138,9 @@ def test_the_seed_changes_random_processes_only(
     )
     assert alike or name in RANDOM | {"group-cycle"}
     assert not alike or name not in RANDOM
+    assert runs[0].length == (ROUNDS if name in {"table", "replay"} else None)
+    if runs[0].length is not None:
+        assert len(runs[0].round(ROUNDS).clients) == 0
 
 
 @pytest.mark.statistical
@@ -162,14 +165,6 @@ def test_known_rates_match_the_frequencies(name: str, factory: Factory, tmp_path
     correlation = 20 if name in {"markov", "sessions"} else 1
     error = np.sqrt(rates * (1 - rates) * 2 * correlation / rounds)
     assert (np.abs(counts / rounds - rates) <= 6 * error + 1e-12 + 13 / 2000).all()
-
-
-@every_process
-def test_only_recorded_processes_have_a_length(name: str, factory: Factory, tmp_path: Path) -> None:
-    running = factory(25, tmp_path).begin(_population(25), seed=0)
-    assert running.length == (ROUNDS if name in {"table", "replay"} else None)
-    if running.length is not None:
-        assert len(running.round(ROUNDS).clients) == 0
 
 
 def test_asking_for_an_earlier_round_raises() -> None:

@@ -76,13 +76,6 @@ def test_the_first_reports_end_a_round(seed, t, ids, close_after, deadline) -> N
     assert both.sum() == min(among.sum(), in_time.sum())
 
 
-def test_without_spread_everybody_is_first_equally_often() -> None:
-    """A χ² test over 10 clients, wrong with probability 1e-6."""
-    model = Stragglers(close_after=1, spread=0.0, jitter=2.0)
-    first = sum(model.draw_mask(5, t, np.arange(10)).astype(int) for t in range(3000))
-    assert stats.chisquare(first).pvalue > 1e-6
-
-
 @pytest.mark.parametrize(("spread", "jitter"), [(1.0, 0.5), (0.3, 0.9)])
 def test_who_was_in_time_before_is_likely_to_be_again(spread: float, jitter: float) -> None:
     """Two logarithms of times of a client are normal, with the correlation ρ = σ² / (σ² + τ²).

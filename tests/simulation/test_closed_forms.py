@@ -78,28 +78,6 @@ def test_given_weights_are_used_as_they_are_and_empty_rounds_move_nothing():
     assert result.clients["participation"].to_list() == ((q > 0).mean(axis=0)).tolist()
 
 
-def test_stages_of_selection_and_report():
-    result = run(
-        quadratic(clients=30),
-        ft.participation.Bernoulli(rates=0.6),
-        ft.algorithms.FedAvg(),
-        40,
-        selection=ft.participation.UniformOf(size=8),
-        dropout=ft.participation.RandomDropout(probability=0.3),
-    )
-    log = result.participation
-    assert log["stage"].unique().sort().to_list() == ["available", "selected", "used"]
-    asked = log.filter(pl.col("stage") != "available").group_by("round").len()
-    assert asked["len"].max() == 8
-    # Binomials around 0.6 · 1200 and 0.3 · 320: five standard deviations, P(fail) < 1e-6 each.
-    assert abs(len(log) - 720) < 5 * (1200 * 0.24) ** 0.5
-    dropped = (log["stage"] == "selected").sum()
-    assert abs(dropped - 96) < 5 * (320 * 0.21) ** 0.5
-    used = log.filter(pl.col("stage") == "used")
-    shares = used.group_by("round").agg(pl.col("weight").sum())
-    assert np.allclose(shares["weight"].to_numpy(), 1)
-
-
 @pytest.mark.parametrize("lowest", ["selected", "used"])
 def test_the_log_keeps_what_is_asked_for(lowest):
     how = {

@@ -25,7 +25,6 @@ from fedtide.training.trainers import stacked
 from fedtide.training.trainers.block_runner import BlockRunner
 from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.select import (
-    _typical_clients,
     choose_trainer,
 )
 from fedtide.training.trainers.stacked import StackedTrainer
@@ -421,20 +420,6 @@ def test_clients_of_very_different_sizes_in_epochs(name, monkeypatch):
     assert_equal_updates(name, uneven_task(), local, clients, correction=True)
 
 
-def test_a_client_with_many_samples_does_not_keep_its_chunk_busy(monkeypatch):
-    """Steps are taken in blocks, and chunks have some sizes only, so a part remains idle."""
-    task, local = uneven_task(), LocalTraining(epochs=1, batch_size=1, lr=0.05)
-    taken, prepare = [], BlockRunner._prepare_block
-
-    def count(runner, steps, part):
-        taken.append(steps.clients * (part.stop - part.start))
-        return prepare(runner, steps, part)
-
-    monkeypatch.setattr(BlockRunner, "_prepare_block", count)
-    trained(StackedTrainer(task, local), task, local, np.arange(len(UNEVEN)), rounds=1)
-    assert sum(UNEVEN) <= sum(taken) < 2 * sum(UNEVEN) < len(UNEVEN) * max(UNEVEN) / 3
-
-
 @pytest.mark.parametrize("clients", [1, 2, 40], ids=str)
 def test_a_client_with_many_samples_does_not_pad_the_full_batches_of_others(monkeypatch, clients):
     """And no block is captured twice for one shape, whatever the strides of a single row."""
@@ -462,19 +447,3 @@ def test_a_client_with_many_samples_does_not_pad_the_full_batches_of_others(monk
     assert needed <= sum(used) < 2 * needed
     trained(trainer, task, local, np.arange(clients)[::-1], rounds=2)
     assert len(captured) == len(set(captured))
-
-
-def test_trainers_are_measured_with_clients_of_all_sizes():
-    """With epochs their time is that of their samples; the first eight may hold hardly any."""
-    few, many = np.ones(100, dtype=int), np.full(100, 99)
-    owners = np.repeat(np.arange(200), np.concatenate([few, many]))
-    table = {"x": np.ones((len(owners), 1)), "y": owners % 2, "who": owners}
-    problem = Supervised(table, inputs="x", target="y", clients="who", model="logistic")
-    task = problem.prepare(0, CPU, torch.float64)
-    samples = task.population.samples
-    for local in LocalTraining(epochs=1, batch_size=5), LocalTraining(steps=1):
-        chosen = _typical_clients(task, MinibatchPlanner(task.population, local, seed=0))
-        assert len(chosen) == 8
-        assert samples[chosen].mean() == samples.mean()
-    alike = MinibatchPlanner(task.population, LocalTraining(steps=1, batch_size=5), seed=0)
-    assert list(_typical_clients(task, alike)) == [*range(8)]
