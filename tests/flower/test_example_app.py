@@ -38,7 +38,14 @@ def test_neither_a_site_that_is_away_nor_forgotten_nodes_hold_up_the_others(
     grid = FakeGrid(nodes)
     monkeypatch.setattr(modules["server_app"], "FedTide", partial(FedTide, clock=grid.clock))
     config = {"clients": "site-a site-b site-c", "num-server-rounds": 3, "rounds-file": ""}
-    config |= {"cutoff": 50, "timeout": 120, "state": "", "ledger": url, "federation": "digits"}
+    config |= {
+        "method": "",
+        "cutoff": 50,
+        "timeout": 120,
+        "state": "",
+        "ledger": url,
+        "federation": "digits",
+    }
     began = grid.now
     context = Context(
         run_id=grid.run_id, node_id=1, node_config={}, state=RecordDict(), run_config=config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -13,12 +14,20 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import torch
+
 import fedtide.examples
 from fedtide.errors import InvalidInputError
-from fedtide.flower.ledger.ledger import read_rounds
+from fedtide.flower.ledger.ledger import read_ledger, read_rounds
+from fedtide.participation import Replay
+from fedtide.problems import Supervised
+from fedtide.simulation.api import simulate
 
 SITES = {"site-0": 1, "site-1": 1, "site-2": 2, "site-3": 3, "site-4": 4}
 """Each site and its period in rounds, of which it takes part in one; it holds two of ten digits."""
+
+METHOD = "fedvarp"
+"""It remembers the last update of each site, which FedAvg forgets."""
 
 _HOST = "127.0.0.1"
 _START_TIMEOUT, _STOP_TIMEOUT = 120.0, 30.0  # seconds
@@ -69,13 +78,41 @@ def run_demo(folder: Path, rounds: int, show: Callable[[str], None]) -> str:
             _wait_for_node(node, folder / f"{name}.log")
         text = {"clients": " ".join(SITES), "ledger": ledger, "state": folder / "state"}
         settings = " ".join(f"{name}='{value}'" for name, value in text.items())
-        settings += f" num-server-rounds={rounds}"
+        settings += f" num-server-rounds={rounds} method='{METHOD}'"
         submit = ["run", str(example_app()), "demo", "--stream", "--run-config", settings]
         _follow(folder / "run.log", start("run", "flwr", *submit), show)
     ended = len(read_rounds(ledger)) if (folder / "ledger.db").is_file() else 0
     if ended < rounds:
         raise InvalidInputError(f"flower: it ended after {ended} of {rounds} rounds; see {folder}")
     return ledger
+
+
+def simulate_average(ledger: str) -> tuple[float, float]:
+    """Return what FedAvg makes of the same rounds: the accuracy, and that at the worst site."""
+    task = runpy.run_path(str(example_app() / "task.py"))
+    names, shards = [*SITES], [task["shard"](n, len(SITES)) for n in range(len(SITES))]
+    sites = [name for name, (_, labels) in zip(names, shards, strict=True) for _ in labels]
+    images, labels = (torch.cat(parts) for parts in zip(*shards, strict=True))
+    test = dict(zip(("image", "digit"), task["test_set"](), strict=True))
+    result = simulate(
+        problem=Supervised(
+            train={"image": images, "digit": labels, "site": sites},
+            inputs="image",
+            target="digit",
+            clients="site",
+            test=test,
+            model=task["model"](),
+            loss="cross_entropy",
+            metrics="accuracy",
+        ),
+        participation=Replay(read_ledger(ledger)),
+        algorithm="fedavg",
+        local=task["TRAINING"],
+        rounds=len(read_rounds(ledger)),
+        trainer="reference",
+    )
+    worst = result.clients["class_weighted_test_accuracy"].to_numpy().min()
+    return float(result.metrics["test_accuracy"][-1]), float(worst)
 
 
 def example_app() -> Path:

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from task import model, test_set
+from task import model, owner, test_set
 
-from fedtide.algorithms import Clipped, FedAU
+from fedtide.algorithms import ALGORITHMS, Clipped, FedAU
 from fedtide.flower import FedTide, initial_arrays
 
 app = ServerApp()
@@ -17,9 +17,11 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train, or resume an earlier submission."""
     config = context.run_config
+    clients = config["clients"].split()
+    method = bounded(FedAU(cutoff=int(config["cutoff"]), average=0.5))
     strategy = FedTide(
-        bounded(FedAU(cutoff=int(config["cutoff"]), average=0.5)),
-        clients=config["clients"].split(),
+        ALGORITHMS[config["method"]]() if config["method"] else method,
+        clients=clients,
         state=config["state"] or None,
         keep_every=20,  # what `fedtide ledger rollback` can return to
         ledger=config["ledger"] or None,
@@ -30,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
         initial_arrays(model()),
         num_rounds=int(rounds_from(config["rounds-file"]) or config["num-server-rounds"]),
         timeout=float(config["timeout"]),
-        evaluate_fn=evaluate,
+        evaluate_fn=lambda _, arrays: evaluate(arrays, len(clients)),
     )
 
 
@@ -48,11 +50,12 @@ def rounds_from(file: str) -> str:
     return Path(file).read_text(encoding="utf-8") if file else ""
 
 
-def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """Return the accuracy on the test images."""
+def evaluate(arrays: ArrayRecord, clients: int) -> MetricRecord:
+    """Return the accuracy on the test images, and on those with the digits of the worst client."""
     network = model()
     network.load_state_dict(arrays.to_torch_state_dict())
     images, labels = test_set()
     with torch.no_grad():
-        accuracy = (network(images).argmax(1) == labels).float().mean()
-    return MetricRecord({"accuracy": float(accuracy)})
+        right = (network(images).argmax(1) == labels).float()
+    worst = min(float(right[owner(labels, clients) == n].mean()) for n in range(clients))
+    return MetricRecord({"accuracy": float(right.mean()), "worst_client": worst})

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedtide import LocalTraining
 
-TRAINING = LocalTraining(steps=10, batch_size=16, lr=0.1)
+TRAINING = LocalTraining(steps=20, batch_size=16, lr=0.3)
 TEST = 360  # the server tests on the last images
 
 
