@@ -115,13 +115,18 @@ def table(record: list[dict[str, Any]]) -> str:
         return f"{values.mean():.1f} ± {float(t_margin(values)):.1f}"
 
     lines = [
-        "| method | weight, an honest client's = 1 | accuracy, attacked | not attacked |",
-        "|---|---|---|---|",
+        "| method | K = 50: weight, an honest client's = 1 | accuracy, attacked | not attacked | "
+        "no cutoff: weight | accuracy, attacked | not attacked |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for name in methods():
-        cells = [cell(name, "weight", True, 1.0)]
-        cells += [cell(name, "accuracy", attacked, 100.0) for attacked in (True, False)]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    kinds = dict.fromkeys(name.rpartition(", ")[0] for name in methods())
+    for kind in kinds:
+        cells = []
+        for cutoff in CUTOFFS:
+            name = f"{kind}, {cutoff}"
+            cells.append(cell(name, "weight", True, 1.0))
+            cells += [cell(name, "accuracy", attacked, 100.0) for attacked in (True, False)]
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

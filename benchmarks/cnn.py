@@ -56,13 +56,8 @@ def section() -> Section:
     found = Section(
         "Larger networks",
         "25 clients a round, 5 local steps of 16 samples (images of 32×32 in colour; for the "
-        "transformer, sequences of 64 vectors; for the recurrent networks, of 32), whole rounds of "
-        "`ft.simulate` against a plain PyTorch loop in float32 with its minibatches ready in "
-        "memory and one of PyTorch's threads or all, whichever is faster (how many: in brackets). "
-        "Medians of "
-        f"{REPEATS} repeats in turn. Limit: the least time of such a round on this machine, see "
-        "above. First round: what capturing, or compiling without a cache, costs "
-        "once.",
+        "transformer, sequences of 64 vectors; for the recurrent networks, of 32), otherwise as "
+        f"above, with the plain loop in float32; medians of {REPEATS} repeats in turn.",
         (
             "network",
             "trainer",

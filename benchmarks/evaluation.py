@@ -27,10 +27,9 @@ def section() -> Section:
     found = Section(
         "Evaluation",
         "Compiled, evaluated on all training samples (and so for each client) and the test set; "
-        "or, with `evaluation: {clients: false}`, likewise but without figures of each client. "
-        "Every: the rounds between two evaluations, by default or, in brackets, as asked for. By "
-        "default they are as many as it takes to evaluate a tenth of the samples that are trained "
-        "on; but in a short run a tenth of its rounds, so that there is a curve to look at. Share: "
+        "or, with `evaluation: {clients: false}`, without figures of each client. Every: the "
+        "rounds between two evaluations, in brackets if asked for. By default a tenth of the "
+        "samples that are trained on are evaluated, and at least every tenth of the rounds. Share: "
         "of the time of the run.",
         (
             "model",
