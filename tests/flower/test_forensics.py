@@ -1,5 +1,6 @@
 """What a ledger says about single updates, the quarantine of a site, and the way back."""
 
+from collections import defaultdict
 from functools import partial
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from flwr.app import MetricRecord
 
 import fedtide as ft
+from fedtide.auditing.output.html_page import render_page
 from fedtide.differential_privacy import epsilon_of_loss
 from fedtide.errors import InvalidInputError
 from fedtide.flower.arrays import vector_to_arrays
@@ -63,6 +65,23 @@ def test_the_ledger_has_the_weight_and_the_norm_of_each_update(method, url):
     np.testing.assert_allclose(model(strategy), x, rtol=1e-12)
 
 
+def test_an_audit_shows_how_far_each_site_moved_the_model(url):
+    deploy(federation(present=scripted(12, N)), A.FedAU(cutoff=3), rounds=12, ledger=url)
+    audit, used = ft.audit(f"{url}#default"), read_ledger(url).filter(stage="used")
+    weights, norms = defaultdict(list), defaultdict(list)
+    for name, weight, norm in used.select("client", "step_weight", "norm").iter_rows():
+        weights[name].append(weight)
+        norms[name].append(norm)
+    found = {row["client"]: row for row in audit.clients().to_dicts()}
+    assert set(found) == set(weights)
+    for name, row in found.items():
+        assert row["step_weight"] == pytest.approx(np.mean(weights[name]))
+        assert row["norm"] == pytest.approx(np.median(norms[name]))
+    furthest = max(found.values(), key=lambda row: row["step_weight"] * row["norm"])
+    rows = render_page(audit).partition("Who moves the model")[2].split("<tr>")[2]
+    assert f">{furthest['client']}<" in rows
+
+
 def test_what_is_measured_is_in_the_ledger(url):
     """By the server after each round; by the clients, the median of what they send."""
     grid, start = federation(), vector_to_arrays(TASK.start, TASK.layout)
@@ -74,7 +93,7 @@ def test_what_is_measured_is_in_the_ledger(url):
     server = [(t, "server", "loss", 1 / (t + 1)) for t in range(3)]
     medians = [(t, "training", "odd", 0.0) for t in range(3)]
     found = read_metrics(url, since=0).rows()
-    assert [row for row in found if row[2] != "clients"] == [*server, *medians]
+    assert found == [*server, *medians]
     assert read_metrics(url, since=2).filter(source="server").rows() == server[2:]
 
 

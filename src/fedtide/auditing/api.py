@@ -80,7 +80,8 @@ class Audit(Findings):
 
         The influence is that of the objective in force: of the log's own weights if it has any.
         If the log has stages, also in how many rounds it was available and reported; if it has
-        reasons, in how many rounds it was left out for one, and its most frequent reason.
+        reasons, in how many rounds it was left out for one, and its most frequent reason. Of a
+        ledger also the mean weight of its updates in the model's steps, and their median norm.
         """
         first, last = (
             pl.Series(rounds + self.log.first_round).set(pl.Series(rounds < 0), None)
@@ -94,6 +95,8 @@ class Audit(Findings):
         if (refusals := self.log.refusals) is not None:
             stages["left_out"] = refusals.count_rounds(self.log.size)
             stages["reason"] = refusals.list_most_frequent(self.log.size)
+        if self.log.updates is not None:
+            stages |= self.log.updates.to_dict()
         return pl.DataFrame(
             {
                 "client": self.log.names,

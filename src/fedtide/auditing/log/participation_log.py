@@ -60,6 +60,8 @@ class ParticipationLog:
             "reported".
         complete: whether `names` are all clients of the federation, and not only those of the log.
         refusals: why clients were left out of rounds; None: the log gives no reason.
+        updates: of a ledger, for each client the mean factor with which its updates entered the
+            steps (step_weight), and the median of their norms (norm); None: unknown.
         weightless: how many rows do not count as participation because their weight is 0.
         notes: facts about how the log was read, one sentence each.
     """
@@ -77,6 +79,7 @@ class ParticipationLog:
     reported: ParticipationLog | None = None
     complete: bool = True
     refusals: Refusals | None = None
+    updates: pl.DataFrame | None = None
     weightless: int = 0
     notes: tuple[str, ...] = ()
 

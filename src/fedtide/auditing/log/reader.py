@@ -83,8 +83,9 @@ def read_participation_log(
     on_progress("reading", 0.0)
     is_ledger = isinstance(source, str) and "://" in source
     is_ledger = is_ledger and not str(source).startswith(FILE_SCHEMES)
+    opened, sites = _open_ledger(str(source), from_round) if is_ledger else (open_log(source), None)
     rows = read_rows(
-        _open_ledger(str(source)) if is_ledger else open_log(source),
+        opened,
         columns=columns,
         stages=stages,
         where=where,
@@ -101,16 +102,27 @@ def read_participation_log(
         if round_seconds is not None:
             hint = "make rounds shorter, or leave round_seconds out if the numbers count rounds"
         raise InvalidInputError(f"round: all rows are in round {log.first_round}; {hint}")
+    if sites is not None and sites["step_weight"].null_count() < len(sites):
+        names = log.names.cast(pl.String).rename("client").to_frame()
+        found = names.join(sites, "client", "left", maintain_order="left")
+        log = replace(log, updates=found.select("step_weight", "norm"))
     return log
 
 
-def _open_ledger(url: str) -> OpenLog:
-    """Open a ledger; rows and the span of completed rounds are those of the same moment."""
-    from fedtide.flower.ledger.ledger import read_history  # needs SQLAlchemy, an optional library
+def _open_ledger(url: str, from_round: int) -> tuple[OpenLog, pl.DataFrame]:
+    """Open a ledger, and summarise its clients since a round.
+
+    Rows and the span of completed rounds are those of the same moment.
+    """
+    from fedtide.flower.ledger.ledger import (  # needs SQLAlchemy, an optional library
+        read_history,
+        summarise_sites,
+    )
 
     frame, ended = read_history(url)
     span = (ended["round"][0], ended["round"][-1] + 1) if len(ended) else None
-    return OpenLog(open_frame("log", frame), recorded=True, span=span)
+    sites = summarise_sites(frame.filter(pl.col("round") >= from_round))
+    return OpenLog(open_frame("log", frame), recorded=True, span=span), sites
 
 
 def _index(

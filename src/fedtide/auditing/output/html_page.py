@@ -51,6 +51,7 @@ def render_page(audit: Findings, privacy: Sequence[Sequence[str]] = ()) -> str:
         lines=[(label, formatting.to_sentence(text)) for label, text in lines],
         figures=audit_figures.draw_figures(audit),
         refusals=_list_refusals(audit),
+        updates=_list_updates(audit),
         churn=_list_churn(audit),
         groups=[(group.grouping, _list_groups(group)) for group in audit.groups],
         extremes=[
@@ -111,6 +112,25 @@ def _list_refusals(audit: Findings) -> Rows:
             format_reasons(refusals.of_client(n)),
         ]
         for n, rounds in refusals.rank_clients()[:_ROWS]
+    ]
+
+
+def _list_updates(audit: Findings) -> Rows:
+    """Return the clients whose updates moved the model furthest, by weight times norm."""
+    if audit.log.updates is None:
+        return []
+    weights, norms = audit.log.updates.fill_null(0.0).to_numpy().T
+    reach = weights * norms
+    furthest = np.argsort(-reach, kind="stable")[: min(_ROWS, np.count_nonzero(reach))]
+    return [
+        [
+            audit.log.show_name(n),
+            f"{audit.log.counts[n]:,}",
+            f"{weights[n]:.3g}",
+            f"{norms[n]:.3g}",
+            f"{reach[n]:.3g}",
+        ]
+        for n in furthest
     ]
 
 

@@ -288,18 +288,17 @@ def read_sites(url: str) -> pl.DataFrame:
     quarantine = pl.DataFrame(
         read_quarantine(url), {"client": pl.String, "quarantined": pl.Float64}, orient="row"
     )
-    used = pl.col("stage") == "used"
-    sites = (
-        read_ledger(url)
-        .group_by("client")
-        .agg(
-            used.sum().alias("used"),
-            pl.col("round").max().alias("last_round"),
-            pl.col("step_weight").mean(),
-            pl.col("norm").median(),
-        )
+    return summarise_sites(read_ledger(url)).join(quarantine, "client", "left").sort("client")
+
+
+def summarise_sites(log: pl.DataFrame) -> pl.DataFrame:
+    """Return the columns of `read_sites` that follow from the log, of `read_ledger`."""
+    return log.group_by("client").agg(
+        (pl.col("stage") == "used").sum().alias("used"),
+        pl.col("round").max().alias("last_round"),
+        pl.col("step_weight").mean(),
+        pl.col("norm").median(),
     )
-    return sites.join(quarantine, "client", "left").sort("client")
 
 
 def read_metrics(url: str, since: int) -> pl.DataFrame:

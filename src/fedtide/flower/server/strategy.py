@@ -449,4 +449,5 @@ class FedTide(Strategy):
         results[ended] = metrics
         if self._ledger is not None and ended:
             single = {n: float(v) for n, v in metrics.items() if not isinstance(v, list)}
+            single.pop("clients", None)  # that is in the log
             self._ledger.record(ended - 1, source, single)
