@@ -77,6 +77,10 @@ def test_an_audit_shows_how_far_each_site_moved_the_model(url):
     for name, row in found.items():
         assert row["step_weight"] == pytest.approx(np.mean(weights[name]))
         assert row["norm"] == pytest.approx(np.median(norms[name]))
+    own = ft.audit(f"{url}#default", columns={"weight": "step_weight"}, ignore=["weight"])
+    total = {name: sum(weights[name]) / sum(map(sum, weights.values())) for name in weights}
+    influences = zip(own.log.names, own.objectives.in_force.weights, strict=True)
+    assert dict(influences) == pytest.approx(total, rel=1e-6)
     furthest = max(found.values(), key=lambda row: row["step_weight"] * row["norm"])
     rows = render_page(audit).partition("Who moves the model")[2].split("<tr>")[2]
     assert f">{furthest['client']}<" in rows
