@@ -169,6 +169,13 @@ def test_overrides_are_put_over_the_file(fedtide):
     assert there["participation"]["rates"] == [0.1, 0.2, 0.3, 0.4, 0.5]
 
 
+def test_a_run_without_any_participant_says_so_wherever_it_is_shown(fedtide):
+    fedtide("run", write(EXPERIMENT | {"participation": {"type": "bernoulli", "rates": 1e-9}}))
+    for command in ("compare", "report"):
+        assert "small, seed 0: participation: no client took part" in fedtide(command, "runs")[1]
+    assert "no client took part" in Path("runs/report.html").read_text()
+
+
 def test_keys_are_those_of_the_classes(fedtide):
     status, out, _ = fedtide("keys")
     assert status == 0
