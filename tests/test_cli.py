@@ -172,7 +172,7 @@ def test_overrides_are_put_over_the_file(fedtide):
 def test_a_run_without_any_participant_says_so_wherever_it_is_shown(fedtide):
     fedtide("run", write(EXPERIMENT | {"participation": {"type": "bernoulli", "rates": 1e-9}}))
     for command in ("compare", "report"):
-        assert "small, seed 0: participation: no client took part" in fedtide(command, "runs")[1]
+        assert "seed 0: participation: no client took part" in fedtide(command, "runs")[1]
     assert "no client took part" in Path("runs/report.html").read_text()
 
 
