@@ -10,11 +10,12 @@ import typer
 from fedtide.cli.options import RunFolders
 from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import FIGURE_SUFFIXES, save_figure
-from fedtide.report.comparison import print_comparison, print_warnings
+from fedtide.report.comparison import print_warnings
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.grouping import arrange
 from fedtide.report.loading import find_repeats, load_runs
 from fedtide.report.table_file import TABLE_SUFFIXES, write_table
+from fedtide.report.verdict import print_comparison
 from fedtide.validation import expand_home, require_suffix
 
 

@@ -16,9 +16,10 @@ from fedtide.cli.options import RunFolders
 from fedtide.errors import Interrupted
 from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import save_figure
-from fedtide.report.comparison import print_comparison, print_warnings
+from fedtide.report.comparison import print_warnings
 from fedtide.report.loading import find_runs
 from fedtide.report.page import Report, check_page, make_report, read_report, write_page
+from fedtide.report.verdict import print_comparison
 from fedtide.validation import expand_home
 
 

@@ -13,12 +13,10 @@ from fedtide.cli.options import ForceResume, Overrides, Track, Workers, runs_fol
 from fedtide.examples import find_example
 from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import save_figure
-from fedtide.report.comparison import print_comparison
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.grouping import arrange
 from fedtide.report.loading import load_runs
-from fedtide.report.summary import worst_tenth_metric
-from fedtide.report.verdict import verdict
+from fedtide.report.verdict import print_comparison
 from fedtide.simulation.progress import ProgressBars
 from fedtide.sweep import Sweep, run_sweep
 from fedtide.validation import expand_home
@@ -83,12 +81,7 @@ def run_command(
             done=track_runs(track, out, sweep.name),
         )
     conditions = arrange(load_runs(frame["folder"]))
-    console = new_console()
-    print_comparison(conditions, console)
-    if len(conditions) == 1:
-        (groups,) = conditions.values()
-        text = verdict(groups, worst_tenth_metric(groups))
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    print_comparison(conditions, new_console())
     figure = out / "comparison.png"
     save_figure(comparison_figure(conditions), figure)
     print(f"runs and figure: {out}, {figure}")

@@ -12,9 +12,9 @@ from rich.console import Console
 from fedtide.cli.options import ForceResume, Overrides, Track, Workers, runs_folder, track_runs
 from fedtide.examples import find_example
 from fedtide.plotting.console import new_console
-from fedtide.report.comparison import print_comparison
 from fedtide.report.grouping import arrange
 from fedtide.report.loading import load_runs
+from fedtide.report.verdict import print_comparison
 from fedtide.simulation.progress import ProgressBars
 from fedtide.sweep import Sweep, run_sweep
 from fedtide.sweep.result_table import RESULTS_FILE

@@ -163,14 +163,6 @@ def comparison_cells(groups: Groups) -> list[dict[str, str]]:
     ]
 
 
-def print_comparison(conditions: Conditions, console: Console) -> None:
-    """Print a table for each condition, under its name if there are several."""
-    for number, (name, groups) in enumerate(conditions.items()):
-        if len(conditions) > 1:
-            console.print("\n" * (number > 0) + name, markup=False)
-        console.print(comparison_table(groups))
-
-
 def print_warnings(conditions: Conditions, console: Console) -> None:
     """Print the warnings of runs, such as that the loss diverged."""
     for groups in conditions.values():

@@ -13,11 +13,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fedtide.errors import InvalidInputError
-from fedtide.report.comparison import compare_conditions, print_comparison
+from fedtide.report.comparison import compare_conditions
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.grouping import arrange
 from fedtide.report.loading import LoadedRun, find_repeats, load_runs
 from fedtide.report.table_file import write_table
+from fedtide.report.verdict import print_comparison
 from fedtide.simulation import Result, Results
 from fedtide.simulation.run_folder import RunFolder
 from fedtide.simulation.run_labels import label_method

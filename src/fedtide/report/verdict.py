@@ -5,30 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from rich.console import Console
 
 from fedtide.metric_direction import is_share
-from fedtide.report.comparison import format_mean
-from fedtide.report.grouping import Groups
+from fedtide.report.comparison import comparison_table, format_mean
+from fedtide.report.grouping import Conditions, Groups
 from fedtide.report.summary import (
     Floats,
     has_diverged,
-    headline_metric,
     last_values,
     lower_is_better,
     mean_and_std,
     spell_metric,
+    worst_tenth_metric,
 )
 from fedtide.student_interval import t_margin
 
 
-def verdict(groups: Groups, metric: str | None = None) -> str:
+def print_comparison(conditions: Conditions, console: Console) -> None:
+    """Print a table and the verdict for each condition, under its name if there are several."""
+    for number, (name, groups) in enumerate(conditions.items()):
+        if len(conditions) > 1:
+            console.print("\n" * (number > 0) + name, markup=False)
+        console.print(comparison_table(groups))
+        if len(groups) > 1:
+            console.print(verdict(groups), markup=False, highlight=False, soft_wrap=True)
+
+
+def verdict(groups: Groups) -> str:
     """Say in a sentence or two which method does best, how clearly, and which diverged.
 
-    Args:
-        groups: the runs of each method.
-        metric: by which they are compared; None: the headline metric.
+    Methods are compared by the worst tenth of the clients where runs have it, and otherwise by the
+    headline metric.
     """
-    metric = metric or headline_metric(groups)
+    metric = worst_tenth_metric(groups)
     ends = last_values(groups, metric)
     if not ends:
         return f"No method has a {spell_metric(metric)}."
