@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
+from scipy import stats
 from typer.testing import CliRunner
 
 import fedtide as ft
@@ -269,3 +270,28 @@ def test_a_run_that_was_repeated_elsewhere_is_named_and_counts_once(fields, tmp_
     page = (tmp_path / "a" / "report.html").read_text(encoding="utf-8")
     assert "2 of 3 runs are not in the figures" in page
     assert page.count(said) == 2
+
+
+def test_hours_to_a_target_have_intervals_over_the_seeds(fields, tmp_path):
+    """Those of scipy, of the hours of the evaluations that reach the target first."""
+    timing = {
+        "policy": {"type": "synchronous", "size": 3},
+        "devices": {"seconds_per_sample": 100.0, "jitter": 0.5},
+    }
+    timed = fields | {"participation": "full", "timing": timing, "algorithm": "fedavg"}
+    results = ft.simulate(**timed, seeds=[1, 2, 3], out=tmp_path)
+    level = max(result.metrics["loss"][5] for result in results)
+    reached = [
+        result.metrics.filter(pl.col("loss") <= level).row(0, named=True) for result in results
+    ]
+    printed = CliRunner().invoke(app, ["compare", str(tmp_path), "--to", f"loss={level!r}"]).output
+    shown = []
+    for name in ("round", "hours"):
+        values = [row[name] for row in reached]
+        low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+        shown.append((np.mean(values), (high - low) / 2))
+    (rounds, rounds_margin), (hours, hours_margin) = shown
+    assert rounds_margin > 0.5
+    for text in (f"{rounds:.0f} ± {rounds_margin:.0f}", f"{hours:.2f} ± {hours_margin:.2f}"):
+        assert text in printed
+    assert "3 of 3" in printed

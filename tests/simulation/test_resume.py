@@ -66,6 +66,14 @@ OTHERS = {
         "objective": "samples",
     },
     "iterates": {"record_iterates": True},
+    "a clock": {
+        "participation": {"type": "sessions", "rates": 0.5, "length": 40.0},
+        "selection": {"type": "longest-absent", "size": 4},
+        "timing": {
+            "policy": {"type": "synchronous", "size": 3, "close_after": 2, "deadline": 60.0},
+            "devices": {"seconds_per_sample": 2.0, "jitter": 0.5},
+        },
+    },
     "rarely evaluated": {"evaluation": {"every": 0}, "log": "used"},
     "steps taken together": {"trainer": "stacked"},
     "saved by the clock, that is never": {"checkpoint": {"seconds": 1e9}},

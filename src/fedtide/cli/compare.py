@@ -15,6 +15,7 @@ from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.grouping import arrange
 from fedtide.report.loading import find_repeats, load_runs
 from fedtide.report.table_file import TABLE_SUFFIXES, write_table
+from fedtide.report.target_table import print_targets
 from fedtide.report.verdict import print_comparison
 from fedtide.validation import expand_home, require_suffix
 
@@ -29,6 +30,15 @@ def compare_command(
         typer.Option(
             help="Also save the table: .md or .tex (LaTeX with booktabs) as printed, .csv with all "
             "digits."
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC=LEVEL",
+            help="Also print what it takes to reach a level, such as test_accuracy=0.9: rounds, "
+            "updates, bytes and, with timing, hours.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -56,6 +66,8 @@ def compare_command(
     conditions = arrange(runs)
     console = new_console()
     print_comparison(conditions, console)
+    if to is not None:
+        print_targets(conditions, to, console)
     print_warnings(conditions, console)
     if repeats := find_repeats(runs):
         first = f"{repeats[0].folder.path} {repeats[0].message}"

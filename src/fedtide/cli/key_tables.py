@@ -16,13 +16,17 @@ from fedtide.algorithms import ALGORITHMS, Algorithm
 from fedtide.differential_privacy import MECHANISMS, Mechanism
 from fedtide.participation import (
     DROPOUTS,
+    POLICIES,
     PROCESSES,
     RATES,
     SELECTIONS,
     Availability,
+    DeviceSpeeds,
     Dropout,
     RateLaw,
     Selection,
+    Synchronous,
+    Timing,
 )
 from fedtide.problems import MODELS, PARTITIONS, PROBLEMS, Partition, Problem
 from fedtide.problems.datasets import natural
@@ -197,6 +201,9 @@ SECTIONS = (
     Section("rates", "Rates", base=RateLaw, types=RATES),
     Section("selection", "Selections", base=Selection, types=SELECTIONS),
     Section("dropout", "Dropout models", base=Dropout, types=DROPOUTS),
+    Section("timing", "Timing", base=Timing),
+    Section("policy", "Policies", base=Synchronous, types=POLICIES),
+    Section("devices", "Devices", base=DeviceSpeeds),
     Section("privacy", "Privacy", base=Mechanism, types=MECHANISMS),
     Section("algorithm", "Algorithms", base=Algorithm, types=ALGORITHMS),
     Section("evaluation", "Evaluation", base=Evaluate),

@@ -2,7 +2,8 @@
 
 An availability process determines the available clients, a selection chooses among them, and a
 dropout model decides which of those report back; `Schedule` composes the three. No process draws
-random numbers for absent clients, so a round costs O(available clients).
+random numbers for absent clients, so a round costs O(available clients). With `Timing`, rounds
+last, and the available clients follow from a clock.
 """
 
 from fedtide.participation.availability.base import (
@@ -36,7 +37,7 @@ from fedtide.participation.rates import (
     correlated_rates,
     resolve_rates,
 )
-from fedtide.participation.schedule import Participants, Schedule, ScheduleStream
+from fedtide.participation.schedule import Participants, RoundStream, Schedule, ScheduleStream
 from fedtide.participation.selections import (
     All,
     LeastFrequent,
@@ -47,6 +48,15 @@ from fedtide.participation.selections import (
     Selection,
     SelectionStream,
     UniformOf,
+)
+from fedtide.participation.timing import (
+    POLICIES,
+    DeviceSpeeds,
+    Synchronous,
+    TimedParticipants,
+    TimedStream,
+    Timing,
+    Work,
 )
 
 PROCESSES: dict[str, type[Availability]] = {
@@ -96,6 +106,7 @@ RATES: dict[str, type[RateLaw]] = {
 
 __all__ = [
     "DROPOUTS",
+    "POLICIES",
     "PROCESSES",
     "RATES",
     "SELECTIONS",
@@ -109,6 +120,7 @@ __all__ = [
     "Correlated",
     "Cyclic",
     "DayNight",
+    "DeviceSpeeds",
     "Drifting",
     "Dropout",
     "Fluctuating",
@@ -129,6 +141,7 @@ __all__ = [
     "RateLaw",
     "Rates",
     "Replay",
+    "RoundStream",
     "Schedule",
     "ScheduleStream",
     "Selection",
@@ -137,12 +150,17 @@ __all__ = [
     "Stage",
     "Stragglers",
     "SubsetLaw",
+    "Synchronous",
     "Table",
+    "TimedParticipants",
+    "TimedStream",
+    "Timing",
     "Trace",
     "Uniform",
     "UniformByClass",
     "UniformOf",
     "Weighted",
+    "Work",
     "correlated_rates",
     "inclusion_probabilities",
     "normalise_log",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,10 +70,18 @@ class Schedule:
         """
         with error_prefix("participation"):
             availability = self.process.begin(population, seed)
+        selection, dropout = self.start_choices(population, seed)
+        return ScheduleStream(availability, selection, dropout, seed, population.clients)
+
+    def start_choices(self, population: Population, seed: int) -> tuple[SelectionStream, Dropout]:
+        """Return the started selection, and the dropout model for these clients.
+
+        Raises:
+            InvalidInputError: a parameter does not fit the population.
+        """
         with error_prefix("selection"):
             selection = self.selection.start(population, seed)
-        dropout = self._dropout_of(population)
-        return ScheduleStream(availability, selection, dropout, seed, population.clients)
+        return selection, self._dropout_of(population)
 
     def known_rates(self, population: Population, seed: int) -> Numbers | None:
         """Return each client's long-run probability of reporting, (N,); None: unknown.
@@ -112,13 +121,62 @@ class Schedule:
         return type(chosen) is All or (type(chosen) is UniformOf and chosen.size >= clients)
 
 
-class ScheduleStream:
-    """A started schedule, asked for rounds in increasing order; rounds may be skipped.
+class RoundStream(ABC):
+    """The participants of a run, asked for rounds in increasing order; rounds may be skipped.
 
-    Two schedules started alike give the same round t, whichever rounds were asked for before: if
-    the selection is stateful, it also goes through the skipped rounds. What the three parts return
-    is checked in every round: ids, weights and masks. The selection and the dropout model get
+    Two streams started alike give the same round t, whichever rounds were asked for before. What
+    the selection and the dropout model return is checked in every round: ids and masks. They get
     arrays that cannot be written to.
+
+    Args:
+        selection: which clients are selected.
+        dropout: which of them report.
+        seed: of all draws.
+        clients: N.
+    """
+
+    def __init__(
+        self, selection: SelectionStream, dropout: Dropout, seed: int, clients: int
+    ) -> None:
+        self._selection, self._dropout = selection, dropout
+        self._seed, self._clients = seed, clients
+        self._order = RoundOrder()
+
+    @abstractmethod
+    def round(self, t: int) -> Participants:
+        """Return the participants of round t.
+
+        Raises:
+            ValueError: t is not larger than every round asked for before.
+            InvalidInputError: the process, the selection or the dropout model returned something
+                else than its contract says.
+        """
+
+    def _select(self, t: int, available: AvailableClients) -> Ids:
+        clients, weights = read_only(available.clients), available.weights
+        shown = AvailableClients(clients, None if weights is None else read_only(weights))
+        found = self._selection.select(t, shown)
+        if found is clients:
+            return available.clients
+        return require_selected(found, t, clients, self._clients)
+
+    def _draw_mask(self, t: int, selected: Ids) -> NDArray[np.bool_]:
+        """Return whether each selected client reports, as the dropout model says."""
+        found: Any = self._dropout.draw_mask(self._seed, t, read_only(selected))
+        mask = np.asarray(found)
+        if mask.shape != selected.shape or (len(mask) and mask.dtype != np.bool_):
+            raise InvalidInputError(  # numbers would be taken as positions
+                f"dropout: in round {t} its mask is {found!r:.60}; return True or False for each "
+                f"selected client, {len(selected)} in all"
+            )
+        return mask.astype(np.bool_)
+
+
+class ScheduleStream(RoundStream):
+    """A started schedule: who is available follows from the round.
+
+    If the selection is stateful, it also goes through the skipped rounds. What the process returns
+    is checked in every round, too: ids and weights.
 
     Attributes:
         length: the number of rounds that the process covers; None: unlimited.
@@ -132,28 +190,18 @@ class ScheduleStream:
         seed: int,
         clients: int,
     ) -> None:
+        super().__init__(selection, dropout, seed, clients)
         self.length = availability.length
         self._availability = availability
-        self._selection = selection
-        self._dropout = dropout
-        self._seed, self._clients = seed, clients
-        self._order = RoundOrder()
 
     def round(self, t: int) -> Participants:
-        """Return the participants of round t.
-
-        Raises:
-            ValueError: t is not larger than every round asked for before.
-            InvalidInputError: the process, the selection or the dropout model returned something
-                else than its contract says.
-        """
         skipped = self._order.advance(t)
         if self._selection.stateful:
             for earlier in skipped:
                 self._select(earlier, self._available(earlier))
         available = self._available(t)
         selected = self._select(t, available)
-        reported = self._report(t, selected)
+        reported = selected[self._draw_mask(t, selected)]
         weights = available.weights_of(reported)
         return Participants(t, available.clients, selected, reported, weights)
 
@@ -161,24 +209,6 @@ class ScheduleStream:
         found = self._availability.round(t)
         ids = _require_ids("participation", found.clients, t, self._clients)
         return AvailableClients(ids, _require_weights(found.weights, t, len(ids)))
-
-    def _select(self, t: int, available: AvailableClients) -> Ids:
-        clients, weights = read_only(available.clients), available.weights
-        shown = AvailableClients(clients, None if weights is None else read_only(weights))
-        found = self._selection.select(t, shown)
-        if found is clients:
-            return available.clients
-        return require_selected(found, t, clients, self._clients)
-
-    def _report(self, t: int, selected: Ids) -> Ids:
-        found: Any = self._dropout.draw_mask(self._seed, t, read_only(selected))
-        mask = np.asarray(found)
-        if mask.shape != selected.shape or (len(mask) and mask.dtype != np.bool_):
-            raise InvalidInputError(  # numbers would be taken as positions
-                f"dropout: in round {t} its mask is {found!r:.60}; return True or False for each "
-                f"selected client, {len(selected)} in all"
-            )
-        return selected[mask.astype(np.bool_)]
 
 
 def require_selected(found: Any, t: int, available: Ids, clients: int) -> Ids:

@@ -14,14 +14,12 @@ from markupsafe import Markup, escape
 from fedtide.atomic_io import make_folder, write_text
 from fedtide.errors import InvalidInputError
 from fedtide.html_page import render_template
-from fedtide.metric_direction import is_share
 from fedtide.plotting.saving import figure_svg
 from fedtide.plotting.style import DASHES, Styles, method_styles
 from fedtide.provenance import versions
 from fedtide.report.comparison import (
     compare_methods,
     format_cell,
-    format_mean,
     list_warnings,
     shown_columns,
     weights_clients,
@@ -43,6 +41,7 @@ from fedtide.report.summary import (
     measure_target,
     unique_participation,
 )
+from fedtide.report.target_table import describe_target, tabulate_target
 from fedtide.report.verdict import verdict
 from fedtide.simulation.run_labels import abbreviate, show_value
 from fedtide.validation import PAGE_SUFFIXES, require_suffix
@@ -238,6 +237,7 @@ def _content(section: Section) -> dict[str, Any]:
         (sizes, "clients per round, on average"),
     ]
     fields, settings = _differing_settings(groups)
+    target_titles, target_rows = tabulate_target(target)
     return {
         "name": section.name,
         "verdict": verdict(groups),
@@ -245,7 +245,9 @@ def _content(section: Section) -> dict[str, Any]:
         **_comparison(groups, section.styles),
         "warnings": list_warnings(groups),
         "without_influence": _without_influence(groups),
-        **_target(target),
+        "target_title": describe_target(target),
+        "target": [[_unbroken(row[0]), *row[1:]] for row in target_rows],
+        "target_heads": ["method", *((title, "n") for title in target_titles[1:])],
         "figures": section.figures,
         "differing": fields,
         "settings": settings,
@@ -292,58 +294,6 @@ def _without_influence(groups: Groups) -> dict[str, str]:
 def _unbroken(label: str) -> str:
     """Return a label that is broken only between its parts."""
     return label.replace(" ", "\N{NO-BREAK SPACE}").replace(",\N{NO-BREAK SPACE}", ", ")
-
-
-def _target(target: Target) -> dict[str, Any]:
-    """Return the target's name, and the head and rows of the table of what it takes to reach it.
-
-    The column of exchanged bytes is left out if they are known for no method.
-    """
-    level = f"{100 * target.level:.1f} %" if is_share(target.metric) else f"{target.level:.4g}"
-    titles = ["runs that reach it", "rounds", "updates"]
-    rows = [
-        [
-            _unbroken(row.method),
-            f"{row.reached} of {row.runs}",
-            _format_count(*row.rounds),
-            _format_count(*row.updates),
-        ]
-        for row in target.rows
-    ]
-    known = [row.exchanged[0] for row in target.rows if row.exchanged is not None]
-    if known:
-        size, unit = _byte_unit(np.nan_to_num(known).max())
-        titles.append(f"{unit} exchanged")
-        for cells, row in zip(rows, target.rows, strict=True):
-            cells.append(_format_size(row.exchanged, size))
-    heads = ["method", *((title, "n") for title in titles)]
-    name = f"{target.metric.replace('_', ' ')} {level}"
-    return {"target_name": name, "target_heads": heads, "target": rows}
-
-
-def _byte_unit(most: float) -> tuple[float, str]:
-    """Return the size and the name of a unit that suits byte counts up to `most`.
-
-    >>> _byte_unit(2.5e9), _byte_unit(300.0)
-    ((1000000000.0, 'GB'), (1.0, 'bytes'))
-    """
-    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if most >= size:
-            return size, unit
-    return 1.0, "bytes"
-
-
-def _format_size(exchanged: tuple[float, float] | None, size: float) -> str:
-    if exchanged is None:
-        return "—"
-    mean, std = exchanged
-    return "never" if np.isnan(mean) else format_mean(mean / size, std / size or None, 1)
-
-
-def _format_count(mean: float, std: float) -> str:
-    if np.isnan(mean):
-        return "never"
-    return f"{mean:,.0f} ± {std:,.0f}" if std else f"{mean:,.0f}"
 
 
 def _format_mean_sizes(groups: Groups) -> str:

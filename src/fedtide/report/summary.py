@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.metric_direction import is_share
 from fedtide.report.grouping import Groups
 from fedtide.report.loading import LoadedRun
+from fedtide.student_interval import t_margin
 
 Floats = NDArray[np.float64]
 
@@ -107,6 +109,10 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
         return float(np.mean(values)), std
 
 
+Estimate = tuple[float, float]
+"""A mean over seeds, and half the length of its 95 % t interval: 0 for one seed, NaN for none."""
+
+
 @dataclass(frozen=True)
 class TargetRow:
     """What it takes a method to reach a target.
@@ -115,17 +121,19 @@ class TargetRow:
         method: its name.
         reached: how many of its runs reach the target.
         runs: how many runs it has.
-        rounds, updates: mean and standard deviation over the runs that reach it; NaN if none does.
-        exchanged: the same for the bytes that clients receive and send for these updates, at 4
-            bytes per number; None if they are not known.
+        rounds, updates: over the runs that reach it.
+        hours: of simulated time; None if rounds have no duration.
+        exchanged: the bytes that clients receive and send for these updates, at 4 bytes per number;
+            None if they are not known.
     """
 
     method: str
     reached: int
     runs: int
-    rounds: tuple[float, float]
-    updates: tuple[float, float]
-    exchanged: tuple[float, float] | None
+    rounds: Estimate
+    updates: Estimate
+    hours: Estimate | None
+    exchanged: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -144,7 +152,7 @@ class Target:
 
 
 def measure_target(groups: Groups, wanted: str | None = None) -> Target:
-    """Return the rounds, updates and bytes that each method needs to reach a level.
+    """Return the rounds, updates, hours and bytes that each method needs to reach a level.
 
     Args:
         groups: the runs of each method.
@@ -191,26 +199,34 @@ def _parse_target(groups: Groups, wanted: str) -> tuple[str, float]:
 
 
 def _target_row(method: str, group: Sequence[LoadedRun], metric: str, level: float) -> TargetRow:
-    reached = [(run, t) for run in group if (t := _first_round(run, metric, level)) is not None]
-    rounds = [float(t) for _, t in reached]
-    updates = [float(run.cohort_sizes[:t].sum()) for run, t in reached]
+    reached = [
+        (run, row) for run in group if (row := _first_evaluation(run, metric, level)) is not None
+    ]
+    updates = [float(run.cohort_sizes[: row["round"]].sum()) for run, row in reached]
+    is_timed = all("hours" in run.metrics.columns for run in group)
     sizes = {run.update_bytes for run in group}
     size = sizes.pop() if len(sizes) == 1 else None
     return TargetRow(
         method,
         len(reached),
         len(group),
-        mean_and_std(rounds),
-        mean_and_std(updates),
-        None if size is None else mean_and_std([size * number for number in updates]),
+        _estimate([row["round"] for _, row in reached]),
+        _estimate(updates),
+        _estimate([row["hours"] for _, row in reached]) if is_timed else None,
+        None if size is None else _estimate([size * number for number in updates]),
     )
 
 
-def _first_round(run: LoadedRun, metric: str, level: float) -> int | None:
-    """Return the number of rounds before the first evaluation that reaches the level."""
+def _estimate(values: Sequence[float]) -> Estimate:
+    margin = float(t_margin(np.array(values))) if len(values) > 1 else 0.0
+    return mean_and_std(values)[0], margin if values else float("nan")
+
+
+def _first_evaluation(run: LoadedRun, metric: str, level: float) -> dict[str, Any] | None:
+    """Return the metrics of the first evaluation that reaches the level."""
     values = run.metrics[metric].to_numpy()
     reached = np.flatnonzero(values <= level if run.lower_is_better(metric) else values >= level)
-    return int(run.metrics["round"][int(reached[0])]) if len(reached) else None
+    return run.metrics.row(int(reached[0]), named=True) if len(reached) else None
 
 
 def client_influence(run: LoadedRun) -> Floats | None:
@@ -267,7 +283,7 @@ def bin_by_rate(run: LoadedRun, column: str, bins: int) -> tuple[Floats, Floats]
 
 def participation_key(run: LoadedRun) -> str:
     """Return a text that is equal for two runs with the same participants in every round."""
-    keys = ("participation", "selection", "dropout", "seed", "rounds")
+    keys = ("participation", "selection", "dropout", "timing", "seed", "rounds")
     return str([run.ended, *(run.experiment.get(key) for key in keys)])
 
 

@@ -13,7 +13,7 @@ from typing import Any, Required, TypedDict, Unpack, overload
 from fedtide.algorithms import Algorithm
 from fedtide.differential_privacy import Mechanism
 from fedtide.errors import InvalidInputError
-from fedtide.participation import Availability, Dropout, Selection
+from fedtide.participation import Availability, Dropout, Selection, Timing
 from fedtide.problems import Problem
 from fedtide.problems.weighted_objective import Objective
 from fedtide.simulation.callbacks import Callback, check_callbacks
@@ -57,6 +57,7 @@ class _Arguments(TypedDict, total=False):
     objective: Objective
     selection: Selection | Config | str
     dropout: Dropout | Config | str
+    timing: Timing | Config | None
     privacy: Mechanism | Config | None
     evaluation: Evaluate | Config
     dtype: Dtype
@@ -94,6 +95,7 @@ def simulate(
     objective: Objective = "uniform",
     selection: Selection | Config | str = "all",
     dropout: Dropout | Config | str = "none",
+    timing: Timing | Config | None = None,
     privacy: Mechanism | Config | None = None,
     evaluation: Evaluate | Config = _EVALUATE,
     dtype: Dtype = "float32",

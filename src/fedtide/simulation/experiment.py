@@ -15,6 +15,7 @@ from fedtide.differential_privacy import MECHANISMS, Mechanism
 from fedtide.errors import InvalidInputError
 from fedtide.participation import (
     DROPOUTS,
+    POLICIES,
     PROCESSES,
     RATES,
     SELECTIONS,
@@ -25,6 +26,8 @@ from fedtide.participation import (
     RateLaw,
     Schedule,
     Selection,
+    Synchronous,
+    Timing,
 )
 from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem, SetMetric
 from fedtide.problems.datasets.catalogue import KNOWN
@@ -45,6 +48,7 @@ BUILDER = Builder(
         RateLaw: RATES,
         Selection: SELECTIONS,
         Dropout: DROPOUTS,
+        Synchronous: POLICIES,
         Mechanism: MECHANISMS,
         Problem: PROBLEMS,
         Partition: PARTITIONS,
@@ -173,6 +177,8 @@ class Experiment:
             of all samples), or a weight per client, in a list or by name.
         selection: which of the available clients are selected.
         dropout: the dropout model: which of the selected clients report.
+        timing: how long rounds last, with the available clients of that time; None: they have no
+            duration.
         privacy: clipping of updates and noise on the method's sums (`fedtide.privacy`); the noise
             is drawn from `seed`, so anyone who knows the seed can subtract it. None: neither.
         evaluation: when the model is evaluated.
@@ -213,6 +219,7 @@ class Experiment:
     objective: Objective = "uniform"
     selection: Selection = field(default_factory=All)
     dropout: Dropout = field(default_factory=NoDropout)
+    timing: Timing | None = None
     privacy: Mechanism | None = None
     evaluation: Evaluate = field(default_factory=Evaluate)
     dtype: Dtype = "float32"

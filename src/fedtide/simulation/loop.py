@@ -19,7 +19,11 @@ from fedtide.participation import (
     Ids,
     LogColumns,
     Participants,
-    ScheduleStream,
+    RoundStream,
+    TimedParticipants,
+    TimedStream,
+    Timing,
+    Work,
     round_rows,
     to_frame,
 )
@@ -52,6 +56,7 @@ from fedtide.simulation.metrics import (
 from fedtide.simulation.process_settings import Execution, describe_execution
 from fedtide.simulation.round_plan import RoundPlanner
 from fedtide.training import devices
+from fedtide.training.minibatches import MinibatchPlanner
 from fedtide.training.trainers.select import TrainerName
 
 Updates = ClientUpdates | WeightedTotal
@@ -87,6 +92,7 @@ class Run:
 
     Attributes:
         ended: the number of completed rounds.
+        seconds: the simulated time at which the last of them ended; 0 without `timing`.
         driver: holds the algorithm's state.
         buffers: the running statistics of the network; None if it has none.
         trainer_choice: the trainer and why it was chosen, as text.
@@ -112,7 +118,10 @@ class Run:
         require_plain_sgd(algorithm, local)
         require_plain_updates(algorithm)
         rates, clients = self.population.rates, self.population.clients
-        cohort = float(experiment.selection.most(clients) if rates is None else rates.sum())
+        most = experiment.selection.most(clients)
+        if experiment.timing is not None:
+            most = min(most, experiment.timing.policy.size)
+        cohort = float(most if rates is None else rates.sum())
         self._local = LocalRound(
             self.task.pooled() if self._centralised else self.task,
             local,
@@ -127,7 +136,7 @@ class Run:
         # 3. The method, and what else changes with the rounds.
         self.buffers = Buffers.of_task(self.task, self._centralised)
         self.driver = self._start_driver()
-        self.ended, self.stopped = 0, ""
+        self.ended, self.seconds, self.stopped = 0, 0.0, ""
         # Finding out whether an update is finite waits for a GPU: it is done once, after the step.
         on_gpu = not devices.is_cpu(self.task.start)
         self._checks_late = experiment.on_nonfinite == "stop" and on_gpu
@@ -190,7 +199,8 @@ class Run:
         start = time.perf_counter()
         self.evaluation = self._evaluate()
         weights = self.task.objective_weights
-        self.metrics.append(metrics_row(self.ended, self.evaluation, self.tally, weights))
+        hours = None if self.experiment.timing is None else self.seconds / 3600
+        self.metrics.append(metrics_row(self.ended, self.evaluation, self.tally, weights, hours))
         self.timings.evaluation += time.perf_counter() - start
         if self.experiment.on_nonfinite == "stop":
             algorithm = self.experiment.algorithm
@@ -255,6 +265,7 @@ class Run:
         facts = {
             "cohorts": self.tally.cohorts,
             "reports": self.tally.reports,
+            "seconds": self.seconds,
             "metrics": self.metrics,
             "trainer": self.trainer_name,
             "timings": asdict(self.timings),
@@ -279,6 +290,7 @@ class Run:
         if self.iterates:
             self.iterates = list(tensors["iterates"].to(device))
         self.ended, self.stopped = checkpoint.round, checkpoint.facts.get("stopped", "")
+        self.seconds = checkpoint.facts.get("seconds", 0.0)
         self.timings = Timings(**checkpoint.facts["timings"])
         self.executions = checkpoint.facts["executions"]
 
@@ -336,6 +348,8 @@ class Run:
 
     def _record(self, participants: Participants, trained: Ids, info: RoundInfo) -> None:
         """Add a round to the log and the tally, counting only clients that reported."""
+        if isinstance(participants, TimedParticipants):
+            self.seconds = participants.ended
         used = participants.reported
         if not np.array_equal(trained, used):
             used = np.intersect1d(used, trained, assume_unique=True)
@@ -350,27 +364,33 @@ class Run:
             self.iterates.append(self.driver.state.model)
 
 
-def _start_participation(experiment: Experiment, task: Task) -> tuple[Population, ScheduleStream]:
-    """Return the population with its participation rates, and the started schedule.
+def _start_participation(experiment: Experiment, task: Task) -> tuple[Population, RoundStream]:
+    """Return the population with its participation rates, and the started schedule or clock.
 
     Raises:
         InvalidInputError: the participation does not fit the clients, lets none take part, or ends
             before the run does.
     """
-    schedule, seed = experiment.schedule, experiment.seed
+    schedule, timing, seed = experiment.schedule, experiment.timing, experiment.seed
     if schedule.reporting_probability(task.population) == 0:
         raise InvalidInputError(
             "dropout: every selected client fails to report, so no client would ever take part; "
             "give a probability below 1"
         )
     with error_prefix("participation"):
-        rates = schedule.known_rates(task.population, seed)
+        rates = (
+            schedule.known_rates(task.population, seed)
+            if timing is None
+            else timing.known_rates(schedule, task.population, seed)
+        )
     if rates is not None and not np.any(rates):
         raise InvalidInputError(
             "participation: the rates at which clients take part in the long run are all 0; give "
             "at least one client a higher one"
         )
     population = replace(task.population, rates=rates, seed=seed)
+    if timing is not None:
+        return population, _start_clock(experiment, timing, population, task)
     participation = schedule.start(population, seed)
     length = participation.length
     if length is not None and length < experiment.rounds:
@@ -379,3 +399,26 @@ def _start_participation(experiment: Experiment, task: Task) -> tuple[Population
             f"ask for at most {length}"
         )
     return population, participation
+
+
+def _start_clock(
+    experiment: Experiment, timing: Timing, population: Population, task: Task
+) -> TimedStream:
+    """Return the started clock of a run.
+
+    Raises:
+        InvalidInputError: the timing does not fit the clients, or nobody is available any more
+            before the last round.
+    """
+    planner = MinibatchPlanner(population, experiment.local, experiment.seed)
+    vectors, size = experiment.algorithm.traits.message_vectors, 4 * task.start.numel()
+    # of an odd number, the model and what comes with it are more than the update
+    samples = planner.samples_of(np.arange(population.clients))
+    work = Work(samples, received=-(-vectors // 2) * size, sent=vectors // 2 * size)
+
+    def start() -> TimedStream:
+        return timing.start(experiment.schedule, population, work, experiment.seed)
+
+    if not (clock := start()).is_endless:
+        start().round(experiment.rounds - 1)  # before anything is trained
+    return clock

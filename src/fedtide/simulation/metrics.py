@@ -56,6 +56,7 @@ def metrics_row(
     evaluation: Evaluation,
     tally: ParticipationTally,
     objective_weights: Floats | None = None,
+    hours: float | None = None,
 ) -> dict[str, Any]:
     """Return one row of metrics: those of the problem, and the spread of each client metric.
 
@@ -63,9 +64,11 @@ def metrics_row(
     weights so far (Rahimi & Kalogerias 2025, equation 3). If it is far lower, the model favours the
     clients that take part most. If the objective has weights a_n, clients minimise N a_n F_n,
     `loss` is Σ a_n F_n(x), and `participation_loss` is Σ w_n a_n F_n(x) / Σ w_n a_n, so that the
-    two are equal if all clients take part equally.
+    two are equal if all clients take part equally. `hours` is the simulated time at which the last
+    round ended, for rounds that last.
     """
-    row: dict[str, Any] = {"round": ended, **evaluation.metrics}
+    time = {} if hours is None else {"hours": hours}
+    row: dict[str, Any] = {"round": ended, **time, **evaluation.metrics}
     weights, losses = tally.participation_weights(), evaluation.clients.get("loss")
     if losses is not None:
         with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite

@@ -30,9 +30,10 @@ class Result:
 
     Args:
         model: the model after the last round, or what the algorithm recommends instead, (d,).
-        metrics: one row per evaluation: `round` (the number of completed rounds), the problem's
-            metrics, and the spread of each client metric.
-        participation: the log: round, client, stage, weight.
+        metrics: one row per evaluation: `round` (the number of completed rounds), with `timing`
+            `hours` (the simulated time), the problem's metrics, and the spread of each client
+            metric.
+        participation: the log: round, client, stage, weight, and with `timing` started and time.
         clients: one row per client: samples, participation, mean weight and last metrics.
         state: the algorithm's final state.
         trainer: the trainer that was used, and why.

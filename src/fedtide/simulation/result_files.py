@@ -81,7 +81,7 @@ def write_results(run: Run, folder: RunFolder) -> tuple[pl.DataFrame, pl.DataFra
     Raises:
         InvalidInputError: a file cannot be written.
     """
-    log = pl.concat([run.log_table(), *folder.read_log()])
+    log = pl.concat([run.log_table(), *folder.read_log()], how="diagonal")
     write_frame(folder.participation, log)
     write_frame(folder.metrics, _metrics_table(run))
     clients = final_clients(run)

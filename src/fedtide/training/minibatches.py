@@ -74,11 +74,19 @@ class MinibatchPlanner:
         """The samples that a client uses in a round, averaged over clients; 0 without samples."""
         if self._sizes is None:
             return 0.0
+        return float(self.samples_of(np.arange(len(self._sizes))).mean())
+
+    def samples_of(self, clients: Ints) -> Ints:
+        """Return how many samples these clients use in a round, shape (S,).
+
+        A step of clients without samples counts as one.
+        """
+        if self._sizes is None:
+            return self.steps_of(clients)
+        sizes = self._sizes[clients]
         if self._epochs is not None:
-            return self._epochs * float(self._sizes.mean())
-        assert self._steps is not None
-        used = self._sizes if self._full else np.minimum(self._sizes, self._batch)
-        return self._steps * float(used.mean())
+            return self._epochs * sizes
+        return self.steps_of(clients) * (sizes if self._full else np.minimum(sizes, self._batch))
 
     @cached_property
     def widths(self) -> Ints:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.errors import InvalidInputError
+from fedtide.participation.availability.presence import Presence
 from fedtide.population import Population
 
 Ids = NDArray[np.int64]
@@ -102,6 +104,18 @@ class Availability(ABC):
         Raises:
             InvalidInputError: a parameter does not fit the population.
         """
+
+    def presence(self, population: Population, seed: int) -> Presence:
+        """Return who is available at a time in seconds, for runs with `timing`.
+
+        Raises:
+            InvalidInputError: a parameter does not fit the population, or the process is a law per
+                round.
+        """
+        raise InvalidInputError(
+            f"timing: {type(self).__name__} says who is available in a round, not at a time; give "
+            "full, trace or sessions as participation"
+        )
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
         """Return each client's long-run probability of being available, (N,); None: unknown."""

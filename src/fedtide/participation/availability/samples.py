@@ -19,6 +19,7 @@ from fedtide.participation.availability.base import (
     Ids,
     IndependentStream,
 )
+from fedtide.participation.availability.presence import Presence
 from fedtide.participation.availability.renewal import StepwiseStream
 from fedtide.participation.inclusion import inclusion_probabilities
 from fedtide.participation.log.client_ids import normalise_clients, number_clients
@@ -43,6 +44,11 @@ class Full(Availability):
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         everyone = AvailableClients(np.arange(population.clients, dtype=np.int64))
         return IndependentStream(lambda t: everyone)
+
+    def presence(self, population: Population, seed: int) -> Presence:
+        """Return one session without an end for each client."""
+        never = np.full(population.clients, np.inf)
+        return Presence(np.zeros(population.clients), never, lambda ids: (never[ids], never[ids]))
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return p_n = 1."""

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
+from fedtide.participation.availability.presence import Presence
 from fedtide.participation.availability.renewal import NEVER, RenewalStream
 from fedtide.participation.rates import Rates, resolve_rates
 from fedtide.population import Population
-from fedtide.randomness import generator
+from fedtide.randomness import generator, uniforms
 from fedtide.spec import AtLeast, spec
 
 Law = Literal["weibull", "log-normal"]
@@ -39,11 +40,12 @@ class Sessions(Availability):
     stationary: client n is available in every round with probability exactly p_n. With shape 1 and
     Weibull it is the two-state Markov chain in continuous time: the correlation of rounds t and
     t + h is exp(-h / (length (1 - p_n))). Short sessions may contain no round. A round costs O(S)
-    for S available clients; each client takes 8 bytes more than with `Bernoulli`.
+    for S available clients; each client takes 8 bytes more than with `Bernoulli`. With `timing`,
+    time is in seconds, and so is `length`; a client with p_n = 1 has one session without an end.
 
     Args:
         rates: p_n: one number, one for each client, or a law; 0 means never, 1 always.
-        length: the mean session, in rounds, at least 1.
+        length: the mean session, in rounds (with `timing`, in seconds), at least 1.
         law: the distribution of the lengths.
         shape: k from 0.3 to 10, or σ from 0.1 to 3.
 
@@ -106,6 +108,30 @@ class Sessions(Availability):
 
         return RenewalStream(first, draw_gaps)
 
+    def presence(self, population: Population, seed: int) -> Presence:
+        p = resolve_rates(self.rates, population, seed)
+        with np.errstate(divide="ignore"):
+            pause = self.length * (1 / p - 1)
+        random, clients = generator(seed, "sessions-first"), np.arange(len(p))
+        on = random.random(len(p)) < p
+        rest = np.where(on, self.length, pause) * self._draw_rests(random, len(p))
+        count = np.zeros(len(p), dtype=np.int64)  # of each client's sessions
+        end = np.where(on, rest, 0.0)
+
+        def draw(purpose: str, ids: Ids) -> Floats:
+            return self._quantile(uniforms(seed, purpose, ids, count[ids]))
+
+        def follow(ids: Ids) -> tuple[Floats, Floats]:
+            count[ids] += 1
+            start = end[ids] + pause[ids] * draw("session-pause", ids)
+            end[ids] = start + self.length * draw("session-length", ids)
+            return start, end[ids]
+
+        begin = np.where(on, 0.0, rest)
+        end[~on] = begin[~on] + self.length * draw("session-length", clients[~on])
+        end[p == 1] = np.inf
+        return Presence(begin, end.copy(), follow)
+
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         return resolve_rates(self.rates, population, seed)
 
@@ -114,6 +140,14 @@ class Sessions(Availability):
         if self.law == "weibull":
             return random.weibull(self.shape, count) / math.gamma(1 + 1 / self.shape)
         return random.lognormal(-(self.shape**2) / 2, self.shape, count)
+
+    def _quantile(self, u: Floats) -> Floats:
+        """Return the u-quantiles of lengths of mean 1."""
+        if self.law == "weibull":
+            return (-np.log1p(-u)) ** (1 / self.shape) / math.gamma(1 + 1 / self.shape)
+        from scipy.special import ndtri  # slow to import and rarely needed
+
+        return np.asarray(np.exp(self.shape * ndtri(u) - self.shape**2 / 2))
 
     def _draw_rests(self, random: np.random.Generator, count: int) -> Floats:
         """Draw what remains, at a random time, of the lengths of mean 1 then in progress."""

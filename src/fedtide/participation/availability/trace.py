@@ -18,6 +18,7 @@ from fedtide.participation.availability.base import (
     Ids,
     IndependentStream,
 )
+from fedtide.participation.availability.presence import Presence
 from fedtide.participation.log.client_ids import normalise_clients, number_clients
 from fedtide.participation.log.tables import (
     MemoryTable,
@@ -45,13 +46,15 @@ class Trace(Availability):
     in an interval that starts there, also if the file holds times in single precision. A round
     costs O(log E) and a look at the intervals that start within the longest length before it.
 
+    With `timing`, the intervals are the clients' sessions, joined where they touch or overlap.
+
     Args:
         file: Parquet, CSV or JSON lines, or a table in memory (a DataFrame of Polars, pandas or
             another library, or a list of rows), one row for each interval: client, start, end, in
             seconds from the start of the run. Clients are given by name if the data name them, else
             by id 0..N−1, or as N different strings, numbered in sorted order. Clients without an
             interval are never available. Empty intervals (start = end) are ignored.
-        round_seconds: the time between two rounds, in seconds.
+        round_seconds: the time between two rounds, in seconds; with `timing` it has no effect.
         repeat: whether the trace starts again when it is over: True, after the last end; a number,
             after that many seconds (such as 86400, a day); False: a run must end with the trace.
 
@@ -72,6 +75,38 @@ class Trace(Availability):
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         return self._stream(*self._intervals(population))
+
+    def presence(self, population: Population, seed: int) -> Presence:
+        clients, starts, ends = _join_intervals(*self._intervals(population))
+        given = self._period(ends)
+        period = np.inf if given is None else float(given)
+        everyone = np.arange(population.clients)
+        first = np.searchsorted(clients, everyone)
+        last = np.searchsorted(clients, everyone, side="right") - 1
+        # Sessions that go on when the trace starts again: joined with the first, or for ever.
+        present = np.flatnonzero(last >= first)
+        goes_on = present[(ends[last[present]] == period) & (starts[first[present]] == 0)]
+        always, joined = goes_on[first[goes_on] == last[goes_on]], goes_on
+        joined = joined[first[joined] < last[joined]]
+        starts[first[always]], ends[last[always]] = -np.inf, np.inf
+        ends[last[joined]] += ends[first[joined]]
+        first[joined] += 1
+        place, repeats = last.copy(), np.full(len(everyone), -1)  # before time 0
+
+        def read(ids: Ids) -> tuple[_Times, _Times]:
+            shift = np.zeros(len(ids))
+            np.multiply(repeats[ids], period, out=shift, where=repeats[ids] != 0)
+            return starts[place[ids]] + shift, ends[place[ids]] + shift
+
+        def follow(ids: Ids) -> tuple[_Times, _Times]:
+            is_over = place[ids] == last[ids]
+            place[ids] = np.where(is_over, first[ids], place[ids] + 1)
+            repeats[ids] += is_over
+            return read(ids)
+
+        begin, end = np.full((2, len(everyone)), np.inf)
+        begin[present], end[present] = read(present)
+        return Presence(begin, end, follow, is_endless=given is not None)
 
     def _stream(self, clients: Ids, starts: _Times, ends: _Times) -> AvailabilityStream:
         step, period = _to_decimal(self.round_seconds), self._period(ends)
@@ -164,6 +199,24 @@ class IntervalIndex:
         low = np.searchsorted(self._starts, instant - self._longest, side="left")
         high = np.searchsorted(self._starts, instant, side="right")
         return np.unique(self._clients[low:high][self._ends[low:high] > instant])
+
+
+def _join_intervals(clients: Ids, starts: _Times, ends: _Times) -> tuple[Ids, _Times, _Times]:
+    """Return the intervals sorted by client and start, joined where they touch or overlap.
+
+    >>> _join_intervals(np.array([4, 4, 4]), np.array([0.0, 5.0, 2.0]), np.array([2.0, 6.0, 3.0]))
+    (array([4, 4]), array([0., 5.]), array([3., 6.]))
+    """
+    rows = pl.DataFrame({"client": clients, "start": starts, "end": ends}).sort("client", "start")
+    before = pl.col("end").cum_max().shift(1).over("client")
+    session = (pl.col("start") > before).fill_null(True).cum_sum()
+    found = (
+        rows.with_columns(session.alias("session"))
+        .group_by("session", maintain_order=True)
+        .agg(pl.first("client", "start"), pl.max("end"))
+    )
+    joined = [found[name].to_numpy(writable=True) for name in ("client", "start", "end")]
+    return joined[0], joined[1], joined[2]
 
 
 def _to_decimal(seconds: float) -> Fraction:

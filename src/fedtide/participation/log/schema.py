@@ -1,8 +1,8 @@
 """The participation log: which clients were available, selected, reported and used.
 
 One row for each (round, client): `round` (int64), `client` (int64 or string), `stage` (the
-furthest that the client reached), `weight` (its q_t^n, or null), and if known `time` and `reason`
-(why it was not used).
+furthest that the client reached), `weight` (its q_t^n, or null), and if known `time` (when its
+update arrived, in seconds), `started` (when it was asked) and `reason` (why it was not used).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedtide.participation.availability.base import Ids
 from fedtide.participation.log.client_ids import name_clients
 from fedtide.participation.schedule import Participants
+from fedtide.participation.timing import TimedParticipants
 from fedtide.population import Names
 from fedtide.validation import require_choice
 
@@ -48,7 +49,8 @@ Stage = pl.Enum(STAGES)
 """The Polars type of the column `stage`."""
 
 LogColumns = Mapping[str, NDArray[Any]]
-"""Log rows as columns: round, client, stage (its index in STAGES), weight (NaN: none)."""
+"""Log rows as columns: round, client, stage (its index in STAGES), weight, and for rounds that last
+started and time (NaN: none)."""
 
 _NO_ROWS: LogColumns = {
     "round": np.empty(0, dtype=np.int64),
@@ -60,7 +62,7 @@ _NO_ROWS: LogColumns = {
 
 def round_rows(
     participants: Participants, lowest: str = "used", used: Ids | None = None
-) -> dict[str, NDArray[np.generic]]:
+) -> dict[str, NDArray[Any]]:
     """Return the log rows of one round as columns; O(rows).
 
     Args:
@@ -80,13 +82,28 @@ def round_rows(
     stage = np.full(len(clients), start, dtype=np.uint8)
     for level in levels[start + 1 :]:
         stage[_positions(level, clients)] += 1
-    if clients is used:
-        weight = participants.weights[_positions(used, reported)]
-    else:
-        weight = np.full(len(clients), np.nan)
-        weight[_positions(reported, clients)] = participants.weights
     rounds = np.full(len(clients), participants.round, dtype=np.int64)
-    return {"round": rounds, "client": clients, "stage": stage, "weight": weight}
+    weight = _spread(participants.weights, reported, clients)
+    rows: dict[str, NDArray[Any]] = {
+        "round": rounds,
+        "client": clients,
+        "stage": stage,
+        "weight": weight,
+    }
+    if isinstance(participants, TimedParticipants):
+        started = np.full(len(participants.selected), participants.started)
+        rows["started"] = _spread(started, participants.selected, clients)
+        rows["time"] = _spread(participants.arrived, reported, clients)
+    return rows
+
+
+def _spread(values: NDArray[np.float64], of: Ids, clients: Ids) -> NDArray[np.float64]:
+    """Return the values for these clients, NaN for those without; one set contains the other."""
+    if len(clients) <= len(of):
+        return values[_positions(clients, of)]
+    found = np.full(len(clients), np.nan)
+    found[_positions(of, clients)] = values
+    return found
 
 
 def _positions(subset: Ids, clients: Ids) -> Ids | slice:
@@ -102,10 +119,10 @@ def to_frame(rows: Sequence[LogColumns], names: Names | None = None) -> pl.DataF
         names: of the clients, written to the column `client` instead of their ids.
     """
     rows = rows or [_NO_ROWS]
-    columns = {name: np.concatenate([row[name] for row in rows]) for name in _NO_ROWS}
+    columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     stages = dict(enumerate(STAGES))
     return pl.DataFrame(columns).with_columns(
         name_clients(columns["client"], names),
         pl.col("stage").replace_strict(stages, return_dtype=Stage),
-        pl.col("weight").fill_nan(None),
+        pl.selectors.float().fill_nan(None),
     )
