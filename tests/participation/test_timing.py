@@ -243,7 +243,7 @@ def test_only_availability_in_seconds_is_timed():
     timed = {"full", "trace", "sessions"}
     own = {name for name, kind in PROCESSES.items() if "presence" in vars(kind)}
     assert own == timed
-    with pytest.raises(InvalidInputError, match=r"^participation.*timing: Bernoulli says who"):
+    with pytest.raises(InvalidInputError, match=r"^participation\.type: Bernoulli says who"):
         Timing(Synchronous(1)).start(
             Schedule(PROCESSES["bernoulli"](0.5)), Population(clients=2), NO_WORK, 0
         )

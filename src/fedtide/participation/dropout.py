@@ -94,9 +94,9 @@ class Stragglers(Dropout):
 
     So slow clients report less often than fast ones. Asking 130 clients to get 100 reports, as in
     Bonawitz et al., "Towards Federated Learning at Scale" (2019), is `UniformOf(size=130)` with
-    `close_after=100`. These times decide who reports, and nothing else: rounds have no duration, late
-    updates are not used, and a client that was late can be selected in the next round. For rounds
-    that last, see `Timing`.
+    `close_after=100`. These times decide who reports, and nothing else: rounds have no duration,
+    late updates are not used, and a client that was late can be selected in the next round. For
+    rounds that last, see `Timing`.
 
     Args:
         close_after: the number of reports after which a round ends; None: it waits for all.

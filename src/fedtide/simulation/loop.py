@@ -411,10 +411,10 @@ def _start_clock(
             before the last round.
     """
     planner = MinibatchPlanner(population, experiment.local, experiment.seed)
-    vectors, size = experiment.algorithm.traits.message_vectors, 4 * task.start.numel()
-    # of an odd number, the model and what comes with it are more than the update
     samples = planner.samples_of(np.arange(population.clients))
-    work = Work(samples, received=-(-vectors // 2) * size, sent=vectors // 2 * size)
+    vectors, size = experiment.algorithm.traits.message_vectors, 4 * task.start.numel()
+    sent = vectors // 2  # an odd one comes with the model
+    work = Work(samples, received=(vectors - sent) * size, sent=sent * size)
 
     def start() -> TimedStream:
         return timing.start(experiment.schedule, population, work, experiment.seed)

@@ -113,8 +113,8 @@ class Availability(ABC):
                 round.
         """
         raise InvalidInputError(
-            f"timing: {type(self).__name__} says who is available in a round, not at a time; give "
-            "full, trace or sessions as participation"
+            f"type: {type(self).__name__} says who is available in a round, and timing asks who is "
+            "at a time; give full, trace or sessions"
         )
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:

@@ -86,8 +86,8 @@ class Trace(Availability):
         # Sessions that go on when the trace starts again: joined with the first, or for ever.
         present = np.flatnonzero(last >= first)
         goes_on = present[(ends[last[present]] == period) & (starts[first[present]] == 0)]
-        always, joined = goes_on[first[goes_on] == last[goes_on]], goes_on
-        joined = joined[first[joined] < last[joined]]
+        is_one = first[goes_on] == last[goes_on]
+        always, joined = goes_on[is_one], goes_on[~is_one]
         starts[first[always]], ends[last[always]] = -np.inf, np.inf
         ends[last[joined]] += ends[first[joined]]
         first[joined] += 1

@@ -1,6 +1,6 @@
 """Simulated time: rounds that last as long as the devices of their clients need."""
 
-from fedtide.participation.timing.devices import DeviceSpeeds, Work
+from fedtide.participation.timing.device_speeds import DeviceSpeeds, Work
 from fedtide.participation.timing.synchronous import Synchronous
 from fedtide.participation.timing.timed_rounds import TimedParticipants, TimedStream, Timing
 

@@ -15,7 +15,7 @@ from fedtide.participation.availability.samples import Full
 from fedtide.participation.dropout import Dropout
 from fedtide.participation.schedule import Participants, RoundStream, Schedule
 from fedtide.participation.selections import SelectionStream, UniformOf
-from fedtide.participation.timing.devices import DeviceSpeeds, Floats, Work
+from fedtide.participation.timing.device_speeds import DeviceSpeeds, Floats, Work
 from fedtide.participation.timing.synchronous import Synchronous
 from fedtide.population import Population
 from fedtide.randomness import uniforms

@@ -44,7 +44,7 @@ class DeviceSpeeds:
 
     Client n, asked in round t, reports after
 
-        d_t^n = exp(σ e_t^n) (D / download_n + k_n · seconds_per_sample_n + U / upload_n)
+        d_t^n = exp(σ e_t^n) (D / v_n + k_n c_n + U / w_n)
 
     seconds, where the e_t^n are independent and standard normal. k_n is the number of samples that
     go through its local steps in a round: steps × `batch_size` (or all of its samples, if these are
@@ -53,9 +53,10 @@ class DeviceSpeeds:
     and gets from it, a model and an update for most, at 4 bytes per number.
 
     Args:
-        seconds_per_sample: of computing, at least 0.
-        download: the client's bandwidth, in bytes per second; inf: a download takes no time.
-        upload: the same for what it sends.
+        seconds_per_sample: c_n >= 0, of computing.
+        download: v_n > 0, the client's bandwidth in bytes per second; inf: a download takes no
+            time.
+        upload: w_n, the same for what it sends.
         jitter: σ >= 0, the variation between the rounds of a client.
 
     Raises:
