@@ -153,7 +153,8 @@ def _default(field: Field) -> str:
     plain = BUILDER.to_plain(field.default())
     if isinstance(plain, dict):
         return f"`{plain['type']}`" if "type" in plain else "its defaults"
-    return f"`{plain if isinstance(plain, str) else json.dumps(plain)}`"
+    text = plain if isinstance(plain, str) else json.dumps(plain).replace("Infinity", ".inf")
+    return f"`{text}`"
 
 
 def _functions(functions: Mapping[str, Callable[..., Any]]) -> KeyTable:
