@@ -45,6 +45,14 @@ MISTAKES = [
     ({"device": "gpu"}, "device: ", "cpu"),
     ({"objective": "uniformly"}, "objective: unknown 'uniformly'", "'uniform'"),
     (
+        {
+            "objective": "samples",
+            "algorithm": {"type": "fedadam", "inner": {"weights": "data", "type": "fedavg"}},
+        },
+        "objective: samples",
+        "give one of the two",
+    ),
+    (
         {"problem": CLASSIFICATION | {"model": "logistics"}},
         "problem.model: unknown 'logistics'",
         "did you mean 'logistic'",

@@ -65,6 +65,8 @@ def import_object(path: str, field: str) -> Any:
     fedtide.errors.InvalidInputError: type: 'os:system' is part of Python's standard library; ...
     """
     module, _, name = path.partition(":")
+    if module == "__main__":
+        return _find_in_main(name, path, field)
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
@@ -85,6 +87,17 @@ def import_object(path: str, field: str) -> Any:
     if isinstance(found, ModuleType):
         raise InvalidInputError(f"{field}: {path!r:.100} is a module; give a class or function")
     _require_known_home(found, module, path, field)
+    return found
+
+
+def _find_in_main(name: str, path: str, field: str) -> Any:
+    """Return what the notebook or script of this process defines, not what it imports."""
+    found = getattr(sys.modules["__main__"], name, None)
+    if found is None or home_module(found) != "__main__":
+        raise InvalidInputError(
+            f"{field}: {path!r:.100} is defined by a notebook or script, and not by this one; run "
+            "its definition (source.py in the run's folder), or move it to a module"
+        )
     return found
 
 

@@ -6,6 +6,7 @@ import pickle
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -294,6 +295,16 @@ def test_a_run_folder_names_nothing_that_cannot_be_read_again():
     with pytest.raises(ft.InvalidInputError, match=r"^out: 'sklearn.*an installed package; give"):
         import_path_of(log_loss)
     assert import_path_of(torch.nn.functional.l1_loss) == "torch.nn.functional:l1_loss"
+
+
+def test_a_notebook_gives_what_it_defines_and_nothing_that_it_imports(monkeypatch):
+    main = ModuleType("__main__")
+    exec("from os import system\nimport os\ndef loss(o, y): return o", vars(main))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert import_object("__main__:loss", "loss") is main.loss
+    for path in ("__main__:system", "__main__:os.system", "__main__:os", "__main__:missing"):
+        with pytest.raises(ft.InvalidInputError, match=r"^loss: .* run its definition"):
+            import_object(path, "loss")
 
 
 def test_run_folders_hold_no_pickles(whole):

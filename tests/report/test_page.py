@@ -223,12 +223,12 @@ def test_several_gaps_are_judged_together(ending):
     assert verdict(groups).endswith("Not clearly worse, compared seed by seed: b; c.")
 
 
-def test_the_verdict_needs_two_common_seeds(ending):
-    hint = "Fewer than two common seeds cannot tell whether that is more than chance."
-    assert verdict(ending(a=[1.0], b=[2.0])).endswith(hint)
-    apart = ending(a=[1.0, 1.1], b=[2.0, 2.1], first_seeds={"b": 3})
+def test_the_verdict_needs_three_common_seeds(ending):
+    hint = "Fewer than three common seeds cannot tell whether that is more than chance."
+    assert verdict(ending(a=[1.0, 1.1], b=[2.0, 2.1])).endswith(hint)
+    apart = ending(a=[1.0, 1.1, 1.2], b=[2.0, 2.1, 2.2], first_seeds={"b": 4})
     assert verdict(apart).endswith(hint)
-    mixed = ending(a=[1.0, 1.1], b=[2.0], c=[2.0, 2.1])
+    mixed = ending(a=[1.0, 1.1, 1.2], b=[2.0, 2.1], c=[2.0, 2.1, 2.2])
     assert verdict(mixed).endswith("Not clearly worse, compared seed by seed: b.")
 
 

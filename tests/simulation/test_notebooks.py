@@ -5,10 +5,12 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import fedtide as ft
 from fedtide.report import write_report
+from fedtide.report.loading import load_runs
 
 CELLS = [
     "import fedtide as ft\nfrom dataclasses import dataclass\nfrom torch import nn",
@@ -41,9 +43,12 @@ def train(main, **changes):
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     data = {"x": x, "y": x.sum(1)}
     problem = {"inputs": ["x"], "clients": 4, "partition": ft.problems.Iid()}
-    problem |= {"model": main.Network, "loss": main.loss} | changes.pop("problem", {})
+    changed = changes.pop("problem", {})
+    if isinstance(changed, dict):
+        problem |= {"model": main.Network, "loss": main.loss} | changed
+        changed = ft.problems.Supervised(data, **problem)
     given = {
-        "problem": ft.problems.Supervised(data, **problem),
+        "problem": changed,
         "participation": "full",
         "algorithm": main.Mine(),
         "local": ft.LocalTraining(steps=1, lr=0.1, batch_size=4),
@@ -63,6 +68,7 @@ def test_a_folder_has_the_source_of_what_the_notebook_defines(notebook, tmp_path
     assert longer.metrics["round"][-1] == 6
     assert np.array_equal(train(main, rounds=6).model, longer.model)
     assert first.plain["algorithm"]["type"] == "__main__:Mine"
+    assert isinstance(load_runs([tmp_path])[0].algorithm, main.Mine)
     main = notebook(CELLS[2].replace("** 2", "** 4"))
     with pytest.raises(ft.InvalidInputError, match="another version of the code of __main__"):
         train(main, rounds=9, out=tmp_path / "run", resume=True)
@@ -89,3 +95,20 @@ def test_equal_initial_weights_of_all_seeds_are_said(notebook, caplog):
     train(main, seeds=[1, 2], problem={"model": nn.Linear(3, 1)})
     (record,) = caplog.records
     assert record.getMessage().startswith("model: a network given as an object")
+
+
+def test_a_list_of_samples_may_have_tensors_or_arrays(notebook):
+    rng = np.random.default_rng(0)
+    rows = [(rng.normal(size=3).astype(np.float32), 1.0) for _ in range(40)]
+    arrays = [{"x": x, "y": y, "client": n % 4} for n, (x, y) in enumerate(rows)]
+    tensors = [row | {"x": torch.from_numpy(row["x"])} for row in arrays]
+    network = nn.Linear(3, 1)
+    shared = {"inputs": ["x"], "target": "y", "clients": "client", "model": network, "loss": "mse"}
+    first, second = (
+        train(notebook(""), problem=data, algorithm="fedavg")
+        for data in (
+            ft.problems.Supervised(arrays, **shared),
+            ft.problems.Supervised(tensors, **shared),
+        )
+    )
+    assert np.array_equal(first.model, second.model)

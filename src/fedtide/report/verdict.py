@@ -21,6 +21,9 @@ from fedtide.report.summary import (
 )
 from fedtide.student_interval import t_margin
 
+_FEWEST = 3
+"""Seeds that tell methods apart: with two, a chance that both differ alike would decide."""
+
 
 def print_comparison(conditions: Conditions, console: Console) -> None:
     """Print a table and the verdict for each condition, under its name if there are several."""
@@ -67,8 +70,8 @@ def _rank(ends: Mapping[str, Mapping[int, float]], metric: str, is_lower: bool) 
     if not others:
         return text
     gaps = {method: _gaps(ends[method], ends[best], is_lower) for method in others}
-    if max(map(len, gaps.values())) < 2:
-        return f"{text} Fewer than two common seeds cannot tell whether that is more than chance."
+    if max(map(len, gaps.values())) < _FEWEST:
+        return f"{text} Fewer than three common seeds cannot tell whether that is more than chance."
     level = 1 - 0.05 / len(others)
     near = [method for method in others if not _is_above_zero(gaps[method], level)]
     if near:
@@ -84,9 +87,9 @@ def _gaps(values: Mapping[int, float], best: Mapping[int, float], is_lower: bool
 
 
 def _is_above_zero(gaps: Floats, level: float) -> bool:
-    """Return whether the whole confidence interval of the mean gap is; false for fewer than two."""
+    """Return whether the whole confidence interval of the mean gap is; false for few seeds."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return len(gaps) > 1 and bool(gaps.mean() > t_margin(gaps, level))
+        return len(gaps) >= _FEWEST and bool(gaps.mean() > t_margin(gaps, level))
 
 
 def _enumerate(names: Sequence[str]) -> str:

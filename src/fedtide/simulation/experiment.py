@@ -34,7 +34,7 @@ from fedtide.problems.datasets.catalogue import KNOWN
 from fedtide.problems.models.network_building import MODEL_TYPES
 from fedtide.problems.weighted_objective import Objective
 from fedtide.simulation.experiment_files import override, read_yaml
-from fedtide.spec import AtLeast, Builder, diff, fields, refuse_unknown_keys, spec
+from fedtide.spec import AtLeast, Builder, diff, fields, refuse_unknown_keys, spec, visit
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
 from fedtide.training.devices import require_device
 from fedtide.training.lr_schedules import LearningRateSchedule
@@ -235,6 +235,12 @@ class Experiment:
 
     def __post_init__(self) -> None:
         require_device(self.device)
+        weights = {getattr(part, "weights", None) for _, _, part in visit(self.algorithm)}
+        if isinstance(self.objective, str) and self.objective == "samples" and "data" in weights:
+            raise InvalidInputError(
+                "objective: samples, with weights: data of the algorithm, would weight clients by "
+                "the square of their samples; give one of the two"
+            )
 
     @property
     def schedule(self) -> Schedule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ def _to_plain(
     if isinstance(thing, list | tuple):
         return list(thing) if is_flat(thing) else [inner(part, field) for part in thing]
     if isinstance(thing, np.ndarray | np.generic) or is_tensor(thing):
-        return describe(thing) if in_memory and np.size(thing) > _LISTED else thing.tolist()
+        return describe(thing) if in_memory and prod(thing.shape) > _LISTED else thing.tolist()
     return thing
 
 
