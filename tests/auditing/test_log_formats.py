@@ -247,10 +247,27 @@ def test_a_column_that_tells_rows_apart_is_refused_until_it_is_mapped(name, kind
     if name == "run_id":
         assert list_entries(read(source, where={"run_id": "B"})) == [(1, "bob"), (2, "eve")]
         return
-    mapped = _parse_pairs("columns", [options[options.index("--columns") + 1]], "")
+    mapped = _parse_pairs("columns", [o for o in options if o.startswith("stage=")], "")
     stages = _PAIR.findall(options[options.index("--stages") + 1].rstrip(","))
     log = read(source, columns=mapped, stages=_parse_pairs("stages", stages, ""))
     assert list_entries(log) == [(0, "ann"), (1, "bob"), (2, "eve")]
+
+
+@pytest.mark.parametrize("name", ["n", "count", "len", "value", "literal", "samples used"])
+def test_counts_are_told_from_stages_whatever_their_name(name, tmp_path):
+    """Polars calls columns of its own so. The first option that is named is the right one."""
+    sizes = [1200, 800, 300]
+    rows = [(t, c) for t in range(4) for c in range(3)]
+    table = frame(rows).with_columns(pl.Series(name, sizes * 4))
+    table.write_csv(tmp_path / "log.csv")
+    sentence = error_of(tmp_path / "log.csv")
+    assert sentence.startswith(f"log: the column '{name}' tells rows apart")
+    assert "stages" not in sentence
+    options = shlex.split(sentence)
+    mapped = _parse_pairs("columns", [options[options.index("--columns") + 1].rstrip(",")], "")
+    assert read(tmp_path / "log.csv", columns=mapped).samples.tolist() == sizes
+    words = table.with_columns(pl.Series(name, ["ok", "late", "ok"] * 4))
+    assert f"--columns {shlex.quote(f'stage={name}')} " in error_of(words)
 
 
 def test_columns_that_tell_nobody_apart_are_only_listed():

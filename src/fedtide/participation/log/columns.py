@@ -207,7 +207,7 @@ def find_undecided(rows: pl.LazyFrame, names: Iterable[str]) -> dict[str, dict[s
             found = {ANY: size - missing, "": missing}
         else:
             values = words.select(name).collect(engine="streaming")[name]
-            counts = values.value_counts(sort=True, name="n")
+            counts = values.alias("value").value_counts(sort=True, name="n")  # may be called "n"
             found = {value or "": n for value, n in counts.rows()}
         if 0 < missing < size or (name in few and _is_enumeration(found)):
             undecided[name] = found
@@ -218,11 +218,16 @@ def _is_enumeration(values: Mapping[str, int]) -> bool:
     """Return whether values, of which each occurs so many times, are few and repeated."""
     if len(values) <= 2:
         return len(values) == 2 and sum(values.values()) > 2
-    numbers = pl.Series([*values], dtype=pl.String).cast(pl.Float64, strict=False)
+    numbers = _to_numbers(values)
     most = _MOST_WORDS
     if not numbers.null_count():
         most = _MOST_NUMBERS if (numbers == numbers.round()).all() else 0
     return len(values) <= most and 2 * len(values) <= sum(values.values())
+
+
+def _to_numbers(values: Iterable[str]) -> pl.Series:
+    """Return the values as numbers, null where one is none."""
+    return pl.Series([*values], dtype=pl.String).cast(pl.Float64, strict=False)
 
 
 def refuse_undecided(undecided: Mapping[str, Mapping[str, int]]) -> None:
@@ -240,14 +245,18 @@ def refuse_undecided(undecided: Mapping[str, Mapping[str, int]]) -> None:
     if "" in values:  # which is the rule, a value or none?
         usual = 2 * values[""] > sum(values.values())
         means = {"": "used" if usual else "selected", "other": "selected" if usual else "used"}
-    meanings = name_stages(means)
+    says = f"what its values mean with {name_columns({'stage': name})} and {name_stages(means)}"
+    numbers = _to_numbers(values)
+    if not numbers.null_count() and ((numbers >= 1) & (numbers == numbers.round())).all():
+        # Read as stages, counts of samples would leave out all clients but those with one of them.
+        other = f", or {says}" if len(values) == 2 else ""
+        says = f"that it counts samples with {name_columns({'samples': name})}{other}"
     names, ignored = [*undecided], shlex.quote(",".join(undecided))
     raise InvalidInputError(
         f"log: the column {name!r:.60} tells rows apart that would all count as participation: "
-        f"{shown}{also}; say what its values mean with {name_columns({'stage': name})} and "
-        f"{meanings}, or which rows to read with where={{{name!r}: {example!r}}} or --where "
-        f"{shlex.quote(f'{name}={example}')}, or that it says nothing about who took part with "
-        f"ignore={names!r} or --ignore {ignored}"
+        f"{shown}{also}; say {says}, or which rows to read with where={{{name!r}: {example!r}}} "
+        f"or --where {shlex.quote(f'{name}={example}')}, or that it says nothing about who took part "
+        f"with ignore={names!r} or --ignore {ignored}"
     )
 
 
