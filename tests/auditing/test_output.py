@@ -192,6 +192,19 @@ def test_the_first_line_says_whose_model_it_is(
     assert re.match("none|found|not testable", lines["DRIFT"])
 
 
+@pytest.mark.parametrize("names", [("Mayo", "Porto"), ("7", "12")])
+def test_the_first_line_names_who_counts_most_and_least(names: tuple[str, str]) -> None:
+    """Two of four in a round, the first always: half of the influence, twice its quarter."""
+    second = np.random.default_rng(3).choice(3, 300, p=[0.1, 0.45, 0.45])
+    rows = [(t, names[0]) for t in range(300)]
+    rows += [(t, (names[1], "oslo", "gent")[n]) for t, n in enumerate(second)]
+    lines = list_lines(ft.audit(pl.DataFrame(rows, schema=["round", "client"], orient="row")))
+    first, last = (f"client {name}" if name.isdigit() else name for name in names)
+    rarely = 4 * (second == 0).mean() / 2
+    said = f"; {first} counts 2.0 times its share, {last} {rarely:.2f} times"
+    assert lines["WHOSE MODEL"].endswith(said)  # the other two have 0.9 of theirs: chance
+
+
 def test_names_are_escaped_and_no_mathematics() -> None:
     log = pl.DataFrame({"round": [0, 1, 2, 3], "client": ["<b>", "<b>", "a [red]", "<b>"]})
     roster = pl.DataFrame({"client": ["<b>", "a [red]"], "price": ["$5 to $_{", "more"]})

@@ -34,6 +34,14 @@ _ROUNDING = 1e-9
 """The rounding error of sums of weights."""
 _NAMED = 3
 """The most clients that a sentence names."""
+_REMEMBER = "have the server remember each client's updates and count them while it is away"
+_REWEIGH = "give rarer clients more weight"
+_ACTIONS = {
+    "fedavg": "keep averaging",
+    **dict.fromkeys(("scaffold", "amplified-scaffold", "fedvarp"), _REMEMBER),
+    **dict.fromkeys(("auto", "fedau", "known-rates"), _REWEIGH),
+}
+"""What a method does, in words that need no explanation."""
 
 
 def list_lines(audit: Findings) -> dict[str, str]:
@@ -42,6 +50,7 @@ def list_lines(audit: Findings) -> dict[str, str]:
         "WHOSE MODEL": [describe_verdict(audit)],
         "HOW SURE": [describe_certainty(audit)],
         "DO": [describe_advice(audit)],
+        "WHY": audit.advice[0].reasons[:1],
         "NEEDS": audit.advice[0].needs,
         "THIS LOG": [describe_log(audit)],
         "NEXT RUN": [describe_next_run(audit)],
@@ -79,20 +88,13 @@ def describe_verdict(audit: Findings) -> str:
             return f"everyone's, as far as this log shows: {averaging} favours no clients"
         return f"nearly everyone's: {averaging} favours some clients, but only a little"
     if is_biased(whole.correctable):
-        text = (
-            f"mostly that of some clients: {averaging} leaves {_share(whole)} of the influence on "
-            "the model in the wrong hands"
-        )
-        if audit.wanted_source != "equal":
-            return text
-        weights = np.sort(whole.weights)[::-1]
-        half = int(np.searchsorted(np.cumsum(weights), 0.5 - _ROUNDING)) + 1
-        return f"{text}; {half:,} of {size} {'has' if half == 1 else 'have'} half of all"
+        text = f"mostly that of some clients: {averaging} misplaces {_share(whole)} of the "
+        return "; ".join([f"{text}influence on the model", *_name_clear(audit)])
     if recent is not None and is_biased(recent.objective.correctable):
         last = "round" if recent.window == 1 else quantify(recent.window, "round")
         return (
-            f"lately that of some clients: in the last {last}, {averaging} left "
-            f"{_share(recent.objective)} of the influence on the model in the wrong hands"
+            f"lately that of some clients: in the last {last}, {averaging} misplaced "
+            f"{_share(recent.objective)} of the influence on the model"
         )
     skews = [whole.skew, *([] if recent is None else [recent.objective.skew])]
     if any(map(is_biased, skews)):
@@ -127,22 +129,23 @@ def describe_certainty(audit: Findings) -> str:
 
 
 def describe_advice(audit: Findings) -> str:
-    """Return what to do: the first method and its reason, and the first without a memory."""
+    """Return what to do, in plain words: the first method, and the first without a memory."""
     first, shift = audit.advice[0], audit.selection and audit.selection.selecting
-    text = f"train with {format_method(first)}: {first.reasons[0]}"
-    if first.algorithm == "fedavg":
-        text = f"keep averaging ({format_method(first)}): {first.reasons[0]}"
+    text = f"{_ACTIONS[first.algorithm]} ({format_method(first)})"
     if audit.favours_clients is None:
         text = f"audit again after more rounds; until then, {text}"
     if shift and shift.p_value < _SURE and shift.distance.corrected / 2 > 0.05:
-        text = f"choose clients otherwise, as the choice causes part of this (STAGES); then, {text}"
+        text = f"choose clients evenly, as the choice causes part of this (STAGES); then, {text}"
     light = next((one for one in audit.advice if one.memory == "light"), first)
     if light is not first:
-        text += f"; if nothing may be kept for each client, {format_short(light)}"
+        action = _ACTIONS[light.algorithm]
+        text += f"; if nothing may be kept for each client, {action} ({format_short(light)})"
     if first.algorithm != "fedavg":
         text += "; --strategy FILE.py or --experiment FILE.yaml writes it"
-    if never := len(audit.coverage.never):
-        text += f"; no method reaches the {quantify(never, 'client')} without an update"
+    if len(never := audit.coverage.never):
+        listed = list_some([audit.log.show_name(n) for n in never[:_NAMED]], _NAMED, len(never))
+        text += f"; no method reaches the {quantify(len(never), 'client')} without an update"
+        text += f" ({listed})"
     if audit.left_out:
         names = dict.fromkeys(map(format_short, audit.left_out))
         text += f"; the privacy mechanism refuses {', '.join(names)}"
@@ -369,3 +372,22 @@ def _share(objective: EffectiveObjective) -> str:
     """Return the share of the influence that is misplaced, chance deducted."""
     corrected = objective.skew.corrected
     return f"{(corrected if np.isfinite(corrected) else objective.l1_skew) / 2:.0%}"
+
+
+def _name_clear(audit: Findings) -> list[str]:
+    """Return, in words, who counts most and least, at most three in all, of those beyond chance.
+
+    Those are the clients whose own interval excludes their share; empty: there are none.
+    """
+    found, ratios = audit.objectives, audit.objectives.ratios
+    beyond = (found.low > found.wanted) | (found.high < found.wanted)
+    clear = np.flatnonzero(beyond & (found.wanted > 0) & (audit.log.counts > 0))
+    order = clear[np.argsort(-ratios[clear], kind="stable")]
+    most = order[ratios[order] > 1][: _NAMED - 1]
+    least = order[ratios[order] < 1][::-1][: _NAMED - len(most)]
+    named: list[str] = []
+    for n in [*most, *least]:
+        name, times = audit.log.show_name(n), f"{format_ratio(ratios[n])} times"
+        who = f"client {name}" if name.isdigit() else name
+        named.append(f"{who} {times}" if named else f"{who} counts {times} its share")
+    return [", ".join(named)] if named else []

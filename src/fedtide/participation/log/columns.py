@@ -255,8 +255,8 @@ def refuse_undecided(undecided: Mapping[str, Mapping[str, int]]) -> None:
     raise InvalidInputError(
         f"log: the column {name!r:.60} tells rows apart that would all count as participation: "
         f"{shown}{also}; say {says}, or which rows to read with where={{{name!r}: {example!r}}} "
-        f"or --where {shlex.quote(f'{name}={example}')}, or that it says nothing about who took part "
-        f"with ignore={names!r} or --ignore {ignored}"
+        f"or --where {shlex.quote(f'{name}={example}')}, or that it says nothing about who took "
+        f"part with ignore={names!r} or --ignore {ignored}"
     )
 
 
