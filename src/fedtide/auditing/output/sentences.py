@@ -375,13 +375,9 @@ def _share(objective: EffectiveObjective) -> str:
 
 
 def _name_clear(audit: Findings) -> list[str]:
-    """Return, in words, who counts most and least, at most three in all, of those beyond chance.
-
-    Those are the clients whose own interval excludes their share; empty: there are none.
-    """
+    """Return, in words, who counts most and least, at most three in all, of those beyond chance."""
     found, ratios = audit.objectives, audit.objectives.ratios
-    beyond = (found.low > found.wanted) | (found.high < found.wanted)
-    clear = np.flatnonzero(beyond & (found.wanted > 0) & (audit.log.counts > 0))
+    clear = np.flatnonzero(found.beyond_chance & (found.wanted > 0) & (audit.log.counts > 0))
     order = clear[np.argsort(-ratios[clear], kind="stable")]
     most = order[ratios[order] > 1][: _NAMED - 1]
     least = order[ratios[order] < 1][::-1][: _NAMED - len(most)]

@@ -109,6 +109,8 @@ class ObjectiveComparison:
         low: lower end of a 95% interval of each weight of the objective in force, (N,). It is for a
             client named beforehand, not for one chosen because its weight is extreme.
         high: upper end, (N,).
+        beyond_chance: the clients whose interval excludes a_n even if it is widened to hold for all
+            clients together, so also for one chosen because its weight is extreme, (N,).
         dispersion: of the parts of rounds whose means these weights are.
         given: of the log's own weights, w_n ∝ Σ_t q_t^n, if it has any (see `recorded_weights`).
         recent: the objective in force in the last rounds, and its history.
@@ -118,6 +120,7 @@ class ObjectiveComparison:
     wanted: Floats
     low: Floats
     high: Floats
+    beyond_chance: NDArray[np.bool_]
     dispersion: Dispersion
     given: EffectiveObjective | None = None
     recent: RecentInfluence | None = None
@@ -171,11 +174,11 @@ def compare_objectives(
         given = _objective("given", in_force, targets, variances, dispersion)
     weights, scale = in_force.weights, in_force.scale
 
-    low, high = wilson_interval(
-        np.minimum(weights / scale, 1.0),
-        in_force.parts.count_rounds() / np.maximum(dispersion.values, 1e-9),
-        freedom=dispersion.freedom,
-    )
+    shares = np.minimum(weights / scale, 1.0)
+    draws = in_force.parts.count_rounds() / np.maximum(dispersion.values, 1e-9)
+    low, high = wilson_interval(shares, draws, dispersion.freedom)
+    lowest, highest = wilson_interval(shares, draws, dispersion.freedom, family=log.size)
+    beyond = (lowest * scale > wanted) | (highest * scale < wanted)
     if not variances.intervals:
         low = high = np.full(log.size, np.nan)
     return ObjectiveComparison(
@@ -183,6 +186,7 @@ def compare_objectives(
         wanted=wanted,
         low=np.minimum(low * scale, weights),
         high=np.maximum(high * scale, weights),
+        beyond_chance=beyond & variances.intervals,
         dispersion=dispersion,
         given=given,
     )

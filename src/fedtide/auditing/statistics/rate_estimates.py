@@ -312,7 +312,7 @@ class RateEstimates:
 
 
 def wilson_interval(
-    share: ArrayLike, draws: ArrayLike, freedom: ArrayLike = np.inf
+    share: ArrayLike, draws: ArrayLike, freedom: ArrayLike = np.inf, family: int = 1
 ) -> tuple[Floats, Floats]:
     """Return Wilson's 95% interval of a proportion.
 
@@ -322,13 +322,14 @@ def wilson_interval(
         share: p̂.
         draws: n independent draws, any positive number.
         freedom: z is the quantile of Student's t with these degrees of freedom.
+        family: of so many intervals that hold together with 95% (Bonferroni).
 
     >>> low, high = wilson_interval(0.5, 100)
     >>> float(low.round(3)), float(high.round(3))
     (0.404, 0.596)
     """
     p, n = np.asarray(share, dtype=np.float64), np.asarray(draws, dtype=np.float64)
-    z2 = student_t_isf(0.025, np.maximum(freedom, 1.0)) ** 2
+    z2 = student_t_isf(0.025 / family, np.maximum(freedom, 1.0)) ** 2
     middle = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = np.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n**2))) / (1 + z2 / n)
     return np.clip(middle - half, 0, p), np.clip(middle + half, p, 1)
