@@ -40,7 +40,7 @@ def check_network(
         AssertionError: it would train otherwise, silently; the sentence says how to change it.
 
     >>> check_network(nn.Linear(3, 2), torch.rand(4, 3))
-    >>> check_network(nn.Sequential(nn.Linear(3, 2), nn.RReLU()), torch.rand(4, 3))
+    >>> check_network(nn.Sequential(nn.Linear(3, 2), nn.RReLU()), torch.randn(99, 3))
     Traceback (most recent call last):
     AssertionError: the network draws from a global random generator, so a run cannot ...
     """
