@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,6 +62,15 @@ Periods = NDArray[np.int64]
 """An estimate of the period in each round, (T,)."""
 
 HERE = Path(__file__).parent
+WRAPPED = (
+    "fedavg-wrapped",
+    "fedavg-late-mean",
+    "fedadam-late-mean",
+    "f3ast-wrapped",
+    "fedau-wrapped",
+)
+"""The leaderboard's methods with Auto's output, or its output and scaling."""
+
 HELD_OUT = HERE / "held_out_patterns.yaml"
 RESULTS = HERE.parent / "results"
 RECORD = HERE / "records" / "auto_variants.json"
@@ -590,12 +600,14 @@ def load_figures(board: Leaderboard, file: Path) -> Figures:
     return found
 
 
-def best_rival(board: Leaderboard, pattern: str, figures: Mapping[str, Numbers]) -> str | None:
+def best_rival(
+    board: Leaderboard, pattern: str, figures: Mapping[str, Numbers], wrapped: bool = False
+) -> str | None:
     """Return the hand-tuned method without a model per client whose mean figure is least.
 
-    None if one that can be used was not run.
+    None if one that can be used was not run. `wrapped`: also of those with Auto's output.
     """
-    rivals = rival_names(board, pattern)
+    rivals = [*rival_names(board, pattern), *(WRAPPED if wrapped else ())]
     if not all(name in figures for name in rivals):
         return None
     return min(rivals, key=lambda name: figures[name].mean())
@@ -606,7 +618,7 @@ def rival_names(board: Leaderboard, pattern: str) -> list[str]:
     return [
         name
         for name, method in board.methods.items()
-        if method.memory != "Nd" and name != AUTO and not board.lacks(pattern, name)
+        if method.memory != "Nd" and name not in (AUTO, *WRAPPED) and not board.lacks(pattern, name)
     ]
 
 
@@ -640,12 +652,14 @@ class Judged:
         return self.auto / self.best
 
 
-def judge(board: Leaderboard, figures: Figures, problem: str) -> list[Judged]:
-    """Return the cells of a problem in which Auto and all rivals were run."""
+def judge(
+    board: Leaderboard, figures: Figures, problem: str, wrapped: bool = False
+) -> list[Judged]:
+    """Return the cells of a problem in which Auto and all rivals were run, see `best_rival`."""
     found = []
     for pattern in board.patterns:
         own = figures.get((problem, pattern), {})
-        rival = best_rival(board, pattern, own) if AUTO in own else None
+        rival = best_rival(board, pattern, own, wrapped) if AUTO in own else None
         if rival is not None:
             auto, best = own[AUTO], own[rival]
             gaps = interval(auto - 1.05 * best), interval(auto - own[REFERENCE])
@@ -681,6 +695,30 @@ def goal_table(cells: Mapping[str, list[Judged]]) -> list[str]:
             if one.ratio > 1.05
         ]
     return [*counts, "", "The cells beyond 5 %:", "", *misses]
+
+
+def wrapped_table(board: Leaderboard, figures: Figures) -> list[str]:
+    """Return Auto beside methods that have its output, and its scaling, too."""
+    lines = [
+        "| problem | within 5 % | within 25 % | worst ratio | geometric mean | best by hand | "
+        "Auto / wrapped FedAvg | worse than wrapped FedAvg |",
+        "| --- |" + " --- |" * 7,
+    ]
+    for problem in board.problems:
+        if not (judged := judge(board, figures, problem, wrapped=True)):
+            continue
+        ratios = np.array([one.ratio for one in judged])
+        pairs = [figures[problem, one.pattern] for one in judged]
+        against = [own[AUTO].mean() / own[WRAPPED[0]].mean() for own in pairs]
+        gaps = [interval(own[AUTO] - own[WRAPPED[0]]) for own in pairs]
+        best = Counter(one.rival for one in judged).most_common(3)
+        lines.append(
+            f"| {problem} | {(ratios <= 1.05).sum()} of {len(ratios)} | {(ratios <= 1.25).sum()} | "
+            f"{ratios.max():.2f} | {_geometric_mean(ratios):.2f} | "
+            f"{', '.join(f'{name} ({count})' for name, count in best)} | "
+            f"{_geometric_mean(against):.2f} | {sum(gap > margin for gap, margin in gaps)} |"
+        )
+    return lines
 
 
 def count_lines(board: Leaderboard, figures: Figures) -> list[str]:
@@ -721,7 +759,8 @@ def control_table(board: Leaderboard, figures: Figures) -> list[str]:
             best = min(
                 values.mean()
                 for name, values in own.items()
-                if name not in (AUTO, CONTROLLED) and not _only_simulated(board, pattern, name)
+                if name not in (AUTO, CONTROLLED, *WRAPPED)
+                and not _only_simulated(board, pattern, name)
             )
             gap, margin = interval(mine - plain)
             loss, loss_margin = interval(mine - own[REFERENCE])
@@ -863,6 +902,7 @@ def render(page: str) -> str:
         "images": image_table(board, known),
         "control variates": control_table(board, known),
         "seeds": count_lines(board, known),
+        "wrapped": wrapped_table(board, known),
     }
     for name, lines in parts.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
