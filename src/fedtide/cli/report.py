@@ -18,7 +18,7 @@ from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import save_figure
 from fedtide.report.comparison import print_warnings
 from fedtide.report.loading import find_runs
-from fedtide.report.page import Report, check_page, make_report, read_report, write_page
+from fedtide.report.page import Report, check_page, make_report, write_page
 from fedtide.report.verdict import print_comparison
 from fedtide.validation import expand_home
 
@@ -77,7 +77,7 @@ def report_command(
     check_page(html)
     if watch is not None:
         _watch(folders, target, smooth, html, watch)
-    report = read_report(folders, target, smooth)
+    report = make_report(*find_runs(folders), target, smooth)
     write_page(html, report)
     if figures is not None:
         figures = expand_home(figures)

@@ -77,7 +77,7 @@ class LoadedRun:
         code_and_files = {**self.fingerprints.get("files", {}), **self.fingerprints.get("code", {})}
         hashes = {"data": self.fingerprints.get("data"), **code_and_files}
         version = {name: value[:12] for name, value in hashes.items() if value}
-        return dict(list_fields(kept | {"version": version}))
+        return list_fields(kept | {"version": version})
 
     @cached_property
     def identity(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from fedtide.report.figures.learning_curves import (
 )
 from fedtide.report.figures.participation_raster import participation_figures
 from fedtide.report.grouping import Conditions, Groups, arrange
-from fedtide.report.loading import LoadedRun, OmittedRun, find_repeats, find_runs
+from fedtide.report.loading import LoadedRun, OmittedRun, find_repeats
 from fedtide.report.summary import (
     Target,
     client_influence,
@@ -145,17 +145,6 @@ def make_report(
         sections.append(Section(name, groups, measure_target(groups, wanted), styles, figures))
     overview = condition_figures(conditions, styles, smooth)
     return Report(sections, overview, [*omitted, *find_repeats(runs)])
-
-
-def read_report(
-    folders: Iterable[str | Path], wanted: str | None = None, smooth: float = 0.0
-) -> Report:
-    """Return a report on the runs in these folders.
-
-    Raises:
-        InvalidInputError: as for `find_runs` and `make_report`.
-    """
-    return make_report(*find_runs(folders), wanted, smooth)
 
 
 def render_page(report: Report, refresh: float | None = None) -> str:

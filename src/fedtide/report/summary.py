@@ -40,7 +40,7 @@ def own_test_metrics(names: Iterable[str]) -> list[str]:
 
 
 def headline_metric(groups: Groups) -> str:
-    """Return the metric for verdicts and default targets.
+    """Return the metric of default targets, and of verdicts without metrics of single clients.
 
     It is the test accuracy if all runs have it, the test loss if that is their only test metric,
     and otherwise the training loss.

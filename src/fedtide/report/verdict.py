@@ -1,4 +1,4 @@
-"""Which method does best, how clearly, and which diverged."""
+"""Which method does best, how clearly, and which diverged: below each table of a comparison."""
 
 from __future__ import annotations
 

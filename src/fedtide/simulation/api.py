@@ -236,7 +236,7 @@ def _check_seeds(seeds: Iterable[int], seed: int) -> list[int]:
     Raises:
         InvalidInputError: not different whole numbers, or given together with `seed`.
     """
-    listed = list(seeds) if isinstance(seeds, Iterable) else [seeds]
+    listed = list(seeds)
     for one in listed:
         require_whole_number("seeds", one, low=0)
     if not listed or len(set(listed)) < len(listed):

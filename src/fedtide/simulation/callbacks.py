@@ -147,13 +147,13 @@ class Callback:
         """Called when the run is interrupted or fails; the error is raised again afterwards."""
 
 
-def check_callbacks(callbacks: Iterable[Callback] | Callback) -> tuple[Callback, ...]:
+def check_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
     """Return the callbacks as a tuple.
 
     Raises:
         InvalidInputError: something in the list is not a callback.
     """
-    watchers = (callbacks,) if isinstance(callbacks, Callback) else tuple(callbacks)
+    watchers = tuple(callbacks)
     for watcher in watchers:
         if not isinstance(watcher, Callback):
             raise InvalidInputError(

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os.path import commonprefix
 from typing import Any
 
+from fedtide.simulation.experiment_files import flatten
 from fedtide.spec import without_addresses
 
 _MOST = 40  # characters of a value
 _IMPORT_PATH = re.compile(r"[\w.]+:(?=[^\W\d]\w*$)")
 
 
-def list_fields(plain: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of each field; that of a part is its type.
+def list_fields(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of each field by its dotted name; that of a part is its type.
 
-    >>> dict(list_fields({"algorithm": {"type": "fedau", "cutoff": 50}, "local": {"lr": 0.1}}))
+    >>> list_fields({"algorithm": {"type": "fedau", "cutoff": 50}, "local": {"lr": 0.1}})
     {'algorithm': 'fedau', 'algorithm.cutoff': 50, 'local.lr': 0.1}
     """
-    for key, value in plain.items():
-        name = path if path and key == "type" else f"{path}.{key}".lstrip(".")
-        if isinstance(value, Mapping):
-            yield from list_fields(value, name)
-        else:
-            yield name, value
+    return {name.removesuffix(".type"): value for name, value in flatten(plain)}
 
 
 def show_value(value: Any) -> str:
@@ -41,7 +37,7 @@ def show_value(value: Any) -> str:
 
 def label_method(plain: Mapping[str, Any]) -> str:
     """Return the type of an experiment's algorithm, by which it goes if no other is shown."""
-    return show_value(dict(list_fields(plain))["algorithm"])
+    return show_value(list_fields(plain)["algorithm"])
 
 
 def label_runs(names: Sequence[str], fields: Sequence[Mapping[str, Any]]) -> list[str]:
